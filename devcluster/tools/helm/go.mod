@@ -1,0 +1,3 @@
+module specdecode.io/devcluster/tools/helm
+
+go 1.24.0

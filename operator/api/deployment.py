@@ -1,0 +1,322 @@
+"""The SpecDecodeDeployment kind: what a user writes.
+
+The CRD is generated from these models (`specdecode crds`), so a bound, a
+default or a description has one home: the field below.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from specdecode_operator.api.base import ApiModel
+
+KIND = "SpecDecodeDeployment"
+PLURAL = "specdecodedeployments"
+
+ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class Quantization(StrEnum):
+    """Precision in which a model's linear layers are held in GPU memory."""
+
+    AS_CHECKPOINT = "AsCheckpoint"
+    BF16 = "BF16"
+    FP8 = "FP8"
+    INT8 = "INT8"
+    INT4 = "INT4"
+
+
+class Method(StrEnum):
+    """How tokens are proposed."""
+
+    DRAFT_MODEL = "draft_model"
+    NGRAM = "ngram"
+    NONE = "none"
+
+
+class AcceleratorType(StrEnum):
+    """What the engine computes on."""
+
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+class KvCacheDtype(StrEnum):
+    """Element type of the KV cache, in vLLM's words."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FP8 = "fp8"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+
+
+class Planning(StrEnum):
+    """What an override asks the operator to pass over."""
+
+    IGNORE = "Ignore"
+
+
+class Target(ApiModel):
+    """The model whose outputs are served."""
+
+    model: ModelId
+    """Hub id, or path inside models.volume when a volume is given."""
+
+    revision: ShortText | None = None
+    """Pinned revision of the hub repository."""
+
+    quantization: Quantization = Quantization.AS_CHECKPOINT
+    """Precision to serve in. FP8 of a BF16 checkpoint is made while loading; INT8 and INT4 exist only as checkpoints."""
+
+    config: dict[str, Any] | None = None
+    """Content of the model's config.json, for models that the catalogue does not know."""
+
+
+class Draft(ApiModel):
+    """The model that proposes tokens."""
+
+    model: ModelId
+    """Hub id, or path inside models.volume when a volume is given."""
+
+    revision: ShortText | None = None
+    """Pinned revision of the hub repository."""
+
+    quantization: Quantization = Quantization.AS_CHECKPOINT
+    """Precision to serve in; not inherited from the target."""
+
+    config: dict[str, Any] | None = None
+    """Content of the model's config.json, for models that the catalogue does not know."""
+
+    max_model_len: int | None = Field(default=None, ge=1, le=16_777_216)
+    """Longest sequence that is drafted for, in tokens."""
+
+
+class Ngram(ApiModel):
+    """Bounds of the prompt lookup that method ngram does."""
+
+    prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
+    """Shortest n-gram looked up, in tokens."""
+
+    prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
+    """Longest n-gram looked up, in tokens."""
+
+
+class BatchSizeRange(ApiModel):
+    """K for one range of running requests."""
+
+    from_: int = Field(alias="from", ge=1, le=65_536)
+    """First number of running requests, inclusive."""
+
+    to: int = Field(ge=1, le=65_536)
+    """Last number of running requests, inclusive."""
+
+    num_speculative_tokens: int = Field(ge=0, le=32)
+    """K in this range; 0 turns speculation off."""
+
+
+class Speculation(ApiModel):
+    """How the engine speculates."""
+
+    method: Method
+    """Who proposes tokens: a draft model, n-grams of the prompt, or nobody."""
+
+    num_speculative_tokens: int | None = Field(default=None, ge=0, le=32)
+    """K: tokens proposed a step. Required unless method is none."""
+
+    num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
+    """K by the number of running requests; where no range applies, numSpeculativeTokens holds."""
+
+    draft: Draft | None = None
+    """The draft model, for method draft_model."""
+
+    ngram: Ngram | None = None
+    """Lookup bounds, for method ngram."""
+
+
+class Parallelism(ApiModel):
+    """Over how many GPUs one replica spreads."""
+
+    tensor: int | None = Field(default=None, ge=1, le=64)
+    """Tensor parallelism of the target, and so of the draft. Absent: the plan picks the smallest that fits."""
+
+
+class Accelerator(ApiModel):
+    """What one replica runs on."""
+
+    type: AcceleratorType = AcceleratorType.GPU
+    """GPU, or CPU for trying things out without one."""
+
+    product: list[ShortText] = Field(default=[], max_length=16)
+    """Exact nvidia.com/gpu.product labels that may be used. Empty: any that fits."""
+
+    per_node: int | None = Field(default=None, ge=1, le=64)
+    """GPUs a node, where nodes cannot be asked."""
+
+    cpu_cores: int | None = Field(default=None, ge=1, le=1024)
+    """Cores a replica, for type CPU."""
+
+    memory_gib: int | None = Field(default=None, alias="memoryGiB", ge=1, le=65_536)
+    """Memory a replica in GiB, for type CPU."""
+
+    kv_cache_gib: int | None = Field(default=None, alias="kvCacheGiB", ge=1, le=65_536)
+    """KV cache a replica in GiB, for type CPU."""
+
+
+class SecretKey(ApiModel):
+    """One key of a Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+    key: ObjectName
+    """Key in it."""
+
+
+class Serving(ApiModel):
+    """What the engine is told; every value is rendered explicitly."""
+
+    max_model_len: int | None = Field(default=None, ge=1, le=16_777_216)
+    """Longest sequence in tokens, prompt and output. Absent: the model's own."""
+
+    max_num_seqs: int = Field(default=256, ge=1, le=65_536)
+    """Requests that may run at once."""
+
+    max_num_batched_tokens: int = Field(default=8192, ge=1, le=16_777_216)
+    """Tokens scheduled in one step."""
+
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
+    """Element type of the KV cache; auto is the model's."""
+
+    block_size: int = Field(default=16, ge=1, le=1024)
+    """Tokens in one KV cache block."""
+
+    memory_utilization_percent: int = Field(default=92, ge=1, le=100)
+    """Share of the GPU's memory that the engine may use."""
+
+    enforce_eager: bool = False
+    """Run without CUDA graphs and compilation."""
+
+    min_concurrency: int = Field(default=1, ge=1, le=65_536)
+    """Requests of maxModelLen that must fit at once."""
+
+    served_model_names: list[ShortText] = Field(default=[], max_length=16)
+    """Names that clients may ask for. Empty: the last part of target.model."""
+
+    api_key_secret: SecretKey | None = None
+    """Key that clients of the OpenAI API must send."""
+
+    port: int = Field(default=8000, ge=1, le=65_535)
+    """Port of the engine and of the Service."""
+
+
+class PersistentVolumeClaimRef(ApiModel):
+    """A claim in the same namespace."""
+
+    claim_name: ObjectName
+    """Name of the PersistentVolumeClaim."""
+
+
+class ModelVolume(ApiModel):
+    """Where models lie."""
+
+    persistent_volume_claim: PersistentVolumeClaimRef
+    """Claim that holds the models; mounted read-only."""
+
+
+class Models(ApiModel):
+    """Where models come from."""
+
+    volume: ModelVolume | None = None
+    """A volume that already holds them. Absent: an init container downloads them from the hub into an emptyDir."""
+
+    hub_token_secret: SecretKey | None = None
+    """Token for the hub; only the download sees it."""
+
+
+class EnvVar(ApiModel):
+    """An environment variable of the engine container."""
+
+    name: ShortText
+    """Name of the variable."""
+
+    value: str = Field(default="", max_length=4096)
+    """Its value. Use podTemplate for values from Secrets."""
+
+
+class Engine(ApiModel):
+    """Which vLLM runs, and what is passed to it as is."""
+
+    version: ShortText = "0.32"
+    """vLLM version: major and minor."""
+
+    image: ShortText | None = None
+    """Engine image. Absent: the project's image of that version."""
+
+    extra_args: list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]] = Field(
+        default=[], max_length=256
+    )
+    """Further vLLM arguments, for what has no field here."""
+
+    env: list[EnvVar] = Field(default=[], max_length=256)
+    """Further environment variables of the engine container."""
+
+
+class Override(ApiModel):
+    """A person goes on against the plan, visibly."""
+
+    planning: Planning
+    """Ignore: launch although the plan says DoesNotFit."""
+
+    reason: ShortText
+    """Why; shown in the status."""
+
+
+class PodTemplate(ApiModel):
+    """Strategic-merge overlay over the engine pods."""
+
+    metadata: dict[str, Any] | None = None
+    """Labels and annotations to add."""
+
+    spec: dict[str, Any] | None = None
+    """Pod spec to merge: tolerations, volumes, priorityClassName, …"""
+
+
+class SpecDecodeDeploymentSpec(ApiModel):
+    """A target model, how to speculate for it, and where."""
+
+    target: Target
+    """The model whose outputs are served."""
+
+    speculation: Speculation | None = None
+    """How the engine speculates. Absent: it does not."""
+
+    parallelism: Parallelism = Parallelism()
+    """Over how many GPUs one replica spreads."""
+
+    accelerator: Accelerator = Accelerator()
+    """What one replica runs on."""
+
+    serving: Serving = Serving()
+    """What the engine is told."""
+
+    replicas: int = Field(default=1, ge=0, le=1000)
+    """Engine replicas; leave it out when an autoscaler owns it."""
+
+    models: Models = Models()
+    """Where models come from."""
+
+    engine: Engine = Engine()
+    """Which vLLM runs."""
+
+    suspend: bool = False
+    """Zero pods, everything else kept."""
+
+    override: Override | None = None
+    """Go on against a plan that does not fit."""
+
+    pod_template: PodTemplate | None = None
+    """Strategic-merge overlay over the engine pods."""

@@ -1,0 +1,170 @@
+"""The status of a SpecDecodeDeployment: what the operator says back."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from specdecode_operator.api.base import ApiModel
+
+
+class ConditionStatus(StrEnum):
+    """Value of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """One aspect of the object, as Kubernetes conventions have it."""
+
+    type: str = Field(max_length=316)
+    """Accepted, Planned, Available, SpeculationActive, BudgetAccurate, Ready, Reconciling or Stalled."""
+
+    status: ConditionStatus
+    """True, False or Unknown."""
+
+    reason: str = Field(max_length=1024)
+    """One CamelCase word for programs."""
+
+    message: str = Field(max_length=32_768)
+    """A sentence for people."""
+
+    observed_generation: int
+    """Generation of the spec that this speaks of."""
+
+    last_transition_time: str
+    """When status last changed, RFC 3339."""
+
+
+class GpuMemory(ApiModel):
+    """Memory of one GPU (or, on CPU, of one replica) by term, in bytes."""
+
+    total_bytes: int
+    """What the device reports in all."""
+
+    requested_bytes: int
+    """Share that the engine may use."""
+
+    target_weights_bytes: int
+    """Target weights and other loaded buffers."""
+
+    draft_weights_bytes: int
+    """Draft weights."""
+
+    state_bytes: int
+    """Persistent sampler and drafter buffers."""
+
+    activation_bytes: int
+    """Peak of one forward pass."""
+
+    cuda_graphs_bytes: int
+    """CUDA graphs charged to the budget."""
+
+    non_torch_bytes: int
+    """NCCL and other memory outside torch."""
+
+    available_kv_bytes: int
+    """What is left for the KV cache; negative when the rest alone is too much."""
+
+    margin_bytes: int
+    """What the verdict keeps back because estimates err."""
+
+
+class PlanStatus(ApiModel):
+    """The plan that holds, or the nearest one when none fits."""
+
+    verdict: str
+    """Fits, Tight or DoesNotFit."""
+
+    explanation: str
+    """The choice in one sentence."""
+
+    product: str
+    """GPU product, or CPU."""
+
+    tensor: int
+    """Tensor parallelism of target and draft."""
+
+    gpus_per_replica: int
+    """GPUs that one replica takes."""
+
+    target_quantization: str
+    """Precision of the target's linear layers."""
+
+    draft_quantization: str | None = None
+    """Precision of the draft's linear layers."""
+
+    max_model_len: int
+    """Longest sequence in tokens."""
+
+    per_gpu: GpuMemory
+    """Memory of one GPU by term."""
+
+    kv_bytes_per_token: int
+    """KV cache bytes a token on one GPU, target and draft."""
+
+    kv_cache_tokens: int
+    """Tokens that the KV cache is predicted to hold."""
+
+    max_concurrency: str
+    """Requests of maxModelLen that fit at once, as a decimal."""
+
+    fixes: list[str] = Field(default=[], max_length=16)
+    """When it does not fit: what would help, least change first."""
+
+
+class ObservedStatus(ApiModel):
+    """What running engines report."""
+
+    engines: int
+    """Engines that answered."""
+
+    kv_cache_tokens: int | None = None
+    """Tokens that the smallest engine's KV cache holds."""
+
+    max_concurrency: str | None = None
+    """Requests of maxModelLen that fit in it at once, as a decimal."""
+
+    num_speculative_tokens: int | None = None
+    """K in force."""
+
+    draft_tokens: int | None = None
+    """Tokens proposed since the engines started."""
+
+    accepted_tokens: int | None = None
+    """Proposed tokens that the target accepted."""
+
+    acceptance: str | None = None
+    """Accepted share of the proposed tokens, as people read it: 71%."""
+
+    acceptance_percent: int | None = None
+    """Accepted share of the proposed tokens in percent."""
+
+    mean_acceptance_length: str | None = None
+    """Tokens emitted a verification step on average, as a decimal."""
+
+
+class SpecDecodeDeploymentStatus(ApiModel):
+    """What the operator knows about one SpecDecodeDeployment."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status speaks of."""
+
+    conditions: list[Condition] = Field(default=[], max_length=32)
+    """Aspects of the object, a type each."""
+
+    plan: PlanStatus | None = None
+    """The plan."""
+
+    observed: ObservedStatus | None = None
+    """What running engines report."""
+
+    replicas: int | None = None
+    """Engine pods that exist."""
+
+    ready_replicas: int | None = None
+    """Engine pods that serve."""
+
+    selector: str | None = None
+    """Label selector of the engine pods, for autoscalers."""
