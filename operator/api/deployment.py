@@ -7,7 +7,7 @@ default or a description has one home: the field below.
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
 
@@ -15,7 +15,14 @@ KIND = "SpecDecodeDeployment"
 PLURAL = "specdecodedeployments"
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+ModelConfig = Annotated[dict[str, Any], Field(max_length=512)]
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
+EnvVarName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
+EngineVersion = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?$")]
+ImageReference = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+ServedName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[^\s-]\S*$")]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
@@ -70,9 +77,9 @@ class Target(ApiModel):
     """Pinned revision of the hub repository."""
 
     quantization: Quantization = Quantization.AS_CHECKPOINT
-    """Precision to serve in. FP8 of a BF16 checkpoint is made while loading; INT8 and INT4 exist only as checkpoints."""
+    """Precision to serve in. FP8 of a BF16 checkpoint is made on loading; INT8 and INT4 exist only as checkpoints."""
 
-    config: dict[str, Any] | None = None
+    config: ModelConfig | None = None
     """Content of the model's config.json, for models that the catalogue does not know."""
 
 
@@ -88,33 +95,33 @@ class Draft(ApiModel):
     quantization: Quantization = Quantization.AS_CHECKPOINT
     """Precision to serve in; not inherited from the target."""
 
-    config: dict[str, Any] | None = None
+    config: ModelConfig | None = None
     """Content of the model's config.json, for models that the catalogue does not know."""
 
-    max_model_len: int | None = Field(default=None, ge=1, le=16_777_216)
+    max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
     """Longest sequence that is drafted for, in tokens."""
 
 
 class Ngram(ApiModel):
     """Bounds of the prompt lookup that method ngram does."""
 
-    prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
+    prompt_lookup_min: StrictInt | None = Field(default=None, ge=1, le=64)
     """Shortest n-gram looked up, in tokens."""
 
-    prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
+    prompt_lookup_max: StrictInt | None = Field(default=None, ge=1, le=64)
     """Longest n-gram looked up, in tokens."""
 
 
 class BatchSizeRange(ApiModel):
     """K for one range of running requests."""
 
-    from_: int = Field(alias="from", ge=1, le=65_536)
+    from_: StrictInt = Field(alias="from", ge=1, le=65_536)
     """First number of running requests, inclusive."""
 
-    to: int = Field(ge=1, le=65_536)
+    to: StrictInt = Field(ge=1, le=65_536)
     """Last number of running requests, inclusive."""
 
-    num_speculative_tokens: int = Field(ge=0, le=32)
+    num_speculative_tokens: StrictInt = Field(ge=0, le=32)
     """K in this range; 0 turns speculation off."""
 
 
@@ -124,11 +131,11 @@ class Speculation(ApiModel):
     method: Method
     """Who proposes tokens: a draft model, n-grams of the prompt, or nobody."""
 
-    num_speculative_tokens: int | None = Field(default=None, ge=0, le=32)
+    num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=32)
     """K: tokens proposed a step. Required unless method is none."""
 
     num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
-    """K by the number of running requests; where no range applies, numSpeculativeTokens holds."""
+    """K by the number of running requests, from 1 up. In a gap the range before it goes on."""
 
     draft: Draft | None = None
     """The draft model, for method draft_model."""
@@ -140,7 +147,7 @@ class Speculation(ApiModel):
 class Parallelism(ApiModel):
     """Over how many GPUs one replica spreads."""
 
-    tensor: int | None = Field(default=None, ge=1, le=64)
+    tensor: StrictInt | None = Field(default=None, ge=1, le=64)
     """Tensor parallelism of the target, and so of the draft. Absent: the plan picks the smallest that fits."""
 
 
@@ -150,19 +157,19 @@ class Accelerator(ApiModel):
     type: AcceleratorType = AcceleratorType.GPU
     """GPU, or CPU for trying things out without one."""
 
-    product: list[ShortText] = Field(default=[], max_length=16)
+    product: list[LabelValue] = Field(default=[], max_length=16)
     """Exact nvidia.com/gpu.product labels that may be used. Empty: any that fits."""
 
-    per_node: int | None = Field(default=None, ge=1, le=64)
+    per_node: StrictInt | None = Field(default=None, ge=1, le=64)
     """GPUs a node, where nodes cannot be asked."""
 
-    cpu_cores: int | None = Field(default=None, ge=1, le=1024)
+    cpu_cores: StrictInt | None = Field(default=None, ge=1, le=1024)
     """Cores a replica, for type CPU."""
 
-    memory_gib: int | None = Field(default=None, alias="memoryGiB", ge=1, le=65_536)
+    memory_gib: StrictInt | None = Field(default=None, alias="memoryGiB", ge=1, le=65_536)
     """Memory a replica in GiB, for type CPU."""
 
-    kv_cache_gib: int | None = Field(default=None, alias="kvCacheGiB", ge=1, le=65_536)
+    kv_cache_gib: StrictInt | None = Field(default=None, alias="kvCacheGiB", ge=1, le=65_536)
     """KV cache a replica in GiB, for type CPU."""
 
 
@@ -172,45 +179,45 @@ class SecretKey(ApiModel):
     name: ObjectName
     """Name of the Secret."""
 
-    key: ObjectName
+    key: SecretKeyName
     """Key in it."""
 
 
 class Serving(ApiModel):
     """What the engine is told; every value is rendered explicitly."""
 
-    max_model_len: int | None = Field(default=None, ge=1, le=16_777_216)
+    max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
     """Longest sequence in tokens, prompt and output. Absent: the model's own."""
 
-    max_num_seqs: int = Field(default=256, ge=1, le=65_536)
+    max_num_seqs: StrictInt = Field(default=256, ge=1, le=65_536)
     """Requests that may run at once."""
 
-    max_num_batched_tokens: int = Field(default=8192, ge=1, le=16_777_216)
+    max_num_batched_tokens: StrictInt = Field(default=8192, ge=1, le=16_777_216)
     """Tokens scheduled in one step."""
 
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     """Element type of the KV cache; auto is the model's."""
 
-    block_size: int = Field(default=16, ge=1, le=1024)
-    """Tokens in one KV cache block."""
+    block_size: StrictInt | None = Field(default=None, ge=1, le=1024)
+    """Tokens in one KV cache block. Absent: vLLM's own on that accelerator, 16 on GPU and 128 on CPU."""
 
-    memory_utilization_percent: int = Field(default=92, ge=1, le=100)
+    memory_utilization_percent: StrictInt = Field(default=92, ge=1, le=100)
     """Share of the GPU's memory that the engine may use."""
 
-    enforce_eager: bool = False
+    enforce_eager: StrictBool = False
     """Run without CUDA graphs and compilation."""
 
-    min_concurrency: int = Field(default=1, ge=1, le=65_536)
+    min_concurrency: StrictInt = Field(default=1, ge=1, le=65_536)
     """Requests of maxModelLen that must fit at once."""
 
-    served_model_names: list[ShortText] = Field(default=[], max_length=16)
+    served_model_names: list[ServedName] = Field(default=[], max_length=16)
     """Names that clients may ask for. Empty: the last part of target.model."""
 
     api_key_secret: SecretKey | None = None
     """Key that clients of the OpenAI API must send."""
 
-    port: int = Field(default=8000, ge=1, le=65_535)
-    """Port of the engine and of the Service."""
+    port: StrictInt = Field(default=8000, ge=1024, le=65_535)
+    """Port of the engine and of the Service; below 1024 the engine would need root."""
 
 
 class PersistentVolumeClaimRef(ApiModel):
@@ -240,7 +247,7 @@ class Models(ApiModel):
 class EnvVar(ApiModel):
     """An environment variable of the engine container."""
 
-    name: ShortText
+    name: EnvVarName
     """Name of the variable."""
 
     value: str = Field(default="", max_length=4096)
@@ -250,18 +257,22 @@ class EnvVar(ApiModel):
 class Engine(ApiModel):
     """Which vLLM runs, and what is passed to it as is."""
 
-    version: ShortText = "0.32"
-    """vLLM version: major and minor."""
+    version: EngineVersion = "0.32"
+    """vLLM version: major and minor, and patch if it matters."""
 
-    image: ShortText | None = None
-    """Engine image. Absent: the project's image of that version."""
+    image: ImageReference | None = None
+    """Engine image with a tag or a digest. Absent: the project's image of that version."""
 
     extra_args: list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]] = Field(
         default=[], max_length=256
     )
     """Further vLLM arguments, for what has no field here."""
 
-    env: list[EnvVar] = Field(default=[], max_length=256)
+    env: list[EnvVar] = Field(
+        default=[],
+        max_length=256,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     """Further environment variables of the engine container."""
 
 
@@ -278,10 +289,10 @@ class Override(ApiModel):
 class PodTemplate(ApiModel):
     """Strategic-merge overlay over the engine pods."""
 
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
     """Labels and annotations to add."""
 
-    spec: dict[str, Any] | None = None
+    spec: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Pod spec to merge: tolerations, volumes, priorityClassName, …"""
 
 
@@ -303,7 +314,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
     serving: Serving = Serving()
     """What the engine is told."""
 
-    replicas: int = Field(default=1, ge=0, le=1000)
+    replicas: StrictInt = Field(default=1, ge=0, le=1000)
     """Engine replicas; leave it out when an autoscaler owns it."""
 
     models: Models = Models()
@@ -312,7 +323,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
     engine: Engine = Engine()
     """Which vLLM runs."""
 
-    suspend: bool = False
+    suspend: StrictBool = False
     """Zero pods, everything else kept."""
 
     override: Override | None = None

@@ -1,10 +1,14 @@
 """The status of a SpecDecodeDeployment: what the operator says back."""
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
+
+Word = Annotated[str, StringConstraints(max_length=256)]
+Sentence = Annotated[str, StringConstraints(max_length=32_768)]
 
 
 class ConditionStatus(StrEnum):
@@ -33,7 +37,7 @@ class Condition(ApiModel):
     observed_generation: int
     """Generation of the spec that this speaks of."""
 
-    last_transition_time: str
+    last_transition_time: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
     """When status last changed, RFC 3339."""
 
 
@@ -74,13 +78,13 @@ class GpuMemory(ApiModel):
 class PlanStatus(ApiModel):
     """The plan that holds, or the nearest one when none fits."""
 
-    verdict: str
+    verdict: Word
     """Fits, Tight or DoesNotFit."""
 
-    explanation: str
+    explanation: Sentence
     """The choice in one sentence."""
 
-    product: str
+    product: Word
     """GPU product, or CPU."""
 
     tensor: int
@@ -89,10 +93,10 @@ class PlanStatus(ApiModel):
     gpus_per_replica: int
     """GPUs that one replica takes."""
 
-    target_quantization: str
+    target_quantization: Word
     """Precision of the target's linear layers."""
 
-    draft_quantization: str | None = None
+    draft_quantization: Word | None = None
     """Precision of the draft's linear layers."""
 
     max_model_len: int
@@ -107,10 +111,10 @@ class PlanStatus(ApiModel):
     kv_cache_tokens: int
     """Tokens that the KV cache is predicted to hold."""
 
-    max_concurrency: str
+    max_concurrency: Word
     """Requests of maxModelLen that fit at once, as a decimal."""
 
-    fixes: list[str] = Field(default=[], max_length=16)
+    fixes: list[Sentence] = Field(default=[], max_length=16)
     """When it does not fit: what would help, least change first."""
 
 
@@ -123,7 +127,7 @@ class ObservedStatus(ApiModel):
     kv_cache_tokens: int | None = None
     """Tokens that the smallest engine's KV cache holds."""
 
-    max_concurrency: str | None = None
+    max_concurrency: Word | None = None
     """Requests of maxModelLen that fit in it at once, as a decimal."""
 
     num_speculative_tokens: int | None = None
@@ -135,13 +139,13 @@ class ObservedStatus(ApiModel):
     accepted_tokens: int | None = None
     """Proposed tokens that the target accepted."""
 
-    acceptance: str | None = None
+    acceptance: Word | None = None
     """Accepted share of the proposed tokens, as people read it: 71%."""
 
     acceptance_percent: int | None = None
     """Accepted share of the proposed tokens in percent."""
 
-    mean_acceptance_length: str | None = None
+    mean_acceptance_length: Word | None = None
     """Tokens emitted a verification step on average, as a decimal."""
 
 
@@ -151,7 +155,11 @@ class SpecDecodeDeploymentStatus(ApiModel):
     observed_generation: int | None = None
     """Generation of the spec that this status speaks of."""
 
-    conditions: list[Condition] = Field(default=[], max_length=32)
+    conditions: list[Condition] = Field(
+        default=[],
+        max_length=32,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
     """Aspects of the object, a type each."""
 
     plan: PlanStatus | None = None
@@ -166,5 +174,5 @@ class SpecDecodeDeploymentStatus(ApiModel):
     ready_replicas: int | None = None
     """Engine pods that serve."""
 
-    selector: str | None = None
+    selector: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """Label selector of the engine pods, for autoscalers."""

@@ -1,0 +1,136 @@
+"""Where each Kubernetes program comes from.
+
+In this order: the directory KUBEBUILDER_ASSETS, PATH where the version fits, the per-user
+cache, and a build from the Go module (pinned by go.mod and go.sum in `tools/`) into the cache.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster import golang
+from devcluster.locks import exclusive
+from devcluster.paths import TOOLS, cache_dir
+from devcluster.progress import say, step
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Programs of one Go module, built with the same versions and flags."""
+
+    name: str
+    version: str
+    packages: dict[str, str]
+    """Program name -> Go package."""
+    fits: Callable[[Version], bool]
+    """Whether a version found on the machine does as well."""
+    version_arguments: tuple[str, ...] = ("--version",)
+    flags: str = "-s -w"
+
+    @property
+    def directory(self) -> Path:
+        """Return where the built programs lie."""
+        return cache_dir() / "bin" / f"{self.name}-{self.version}"
+
+
+_KUBERNETES = "1.34.4"
+_KUBERNETES_FLAGS = (
+    "-s -w "
+    f"-X k8s.io/component-base/version.gitVersion=v{_KUBERNETES} "
+    "-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34"
+)
+_SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+
+
+def _kubernetes(programs: Iterable[str], fits: Callable[[Version], bool], *version_arguments: str) -> Group:
+    packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in programs}
+    return Group("kubernetes", _KUBERNETES, packages, fits, version_arguments, _KUBERNETES_FLAGS)
+
+
+GROUPS = (
+    # All of one minor version, whatever their source: then no combination is outside Kubernetes' version skew policy.
+    _kubernetes(_SERVERS, lambda version: version == (1, 34), "--version"),
+    _kubernetes(["kubectl"], lambda version: version >= (1, 30), "version", "--client"),
+    # Older etcd lacks RequestWatchProgress: streaming lists fail once, then fall back.
+    Group("etcd", "3.6.5", {"etcd": "go.etcd.io/etcd/server/v3"}, lambda version: version >= (3, 6)),
+    Group("kwok", "0.7.0", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, lambda version: version == (0, 7)),
+    Group(
+        "helm",
+        "4.3.1",
+        {"helm": "helm.sh/helm/v4/cmd/helm"},
+        lambda version: (4, 0) <= version < (5, 0),
+        ("version", "--short"),
+    ),
+    Group("pause", "1", {"pause": "specdecode.io/devcluster/tools/pause"}, lambda _: False),
+)
+_GROUP_OF = {program: group for group in GROUPS for program in group.packages}
+
+
+def find(*names: str) -> dict[str, Path]:
+    """Return the path of each named program, building what neither the machine nor the cache has."""
+    found = {name: path for name in names if (path := _on_machine(name) or _cached(name))}
+    missing = [name for name in names if name not in found]
+    if missing:
+        with exclusive(cache_dir() / "bin" / "build.lock", "another process builds cluster programs"):
+            for position, name in enumerate(missing, 1):
+                found[name] = _cached(name) or _build(name, f"{position} of {len(missing)}")
+    return found
+
+
+def kwok_stages() -> list[Path]:
+    """Return KWOK's stage files: how simulated nodes and pods become ready (the program has none built in)."""
+    group = _GROUP_OF["kwok"]
+    stages = group.directory / "stages"
+    if not stages.exists():
+        say("reading KWOK's stage files from its Go module")
+        source = golang.module_dir(TOOLS / "kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
+        partial = group.directory / f"stages.partial-{os.getpid()}"
+        partial.mkdir(parents=True)
+        for file in [source / "node/fast/node-initialize.yaml", *(source / "pod/general").glob("pod-*.yaml")]:
+            shutil.copyfile(file, partial / file.name)
+        partial.rename(stages)
+    return sorted(stages.glob("*.yaml"))
+
+
+def _on_machine(name: str) -> Path | None:
+    group = _GROUP_OF[name]
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    for origin, path in [("KUBEBUILDER_ASSETS", shutil.which(name, path=assets) if assets else None),
+                         ("PATH", shutil.which(name))]:  # fmt: skip
+        if path and (version := _version(Path(path), group.version_arguments)):
+            if group.fits(version):
+                return Path(path)
+            if origin == "KUBEBUILDER_ASSETS":
+                say(f"KUBEBUILDER_ASSETS: {name} is {version[0]}.{version[1]}, not used: {group.version} is needed")
+    return None
+
+
+def _version(path: Path, arguments: tuple[str, ...]) -> Version | None:
+    try:
+        answer = subprocess.run([str(path), *arguments], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"\bv?(\d+)\.(\d+)\.\d+", answer.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _cached(name: str) -> Path | None:
+    path = _GROUP_OF[name].directory / name
+    return path if path.exists() else None
+
+
+def _build(name: str, position: str) -> Path:
+    group = _GROUP_OF[name]
+    path = group.directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{name}.partial")
+    with step(f"building {name} {group.version} from its Go module ({position}; kept in {path.parent})"):
+        golang.build(TOOLS / group.name, group.packages[name], partial, group.flags)
+        partial.rename(path)
+    return path

@@ -1,0 +1,166 @@
+"""etcd, API server, controller manager and scheduler: certificates, files and command lines."""
+
+import base64
+import ipaddress
+import json
+from pathlib import Path
+
+from devcluster.pki import Identity, create
+from devcluster.settings import Settings
+
+NODE_NAME = "node1"
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_LOOPBACK = "127.0.0.1"
+
+AUTHENTICATION = {
+    "apiVersion": "apiserver.config.k8s.io/v1beta1",
+    "kind": "AuthenticationConfiguration",
+    "anonymous": {"enabled": True, "conditions": [{"path": path} for path in ("/livez", "/readyz", "/healthz")]},
+}
+"""Strangers may ask whether the API server is healthy, and nothing else."""
+
+STORAGE_CLASS = {
+    "apiVersion": "storage.k8s.io/v1",
+    "kind": "StorageClass",
+    "metadata": {
+        "name": "standard",
+        "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+    },
+    # The controller manager's own provisioner: a directory on the node for each claim.
+    "provisioner": "kubernetes.io/host-path",
+    "reclaimPolicy": "Delete",
+    "volumeBindingMode": "Immediate",
+}
+
+
+def _identities(settings: Settings) -> list[Identity]:
+    service = str(next(ipaddress.ip_network(settings.addresses.services).hosts()))
+    names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+    addresses = tuple(dict.fromkeys([_LOOPBACK, settings.api_address, service]))
+    return [
+        Identity("etcd", "etcd", names=("localhost",), addresses=(_LOOPBACK,)),
+        Identity("apiserver", "kube-apiserver", names=names, addresses=addresses),
+        Identity("apiserver-client", "kube-apiserver", ("system:masters",)),
+        Identity("admin", "admin", ("system:masters",)),
+        Identity("kube-controller-manager", "system:kube-controller-manager"),
+        Identity("kube-scheduler", "system:kube-scheduler"),
+        Identity("kube-proxy", "system:kube-proxy"),
+        Identity("kwok", "kwok", ("system:masters",)),
+        Identity("kubelet", f"system:node:{NODE_NAME}", ("system:nodes",)),
+        Identity("kubelet-server", NODE_NAME, names=(NODE_NAME,), addresses=(settings.api_address,)),
+    ]
+
+
+def write_files(state: Path, settings: Settings) -> None:
+    """Write certificates, kubeconfigs and configuration files of the control plane."""
+    create(state / "pki", _identities(settings))
+    for user in ("kube-controller-manager", "kube-scheduler", "kube-proxy", "kwok", "kubelet"):
+        write_kubeconfig(state / "config" / f"{user}.kubeconfig", state, settings, user)
+    write_kubeconfig(state / "kubeconfig", state, settings, "admin")
+    (state / "config" / "authentication.json").write_text(json.dumps(AUTHENTICATION))
+
+
+def write_kubeconfig(file: Path, state: Path, settings: Settings, user: str) -> None:
+    """Write a kubeconfig that carries its certificates, so that it works from anywhere."""
+    pki, context = state / "pki", f"specdecode-{state.name}"
+
+    def inline(name: str) -> str:
+        return base64.b64encode((pki / name).read_bytes()).decode()
+
+    cluster = {"server": settings.api_url, "certificate-authority-data": inline("ca.crt")}
+    credentials = {"client-certificate-data": inline(f"{user}.crt"), "client-key-data": inline(f"{user}.key")}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": context,
+        "clusters": [{"name": context, "cluster": cluster}],
+        "users": [{"name": context, "user": credentials}],
+        "contexts": [{"name": context, "context": {"cluster": context, "user": context}}],
+    }
+    file.touch(mode=0o600)
+    file.write_text(json.dumps(document, indent=2))
+
+
+def etcd(program: Path, state: Path, settings: Settings) -> list[str]:
+    """Return etcd's command line: loopback only, client certificates required."""
+    pki = state / "pki"
+    client, peer = (f"https://{_LOOPBACK}:{port}" for port in (settings.etcd_port, settings.etcd_peer_port))
+    pair = {"cert-file": pki / "etcd.crt", "key-file": pki / "etcd.key", "trusted-ca-file": pki / "ca.crt"}
+    return [
+        str(program),
+        f"--data-dir={state / 'etcd'}",
+        "--unsafe-no-fsync",  # the data need not survive a power cut
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--client-cert-auth",
+        "--peer-client-cert-auth",
+        *(f"--{prefix}{flag}={file}" for prefix in ("", "peer-") for flag, file in pair.items()),
+    ]
+
+
+def kube_apiserver(program: Path, state: Path, settings: Settings) -> list[str]:
+    """Return the API server's command line."""
+    pki = state / "pki"
+    on_loopback = settings.index is None
+    return [
+        str(program),
+        f"--etcd-servers=https://{_LOOPBACK}:{settings.etcd_port}",
+        f"--etcd-cafile={pki / 'ca.crt'}",
+        f"--etcd-certfile={pki / 'apiserver-client.crt'}",
+        f"--etcd-keyfile={pki / 'apiserver-client.key'}",
+        f"--secure-port={settings.api_port}",
+        f"--bind-address={_LOOPBACK if on_loopback else '0.0.0.0'}",
+        f"--advertise-address={settings.api_address}",
+        # Nothing but the machine itself reaches a loopback address: no Endpoints for it.
+        f"--endpoint-reconciler-type={'none' if on_loopback else 'lease'}",
+        f"--tls-cert-file={pki / 'apiserver.crt'}",
+        f"--tls-private-key-file={pki / 'apiserver.key'}",
+        f"--client-ca-file={pki / 'ca.crt'}",
+        f"--authentication-config={state / 'config' / 'authentication.json'}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        f"--service-account-key-file={pki / 'service-accounts.pub'}",
+        f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-cluster-ip-range={settings.addresses.services}",
+        "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",  # node names do not resolve
+        f"--kubelet-certificate-authority={pki / 'ca.crt'}",
+        f"--kubelet-client-certificate={pki / 'apiserver-client.crt'}",
+        f"--kubelet-client-key={pki / 'apiserver-client.key'}",
+        "--profiling=false",
+    ]
+
+
+def kube_controller_manager(program: Path, state: Path, settings: Settings) -> list[str]:
+    """Return the controller manager's command line."""
+    return [
+        str(program),
+        f"--kubeconfig={state / 'config' / 'kube-controller-manager.kubeconfig'}",
+        f"--root-ca-file={state / 'pki' / 'ca.crt'}",
+        f"--service-account-private-key-file={state / 'pki' / 'service-accounts.key'}",
+        "--use-service-account-credentials",
+        # The default of 20 requests a second delays the first service account by five seconds.
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
+        f"--cluster-cidr={settings.addresses.pods}",
+        "--enable-hostpath-provisioner",
+        f"--flex-volume-plugin-dir={state / 'flex-volumes'}",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--profiling=false",
+    ]
+
+
+def kube_scheduler(program: Path, state: Path, _settings: Settings) -> list[str]:
+    """Return the scheduler's command line."""
+    return [
+        str(program),
+        f"--kubeconfig={state / 'config' / 'kube-scheduler.kubeconfig'}",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--profiling=false",
+    ]

@@ -1,0 +1,135 @@
+"""The main job on this machine: cluster, operator, a real vLLM that speculates.
+
+Run as `./just demo`; `./just down` removes what it leaves running.
+"""
+
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from devcluster.cluster import Cluster
+from devcluster.errors import ClusterError
+from devcluster.install import install_operator, load_images, prepare_images
+from devcluster.kubectl import Kubectl
+from devcluster.paths import REPOSITORY
+from devcluster.progress import say, step
+
+NAME = "demo"
+DEPLOYMENT = "tiny"
+_EXAMPLES = REPOSITORY / "examples"
+_MODELS_DEADLINE_S = 180
+_READY_DEADLINE_S = 600
+_PROOF_DEADLINE_S = 120
+_PROMPTS = (
+    "The quick brown fox",
+    "Speculative decoding is",
+    "A draft model proposes",
+    "The target model verifies",
+)
+_OUTPUT_TOKENS = 96
+
+
+def main() -> int:
+    """Run the demo and return the exit status."""
+    times: dict[str, float] = {}
+    try:
+        with _timed(times, "images and engine environment"):
+            prepare_images()
+        cluster = Cluster(NAME)
+        with _timed(times, "cluster up"):
+            cluster.up("real")
+        kubectl = Kubectl(cluster.kubeconfig)
+        with _timed(times, "images into the cluster"):
+            load_images(cluster)
+        with _timed(times, "operator installed"):
+            install_operator(kubectl)
+        with _timed(times, "tiny models made"):
+            _make_models(kubectl)
+        with _timed(times, "applied to Ready"):
+            _serve(kubectl)
+        with _timed(times, "completions and proof"):
+            answers = _complete(kubectl)
+            _wait_for_proof(kubectl)
+    except ClusterError as error:
+        say(f"error: {error}")
+        say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
+        return 1
+    _report(kubectl, answers, times)
+    return 0
+
+
+@contextmanager
+def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    times[name] = time.monotonic() - started
+
+
+def _make_models(kubectl: Kubectl) -> None:
+    with step("making the tiny target and its draft: kubectl apply -f examples/tiny-models.yaml"):
+        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-models.yaml'}")
+        kubectl.wait("job/tiny-models", "condition=Complete", _MODELS_DEADLINE_S)
+
+
+def _serve(kubectl: Kubectl) -> None:
+    with step("kubectl apply -f examples/tiny-cpu.yaml, and waiting until it is Ready (vLLM starts)"):
+        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-cpu.yaml'}")
+        kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Ready", _READY_DEADLINE_S)
+
+
+def _complete(kubectl: Kubectl) -> list[dict[str, Any]]:
+    """Send a few completions to the Service, and return what the engine answered."""
+    spec = kubectl.object("service", DEPLOYMENT)["spec"]
+    url = f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}/v1/completions"
+    with step(f"sending {len(_PROMPTS)} completions to {url}"):
+        return [_post(url, {"model": "target", "prompt": prompt, "max_tokens": _OUTPUT_TOKENS}) for prompt in _PROMPTS]
+
+
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    # The Service is on this machine: a proxy of the environment does not apply.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def _wait_for_proof(kubectl: Kubectl) -> None:
+    with step("waiting until the operator has seen the engine draft"):
+        kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=SpeculationActive", _PROOF_DEADLINE_S)
+
+
+def _report(kubectl: Kubectl, answers: list[dict[str, Any]], times: dict[str, float]) -> None:
+    status = kubectl.object("sdd", DEPLOYMENT)["status"]
+    plan, observed = status["plan"], status["observed"]
+    tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    print("\n$ kubectl get sdd")
+    print(kubectl.must("get", "sdd").rstrip())
+    print(f"\nPlan      {plan['explanation']}")
+    print(f"Promised  {plan['kvCacheTokens']:,} KV cache tokens; the engine reports {observed['kvCacheTokens']:,}")
+    print(f"Proof     {observed['acceptance']} of {observed['draftTokens']:,} drafted tokens accepted,")
+    print(f"          {observed['meanAcceptanceLength']} tokens a step, over {tokens} tokens of {len(answers)} completions")
+    print("\nConditions")
+    for condition in status["conditions"]:
+        if condition["type"] not in {"Reconciling", "Stalled"}:
+            print(f"  {condition['type']:<18} {condition['status']:<8} {condition['message']}")
+    print("\nTimes")
+    for name, elapsed_s in times.items():
+        print(f"  {name:<32} {elapsed_s:6.1f} s")
+    print(f"  {'in all':<32} {sum(times.values()):6.1f} s")
+    print(f"""
+The cluster stays up. Try:
+  export KUBECONFIG={kubectl.kubeconfig}
+  kubectl describe sdd {DEPLOYMENT}
+  kubectl patch sdd {DEPLOYMENT} --type=merge -p '{{"spec":{{"speculation":{{"numSpeculativeTokens":5}}}}}}'
+  kubectl patch sdd {DEPLOYMENT} --type=merge -p '{{"spec":{{"suspend":true}}}}'
+  kubectl apply -f examples/llama-70b.yaml && kubectl describe sdd llama-70b
+  ./just down""")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

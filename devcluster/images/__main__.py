@@ -1,0 +1,35 @@
+"""Build what pods on a development cluster run: `python -m devcluster.images WHAT`.
+
+Prints the path of what was made (an image archive or a directory) on standard output.
+"""
+
+import argparse
+import sys
+
+from devcluster.errors import ClusterError
+from devcluster.images.engine_environment import install_engine_environment
+from devcluster.images.engine_image import build_engine_image
+from devcluster.images.operator_image import build_operator_image
+
+MAKERS = {
+    "operator": build_operator_image,
+    "engine-cpu": build_engine_image,
+    "engine-env": install_engine_environment,
+}
+
+
+def main() -> int:
+    """Make what the command line names and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m devcluster.images", description=__doc__)
+    parser.add_argument("what", choices=MAKERS, nargs="+")
+    try:
+        for what in parser.parse_args().what:
+            print(MAKERS[what]())
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

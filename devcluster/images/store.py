@@ -1,0 +1,98 @@
+"""Image building with buildah: no daemon, and a store of our own inside the cache."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from devcluster.errors import ClusterError
+from devcluster.images.programs import ensure_programs
+from devcluster.paths import cache_dir
+
+LOG_TAIL_LINES = 40
+"""How much of a failed build's log the error shows."""
+
+Volumes = Mapping[Path, str]
+"""What a build or a command sees of this machine: path here, path inside."""
+
+
+def has_image(reference: str) -> bool:
+    """Return whether the store holds an image."""
+    return _run("inspect", "--type=image", reference).returncode == 0
+
+
+def import_root(archive: Path, reference: str) -> None:
+    """Make a one-layer image of a root file system in a tar archive."""
+    container = _call("from", "scratch").strip()
+    try:
+        _call("add", "--quiet", container, str(archive), "/")
+        _call("commit", "--quiet", container, reference)
+    finally:
+        _run("rm", container)
+
+
+def build(context: Path, containerfile: Path, base: str, reference: str, volumes: Volumes) -> None:
+    """Build a Containerfile on `base`; the volumes are there during RUN and in no layer."""
+    mounts = [f"--volume={here}:{inside}:ro" for here, inside in volumes.items()]
+    _call(
+        "build",
+        "--isolation=chroot",
+        "--layers",
+        "--pull-never",
+        f"--build-arg=BASE={base}",
+        f"--file={containerfile}",
+        f"--tag={reference}",
+        *mounts,
+        str(context),
+    )
+
+
+def export(reference: str, archive: Path) -> None:
+    """Write an image as an OCI archive that containerd imports under exactly that reference."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    partial = archive.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    _call("push", "--quiet", reference, f"oci-archive:{partial}:{reference}")
+    partial.replace(archive)
+
+
+def run_in(image: str, command: Sequence[str], volumes: Volumes) -> str:
+    """Run a command in a throw-away container and return its standard output."""
+    mounts = [f"--volume={here}:{inside}" for here, inside in volumes.items()]
+    container = _call("from", "--pull-never", image).strip()
+    try:
+        return _call("run", "--isolation=chroot", *mounts, container, "--", *command)
+    finally:
+        _run("rm", container)
+
+
+def _call(*arguments: str) -> str:
+    done = _run(*arguments)
+    if done.returncode != 0:
+        log = "\n".join((done.stdout + done.stderr).strip().splitlines()[-LOG_TAIL_LINES:])
+        raise ClusterError(f"buildah {arguments[0]} failed:\n{log}")
+    return done.stdout
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*_buildah(), *arguments]
+    # A umask of 077 would make files in the image that its user cannot read.
+    return subprocess.run(command, capture_output=True, text=True, check=False, umask=0o022)
+
+
+@cache
+def _buildah() -> tuple[str, ...]:
+    """Return buildah's command line, with overlay storage where the kernel allows it (copies take time)."""
+    ensure_programs()
+    for driver in ("overlay", "vfs"):
+        store = cache_dir() / "buildah" / driver
+        command = (
+            "buildah",
+            f"--root={store / 'root'}",
+            f"--runroot={store / 'run'}",
+            f"--storage-driver={driver}",
+        )
+        done = subprocess.run([*command, "info"], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return command
+    raise ClusterError(f"buildah cannot use {store}: {done.stderr.strip()}")

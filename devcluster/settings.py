@@ -1,0 +1,76 @@
+"""What a cluster was asked to be, kept in its state directory."""
+
+import json
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from devcluster.nodes import NodePlan, parse
+from devcluster.sandbox import Addresses
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that has to stay the same when parts of a cluster are started again."""
+
+    nodes: str
+    """The value of `--nodes`."""
+    index: int | None
+    """The cluster's address ranges; None without namespaces (control plane on loopback)."""
+    api_port: int
+    etcd_port: int
+    etcd_peer_port: int
+    simulates: bool = False
+    """Whether KWOK runs: for the nodes of `--nodes`, or for some that were added later."""
+    complete: bool = False
+    """Whether a previous `up` got to its end."""
+
+    @classmethod
+    def new(cls, wanted: str, index: int | None) -> "Settings":
+        """Return settings with the usual ports in a namespace, free ones on loopback."""
+        if index is not None:
+            return cls(wanted, index, 6443, 2379, 2380, simulates=bool(parse(wanted).fake))
+        api, etcd, etcd_peer = _free_ports(3)
+        return cls(wanted, None, api, etcd, etcd_peer)
+
+    @classmethod
+    def load(cls, state: Path) -> "Settings | None":
+        """Return the settings of the cluster in `state`, None where there is none."""
+        try:
+            return cls(**json.loads((state / "cluster.json").read_text()))
+        except FileNotFoundError:
+            return None
+
+    def save(self, state: Path) -> None:
+        """Write the settings so that a reader sees the old ones or the new ones, never a part."""
+        partial = state / "cluster.json.partial"
+        partial.write_text(json.dumps(asdict(self)))
+        partial.replace(state / "cluster.json")
+
+    @property
+    def plan(self) -> NodePlan:
+        """Return the parsed `--nodes` value."""
+        return parse(self.nodes)
+
+    @property
+    def addresses(self) -> Addresses:
+        """Return the address ranges; those of index 0 inside a control plane on loopback are never routed."""
+        return Addresses(self.index or 0)
+
+    @property
+    def api_address(self) -> str:
+        """Return the address that the machine and the pods reach the API server at."""
+        return "127.0.0.1" if self.index is None else self.addresses.node
+
+    @property
+    def api_url(self) -> str:
+        """Return the API server's URL."""
+        return f"https://{self.api_address}:{self.api_port}"
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports

@@ -1,0 +1,3 @@
+module specdecode.io/devcluster/tools/pause
+
+go 1.21

@@ -1,0 +1,78 @@
+# What people and CI run. `./just` alone lists the recipes; `./just RECIPE --help` does not exist:
+# arguments after a recipe's name go to the command it runs.
+
+set positional-arguments
+
+python := ".venv/bin/python"
+# Finds uv, or installs the pinned one into the cache.
+uv := quote(justfile_directory() / "just") + " --uv"
+
+[private]
+default:
+    @"{{ just_executable() }}" --justfile "{{ justfile() }}" --list --unsorted
+
+# Make .venv: the pinned packages, and this project installed editable
+setup:
+    #!/bin/sh
+    set -eu
+    wanted=$(cat pyproject.toml requirements/dev.txt | cksum)
+    if [ "$(cat .venv/.set-up 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+    echo "setup: installing the packages of requirements/dev.txt into .venv (once, and when they change) …" >&2
+    [ -x {{ python }} ] || {{ uv }} venv --quiet --python '>=3.11' .venv
+    {{ uv }} pip sync --python {{ python }} --require-hashes requirements/dev.txt
+    {{ uv }} pip install --python {{ python }} --no-deps --editable .
+    echo "$wanted" >.venv/.set-up
+
+# Check style and formatting
+[group('checks')]
+lint: setup
+    .venv/bin/ruff check .
+    .venv/bin/ruff format --check .
+
+# Check types (mypy --strict)
+[group('checks')]
+typing: setup
+    MYPYPATH=src .venv/bin/mypy --strict --explicit-package-bases -p specdecode_operator -p devcluster
+
+# Run the tests; arguments go to pytest
+[group('checks')]
+test *arguments: setup
+    {{ python }} -m pytest "$@"
+
+# Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --name NAME)
+[group('cluster')]
+cluster-up *arguments: setup
+    @{{ python }} -m devcluster up "$@"
+
+# Remove the embedded cluster and every trace of it
+[group('cluster')]
+cluster-down *arguments: setup
+    @{{ python }} -m devcluster down "$@"
+
+# Show what runs in the embedded cluster
+[group('cluster')]
+cluster-status *arguments: setup
+    @{{ python }} -m devcluster status "$@"
+
+# Show the daemons' logs (kubelet, kube-apiserver, … or all)
+[group('cluster')]
+cluster-logs *arguments: setup
+    @{{ python }} -m devcluster logs "$@"
+
+# Write requirements/*.txt anew from pyproject.toml (--upgrade for newer versions)
+[group('maintenance')]
+pins *arguments:
+    #!/bin/sh
+    set -eu
+    compile() {
+        {{ uv }} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+            --no-emit-find-links --custom-compile-command './just pins' "$@"
+    }
+    compile pyproject.toml --output-file requirements/runtime.txt "$@"
+    compile pyproject.toml --group dev --constraints requirements/runtime.txt --output-file requirements/dev.txt "$@"
+    printf 'rust-just\nuv\n' | compile - --output-file requirements/tools.txt "$@"
+    # An address of this machine's package index must not get in.
+    if grep -En 'https?://|index-url|find-links' requirements/*.txt; then
+        echo "pins: remove the addresses above" >&2
+        exit 1
+    fi

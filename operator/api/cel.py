@@ -1,0 +1,48 @@
+"""One CEL rule of a CRD."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """How the API server introduces a message. Its fourth word, duplicate, drops the message."""
+
+    INVALID = "FieldValueInvalid"
+    REQUIRED = "FieldValueRequired"
+    FORBIDDEN = "FieldValueForbidden"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold inside one model, and what to say where it does not.
+
+    Attributes
+    ----------
+    field
+        The field to blame, relative to the model: ``serving.port``.
+    holds
+        CEL expression that is true for a good object; ``self`` is the model.
+    message
+        What is wrong, then what to write instead. The API server puts the
+        field's full path in front of it. ``%s`` and ``%d`` stand for values.
+    values
+        CEL expressions of the values in the message.
+    reason
+        How the API server introduces the message.
+    """
+
+    field: str
+    holds: str
+    message: str
+    values: tuple[str, ...] = ()
+    reason: Reason = Reason.INVALID
+
+    def as_validation(self) -> dict[str, str]:
+        """Return the rule as an entry of ``x-kubernetes-validations``."""
+        validation = {"rule": self.holds, "fieldPath": f".{self.field}", "reason": self.reason.value}
+        if self.values:
+            # format() and not string(): the API server cannot bound the cost of the latter.
+            validation["messageExpression"] = f"'{self.message}'.format([{', '.join(self.values)}])"
+        else:
+            validation["message"] = self.message
+        return validation

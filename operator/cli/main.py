@@ -1,0 +1,57 @@
+"""The command `specdecode`: the operator and what people run beside it."""
+
+from typing import Annotated
+
+import typer
+
+from specdecode_operator.cli.crds import crds_command
+from specdecode_operator.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="vLLM with speculative decoding on Kubernetes: sized, launched and proven.",
+)
+app.command("crds", help="Print the CustomResourceDefinitions, to be applied before the operator is installed.")(
+    crds_command
+)
+
+
+@app.command("operator")
+def operator_command(
+    *,
+    health_port: Annotated[int, typer.Option(help="Port of /healthz, for the liveness probe.")] = 8080,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
+) -> None:
+    """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
+    # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
+    from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
+
+    run_operator(health_port=health_port, verbose=verbose)
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specdecode {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda value: _print_version(wanted=value),
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

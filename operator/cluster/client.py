@@ -1,0 +1,161 @@
+"""The only code that calls the Kubernetes API on the operator's behalf."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from specdecode_operator.cluster.errors import (
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    NotFoundError,
+)
+from specdecode_operator.cluster.resources import EVENT, Resource, child_resource
+
+FIELD_MANAGER = "specdecode-operator"
+_REQUEST_TIMEOUT_S = 30
+_MESSAGE_LIMIT = 500
+
+Body = dict[str, Any]
+"""An object as the API server has it."""
+
+
+class Cluster:
+    """Reads and writes objects; every failure becomes a `ClusterError`."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    async def connect(cls) -> "Cluster":
+        """Connect as the pod's service account, or as KUBECONFIG says outside a cluster."""
+        if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config()
+        else:
+            await config.load_kube_config()
+        return cls(client.ApiClient())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._api.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Body | None:
+        """Return the object, or None where there is none."""
+        try:
+            return await self._send(_Request("GET", resource, namespace, name))
+        except NotFoundError:
+            return None
+
+    async def apply(self, body: Body) -> Body:
+        """Create or change a child by server-side apply, and take over its fields."""
+        return await self._apply(child_resource(body["kind"]), body)
+
+    async def apply_status(self, resource: Resource, body: Body) -> Body:
+        """Write the status subresource by server-side apply."""
+        return await self._apply(resource, body, subresource="status")
+
+    async def delete(self, body: Body) -> None:
+        """Delete exactly this object: one that was made anew under its name stays."""
+        metadata = body["metadata"]
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": metadata["uid"]}}
+        request = _Request("DELETE", child_resource(body["kind"]), metadata["namespace"], metadata["name"])
+        try:
+            await self._send(request, options)
+        except (NotFoundError, ConflictError):
+            return
+
+    async def post_event(self, namespace: str, event: Body) -> None:
+        """Record an Event."""
+        await self._send(_Request("POST", EVENT, namespace), event)
+
+    async def _apply(self, resource: Resource, body: Body, subresource: str | None = None) -> Body:
+        metadata = body["metadata"]
+        return await self._send(
+            _Request("PATCH", resource, metadata["namespace"], metadata["name"], subresource),
+            body,
+            query={"fieldManager": FIELD_MANAGER, "force": "true"},
+            content_type="application/apply-patch+yaml",
+        )
+
+    async def _send(
+        self,
+        request: "_Request",
+        body: Body | None = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Body:
+        try:
+            call = await self._api.param_serialize(
+                request.method,
+                request.path,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response = await self._api.call_api(*call, _request_timeout=_REQUEST_TIMEOUT_S)
+            text = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            msg = f"{request}: the API server cannot be reached ({type(error).__name__})"
+            raise ClusterError(msg) from error
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            raise _error(request, response.status, text)
+        result: Body = json.loads(text)
+        return result
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    resource: Resource
+    namespace: str
+    name: str | None = None
+    subresource: str | None = None
+
+    @property
+    def path(self) -> str:
+        return self.resource.path(self.namespace, self.name, self.subresource)
+
+    @property
+    def permission(self) -> str:
+        """What RBAC must grant for it."""
+        verb = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.method]
+        suffix = f"/{self.subresource}" if self.subresource else ""
+        return f"{verb} {self.resource.qualified_plural}{suffix}"
+
+    def __str__(self) -> str:
+        return f"{self.permission} {self.namespace}/{self.name or ''}".rstrip("/")
+
+
+def _error(request: _Request, status: int, text: bytes) -> ClusterError:
+    """Our own error for an HTTP status of the API server."""
+    try:
+        message = str(json.loads(text).get("message", ""))[:_MESSAGE_LIMIT]
+    except (ValueError, AttributeError):
+        message = ""
+    if status == HTTPStatus.FORBIDDEN:
+        return _refusal(request, message)
+    kinds: dict[int, type[ClusterError]] = {
+        HTTPStatus.BAD_REQUEST: InvalidObjectError,
+        HTTPStatus.NOT_FOUND: NotFoundError,
+        HTTPStatus.CONFLICT: ConflictError,
+        HTTPStatus.UNPROCESSABLE_ENTITY: InvalidObjectError,
+    }
+    return kinds.get(status, ClusterError)(f"{request}: {message or f'HTTP {status}'}")
+
+
+def _refusal(request: _Request, message: str) -> ClusterError:
+    """Tell a missing permission from what only passes with time."""
+    if "is being terminated" in message or "exceeded quota" in message:
+        return ClusterError(f"{request}: {message}")
+    return ForbiddenError(
+        f"the operator may not {request.permission} in namespace {request.namespace}:"
+        f" grant it (manifests/operator-role.yaml has the whole list), or see what denied it: {message}"
+    )

@@ -1,0 +1,62 @@
+"""Asks running engines what they do, over their own /metrics."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from specdecode_operator.engine.metrics import EngineReading, UnreadableMetricsError, read_metrics
+from specdecode_operator.engine.profiles import EngineProfile
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """An engine that gave no reading, and why."""
+
+    reason: str
+
+
+Reading = EngineReading | Unreachable
+
+
+class EngineProbe:
+    """Reads the metrics of engine pods."""
+
+    def __init__(self) -> None:
+        # An engine is reached at its pod address: proxies of the environment do not apply.
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def read_all(self, pods: list[dict[str, Any]], port: int, profile: EngineProfile) -> Mapping[str, Reading]:
+        """One reading for each ready pod, by pod name."""
+        ready = [pod for pod in pods if is_ready(pod)]
+        readings = await asyncio.gather(*(self._read(pod, port, profile) for pod in ready))
+        return {pod["metadata"]["name"]: reading for pod, reading in zip(ready, readings, strict=True)}
+
+    async def _read(self, pod: dict[str, Any], port: int, profile: EngineProfile) -> Reading:
+        address = pod["status"].get("podIP", "")
+        host = f"[{address}]" if ":" in address else address
+        try:
+            response = await self._client.get(f"http://{host}:{port}/metrics")
+            response.raise_for_status()
+            return read_metrics(response.text, profile)
+        except httpx.HTTPStatusError as error:
+            return Unreachable(f"/metrics answered {error.response.status_code}")
+        except httpx.HTTPError as error:
+            return Unreachable(f"/metrics did not answer ({type(error).__name__})")
+        except UnreadableMetricsError as error:
+            return Unreachable(str(error))
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod is ready and stays."""
+    conditions = pod.get("status", {}).get("conditions") or []
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]

@@ -1,0 +1,49 @@
+"""The kinds that the operator touches, and where the API server keeps them."""
+
+from dataclasses import dataclass
+
+from specdecode_operator.api import base, deployment
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One namespaced kind of the Kubernetes API."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path of one object, or of its collection without a name."""
+        root = "/apis" if "/" in self.api_version else "/api"
+        parts = [root, self.api_version, "namespaces", namespace, self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the core group."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def qualified_plural(self) -> str:
+        """Name as RBAC and kubectl write it, such as deployments.apps."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+SPECDECODE_DEPLOYMENT = Resource(base.API_VERSION, deployment.KIND, deployment.PLURAL)
+DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
+SERVICE = Resource("v1", "Service", "services")
+CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
+POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+POD = Resource("v1", "Pod", "pods")
+EVENT = Resource("v1", "Event", "events")
+
+CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT)
+"""Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
+
+_BY_KIND = {resource.kind: resource for resource in CHILDREN}
+
+
+def child_resource(kind: str) -> Resource:
+    """Resource of a child's kind."""
+    return _BY_KIND[kind]

@@ -1,0 +1,90 @@
+"""From settings to the engine's command line."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.engine.speculative_config import speculative_config
+
+Values = tuple[str, ...] | None
+"""What follows a flag: nothing is ``()``, and None leaves the flag out."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One flag that the operator writes.
+
+    Attributes
+    ----------
+    flag
+        Name of the option.
+    field
+        Field of the SpecDecodeDeployment that decides it; None: no field does.
+    values
+        Its values for given settings.
+    """
+
+    flag: str
+    field: str | None
+    values: Callable[[EngineSettings, EngineProfile], Values]
+
+
+def _one(value: str | float | None) -> Values:
+    """Return a single value, or None when there is none."""
+    return None if value is None else (str(value),)
+
+
+def _memory_utilization(settings: EngineSettings) -> Values:
+    """Return 92 percent as 0.92; the CPU backend is given its KV cache size instead."""
+    if settings.platform is Platform.CPU:
+        return None
+    return (str(Decimal(settings.memory_utilization_percent).scaleb(-2)),)
+
+
+def _quantization(settings: EngineSettings, profile: EngineProfile) -> Values:
+    if settings.online_quantization is None:
+        return None
+    return (profile.online_quantization[settings.online_quantization],)
+
+
+ARGUMENTS: tuple[Argument, ...] = (
+    Argument("--revision", "spec.target.revision", lambda s, _: _one(s.revision)),
+    Argument("--served-model-name", "spec.serving.servedModelNames", lambda s, _: s.served_model_names),
+    Argument("--host", None, lambda _s, _p: ("0.0.0.0",)),  # noqa: S104 (the pod's own network)
+    Argument("--port", "spec.serving.port", lambda s, _: _one(s.port)),
+    Argument("--dtype", "spec.target.quantization", lambda s, _: _one(s.dtype)),
+    Argument("--quantization", "spec.target.quantization", _quantization),
+    Argument("--tensor-parallel-size", "spec.parallelism.tensor", lambda s, _: _one(s.tensor_parallel_size)),
+    Argument("--max-model-len", "spec.serving.maxModelLen", lambda s, _: _one(s.max_model_len)),
+    Argument("--max-num-seqs", "spec.serving.maxNumSeqs", lambda s, _: _one(s.max_num_seqs)),
+    Argument(
+        "--max-num-batched-tokens", "spec.serving.maxNumBatchedTokens", lambda s, _: _one(s.max_num_batched_tokens)
+    ),
+    Argument("--kv-cache-dtype", "spec.serving.kvCacheDtype", lambda s, _: _one(s.kv_cache_dtype)),
+    Argument("--block-size", "spec.serving.blockSize", lambda s, _: _one(s.block_size)),
+    Argument("--gpu-memory-utilization", "spec.serving.memoryUtilizationPercent", lambda s, _: _memory_utilization(s)),
+    Argument("--enforce-eager", "spec.serving.enforceEager", lambda s, _: () if s.enforce_eager else None),
+    Argument("--speculative-config", "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
+    Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
+)
+"""Every flag that the operator writes, in the order in which it does.
+
+Defaults of vLLM move between versions and devices, so a flag is left out only
+where its absence means the same everywhere.
+"""
+
+
+def command_line(settings: EngineSettings, profile: EngineProfile) -> list[str]:
+    """Return the full command of the engine container, program first.
+
+    ``settings.extra_args`` come last and as they are: `extra_args_problems`
+    has to be asked before.
+    """
+    line = ["vllm", "serve", settings.model]
+    for argument in ARGUMENTS:
+        values = argument.values(settings, profile)
+        if values is not None:
+            line += [argument.flag, *values]
+    return [*line, *settings.extra_args]

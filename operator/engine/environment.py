@@ -1,0 +1,78 @@
+"""The engine container's environment: what is set, and what may not be."""
+
+from collections.abc import Iterable
+
+from specdecode_operator.api.deployment import EnvVar
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine.settings import CpuSettings, EngineSettings
+
+API_KEY_VARIABLE = "VLLM_API_KEY"
+"""Variable from which the engine takes the clients' key; set it by secret reference."""
+
+ENGINE_READY_TIMEOUT_S = 1800
+"""How long the API server waits for the engine core.
+
+vLLM's own 600 s is too short for a cold start of a large model (545 to 600 s
+were seen for 120B); the startup probe is what ends a hopeless start.
+"""
+
+_ALWAYS = {
+    # Serving pods never reach the hub and never report home.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # The image's user may have neither a writable home nor a name, and torch asks for both.
+    "HOME": "/tmp",  # noqa: S108 (the pod's own)
+    "USER": "vllm",
+    "VLLM_ENGINE_READY_TIMEOUT_S": str(ENGINE_READY_TIMEOUT_S),
+}
+
+_OWNED = {
+    "HF_HUB_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
+    "TRANSFORMERS_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
+    "VLLM_NO_USAGE_STATS": "remove it; the operator turns usage reports off",
+    "DO_NOT_TRACK": "remove it; the operator turns usage reports off",
+    "VLLM_DO_NOT_TRACK": "remove it; the operator turns usage reports off",
+    "VLLM_CPU_KVCACHE_SPACE": "use spec.accelerator.kvCacheGiB",
+    API_KEY_VARIABLE: "use spec.serving.apiKeySecret, which keeps the key out of this object",
+    "HF_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
+    "HUGGING_FACE_HUB_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
+    "VLLM_SERVER_DEV_MODE": "remove it; it opens /sleep, /collective_rpc and more to every client",
+}
+
+
+def environment(settings: EngineSettings) -> dict[str, str]:
+    """Return the variables that the operator sets in the engine container.
+
+    Variables of ``spec.engine.env`` go on top; `env_problems` refuses those
+    that would undo one that must hold.
+    """
+    if settings.cpu is None:
+        return dict(_ALWAYS)
+    return _ALWAYS | _cpu_environment(settings.cpu, settings.tensor_parallel_size)
+
+
+def _cpu_environment(cpu: CpuSettings, tensor_parallel_size: int) -> dict[str, str]:
+    """Return what an engine on the CPU needs.
+
+    Left alone, vLLM pins a thread to every core that the container can see.
+    That is every core of the node, since a CPU limit is a quota and not a set
+    of cores: the engine would be throttled, beside others pinned to the same
+    cores, and two ranks on one NUMA node would not start at all. So threads
+    are counted, not pinned.
+    """
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(cpu.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, cpu.cores // tensor_parallel_size)),
+    }
+
+
+def env_problems(env: Iterable[EnvVar]) -> list[Problem]:
+    """Return the variables of ``spec.engine.env`` that the operator owns, each with what to do."""
+    return [
+        Problem(f"spec.engine.env[{index}].name", variable.name, _OWNED[variable.name])
+        for index, variable in enumerate(env)
+        if variable.name in _OWNED
+    ]

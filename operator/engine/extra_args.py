@@ -1,0 +1,141 @@
+"""What is wrong with ``spec.engine.extraArgs``, found before a pod exists.
+
+The list is read as vLLM's own parser reads it (Python's argparse, with the
+liberties that vllm/utils/argparse_utils.py adds): ``--flag value``,
+``--flag=value``, ``--no-flag``, unique prefixes, underscores for dashes, short
+names with the value glued on, and dotted paths into JSON values.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine.profiles import EngineProfile, Flag
+from specdecode_operator.engine.refused_flags import refusal
+
+_NEGATIVE_NUMBER = re.compile(r"-\d+")
+"""argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""
+
+_OPTIMIZATION_LEVEL = "-O"
+_OPTIMIZATION_LEVELS = frozenset("0123")
+
+
+@dataclass(frozen=True)
+class _Token:
+    """One argument that looks like an option.
+
+    Attributes
+    ----------
+    name
+        Its name, with dashes, without value and path. Only this is ever
+        shown: the value may be a secret.
+    has_value
+        A value is part of the same argument.
+    has_path
+        A dotted path into a JSON value follows the name.
+    """
+
+    name: str
+    has_value: bool
+    has_path: bool
+
+
+def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> list[Problem]:
+    """Return what the engine would refuse, and what would undo a field of the spec."""
+    problems: list[Problem] = []
+    index = 0
+    while index < len(extra_args):
+        message, shown, taken = _read(extra_args, index, profile)
+        if message is not None:
+            problems.append(Problem(f"spec.engine.extraArgs[{index}]", shown, message))
+        index += taken
+    return problems
+
+
+def _read(extra_args: Sequence[str], index: int, profile: EngineProfile) -> tuple[str | None, str, int]:
+    """Return what is wrong at ``index``, how to show it, and how many arguments it takes."""
+    if not _is_option(extra_args[index]):
+        return "belongs to no flag; vLLM takes no further positional argument", extra_args[index], 1
+    following = _count_values(extra_args[index + 1 :])
+    if extra_args[index].startswith(_OPTIMIZATION_LEVEL):
+        return _read_optimization_level(extra_args, index, following)
+    token = _tokenize(extra_args[index], profile)
+    if token.name in profile.removed_flags:
+        message = f"vLLM {profile.version} no longer has this flag; {profile.removed_flags[token.name]}"
+        return message, token.name, 1 + following
+    found = _find(token.name, profile)
+    if isinstance(found, str):
+        return found, token.name, 1 + following
+    advice = refusal(found.name)
+    problem, taken = _take_values(token, found, following, len(extra_args) - index - 1)
+    if advice is None:
+        return problem, token.name, taken
+    reads_as = "" if token.name in found.names else f"is short for {found.name}, which "
+    return f"{reads_as}is not for extraArgs; {advice}", token.name, taken
+
+
+def _read_optimization_level(extra_args: Sequence[str], index: int, following: int) -> tuple[str | None, str, int]:
+    """Read ``-O3``, ``-O=3`` or ``-O 3``, which vLLM turns into ``--optimization-level``."""
+    if extra_args[index] != _OPTIMIZATION_LEVEL:
+        return None, extra_args[index], 1
+    if following and extra_args[index + 1] in _OPTIMIZATION_LEVELS:
+        return None, extra_args[index], 2
+    return "needs a level: -O0, -O1, -O2 or -O3", extra_args[index], 1 + following
+
+
+def _is_option(argument: str) -> bool:
+    """Decide as argparse does: a dash, but no lone dash, negative number or text with spaces."""
+    if not argument.startswith("-") or argument == "-" or _NEGATIVE_NUMBER.fullmatch(argument):
+        return False
+    return "=" in argument or " " not in argument
+
+
+def _count_values(arguments: Sequence[str]) -> int:
+    """Return how many arguments follow before the next option."""
+    for count, argument in enumerate(arguments):
+        if _is_option(argument):
+            return count
+    return len(arguments)
+
+
+def _tokenize(argument: str, profile: EngineProfile) -> _Token:
+    """Split an option into what argparse and vLLM see in it."""
+    full_name, equals, _ = argument.partition("=")
+    name, dot, _ = full_name.partition(".")
+    if name.startswith("--"):
+        name = name.replace("_", "-")
+    elif name[:2] in profile.flags and not any(known.startswith(name) for known in profile.flags):
+        # A one-letter flag with its value glued on, such as -n2.
+        return _Token(name[:2], has_value=True, has_path=False)
+    return _Token(name, has_value=bool(equals), has_path=bool(dot))
+
+
+def _find(name: str, profile: EngineProfile) -> Flag | str:
+    """Return the flag that a name stands for, or what is wrong with the name."""
+    if name in profile.flags:
+        return profile.flags[name]
+    if name == "--":
+        return "ends the flags, and vLLM takes no further positional argument; remove it"
+    candidates = [known for known in profile.flags if known.startswith(name)]
+    if len(candidates) == 1:
+        return profile.flags[candidates[0]]
+    if candidates:
+        return f"is short for several flags: {', '.join(sorted(candidates))}; write one in full"
+    nearest = get_close_matches(name, profile.flags, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "see `vllm serve --help=all`"
+    return f"vLLM {profile.version} has no such flag; {hint}"
+
+
+def _take_values(token: _Token, flag: Flag, following: int, remaining: int) -> tuple[str | None, int]:
+    """Return what is wrong with a flag's values, and how many arguments flag and values take."""
+    if token.has_path and not token.has_value:
+        # vLLM takes the next argument as the value, whatever it looks like.
+        return (None, 2) if remaining else ("needs a value", 1)
+    if token.has_value:
+        return ("takes no value" if flag.values == "0" else None), 1
+    if flag.values in {"1", "+"} and following == 0:
+        return "needs a value", 1
+    at_most = {"0": 0, "1": 1, "?": 1}.get(flag.values, following)
+    return None, 1 + min(following, at_most)

@@ -1,0 +1,184 @@
+"""What a running engine says about itself at /metrics."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from specdecode_operator.engine.profiles import EngineProfile, MetricNames
+
+_UNSET = "None"
+"""How vLLM writes a setting that has no value, as a label."""
+
+_Samples = Mapping[str, list[Sample]]
+
+
+class UnreadableMetricsError(ValueError):
+    """The text is not what an engine's /metrics says."""
+
+
+@dataclass(frozen=True)
+class SpeculationReading:
+    """Speculation counters since the engine started, over all its ranks.
+
+    Attributes
+    ----------
+    drafts
+        Proposals verified.
+    draft_tokens
+        Tokens in them.
+    accepted_tokens
+        Those of them that the target accepted.
+    accepted_per_position
+        The same by place in the proposal, first place first; K long.
+    """
+
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_per_position: tuple[int, ...]
+
+    @property
+    def acceptance_percent(self) -> int | None:
+        """Accepted share of the drafted tokens; None before the first draft."""
+        if self.draft_tokens == 0:
+            return None
+        return round(100 * self.accepted_tokens / self.draft_tokens)
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens emitted a verification on average; None before the first.
+
+        1 + accepted / drafts, the 1 being the target's own token
+        (vllm/v1/spec_decode/metrics.py SpecDecodingProm).
+        """
+        if self.drafts == 0:
+            return None
+        return 1 + self.accepted_tokens / self.drafts
+
+
+@dataclass(frozen=True)
+class EngineReading:
+    """What one scrape of one engine says.
+
+    With several data-parallel ranks behind one port, the KV cache is that of
+    the smallest rank, and the rest are sums.
+
+    Attributes
+    ----------
+    num_gpu_blocks, block_size, kv_cache_tokens, kv_cache_max_concurrency
+        What the engine allocated; None where it does not say.
+    speculation
+        None: the engine does not speculate, for then it has no such counters.
+    generation_tokens
+        Tokens generated since it started.
+    requests_running, requests_waiting
+        Now.
+    """
+
+    num_gpu_blocks: int | None
+    block_size: int | None
+    kv_cache_tokens: int | None
+    kv_cache_max_concurrency: float | None
+    speculation: SpeculationReading | None
+    generation_tokens: int
+    requests_running: int
+    requests_waiting: int
+
+
+def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
+    """Return what the text of an engine's /metrics says.
+
+    Raises
+    ------
+    UnreadableMetricsError
+        It is not in Prometheus format, not an engine's, or holds a number that cannot be.
+    """
+    names = profile.metrics
+    samples = _parse(text)
+    if not any(name.startswith(names.prefix) for name in samples):
+        msg = f"no metric starts with {names.prefix}: this is not vLLM, or it runs with --disable-log-stats"
+        raise UnreadableMetricsError(msg)
+    concurrency = _smallest_label(samples, names, names.kv_cache_max_concurrency_label)
+    return EngineReading(
+        num_gpu_blocks=_whole(_smallest_label(samples, names, names.num_gpu_blocks_label)),
+        block_size=_whole(_smallest_label(samples, names, names.block_size_label)),
+        kv_cache_tokens=_whole(_smallest_label(samples, names, names.kv_cache_tokens_label)),
+        kv_cache_max_concurrency=concurrency,
+        speculation=_speculation(samples, names),
+        generation_tokens=_total(samples, names.generation_tokens),
+        requests_running=_total(samples, names.requests_running),
+        requests_waiting=_total(samples, names.requests_waiting),
+    )
+
+
+def _parse(text: str) -> _Samples:
+    samples: defaultdict[str, list[Sample]] = defaultdict(list)
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples[sample.name].append(sample)
+    except (ValueError, KeyError, IndexError) as error:
+        msg = f"not in Prometheus format: {error}"
+        raise UnreadableMetricsError(msg) from error
+    return samples
+
+
+def _speculation(samples: _Samples, names: MetricNames) -> SpeculationReading | None:
+    if names.drafts not in samples:
+        return None
+    return SpeculationReading(
+        drafts=_total(samples, names.drafts),
+        draft_tokens=_total(samples, names.draft_tokens),
+        accepted_tokens=_total(samples, names.accepted_tokens),
+        accepted_per_position=_per_position(samples, names),
+    )
+
+
+def _per_position(samples: _Samples, names: MetricNames) -> tuple[int, ...]:
+    accepted: defaultdict[int, int] = defaultdict(int)
+    for sample in samples.get(names.accepted_tokens_per_position, []):
+        position = _whole(_number(names.position_label, sample.labels.get(names.position_label, "")))
+        accepted[position or 0] += _count(sample)
+    return tuple(accepted[position] for position in sorted(accepted))
+
+
+def _total(samples: _Samples, name: str) -> int:
+    """Return the sum over ranks; an absent metric is an error, because 0 would be a claim."""
+    if name not in samples:
+        msg = f"{name} is missing"
+        raise UnreadableMetricsError(msg)
+    return sum(_count(sample) for sample in samples[name])
+
+
+def _count(sample: Sample) -> int:
+    return int(_checked(sample.name, sample.value))
+
+
+def _smallest_label(samples: _Samples, names: MetricNames, label: str) -> float | None:
+    """Return a number that stands in a label of the cache's info metric, smallest rank's."""
+    texts = [sample.labels.get(label, _UNSET) for sample in samples.get(names.cache_config, [])]
+    return min((_number(label, text) for text in texts if text != _UNSET), default=None)
+
+
+def _number(label: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        msg = f"label {label} is {text!r}, not a number"
+        raise UnreadableMetricsError(msg) from error
+    return _checked(label, value)
+
+
+def _checked(name: str, value: float) -> float:
+    if not math.isfinite(value) or value < 0:
+        msg = f"{name} is {value}, which cannot be"
+        raise UnreadableMetricsError(msg)
+    return value
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

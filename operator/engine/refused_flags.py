@@ -1,0 +1,45 @@
+"""Flags that users may not pass, because the operator decides what they say."""
+
+from specdecode_operator.engine.arguments import ARGUMENTS
+
+_ONE_TENSOR_GROUP = "use spec.parallelism.tensor and spec.replicas; a replica is one tensor-parallel group on one node"
+_KV_CACHE = "use spec.serving.memoryUtilizationPercent, or spec.accelerator.kvCacheGiB on CPU; the plan counts on them"
+_HTTP = "remove it; Service and probes speak HTTP on spec.serving.port"
+
+_REFUSED = {
+    "--model": "use spec.target.model",
+    "--spec-method": "use spec.speculation.method",
+    "--spec-model": "use spec.speculation.draft.model",
+    "--spec-tokens": "use spec.speculation.numSpeculativeTokens",
+    "--quantization-config": "use spec.target.quantization",
+    "--api-key": "use spec.serving.apiKeySecret, which keeps the key out of this object",
+    "--hf-token": "use spec.models.hubTokenSecret, which keeps the token out of this object",
+    "--download-dir": "use spec.models",
+    "--config": "give each setting its field, or its own place in spec.engine.extraArgs; a file cannot be checked",
+    "--kv-cache-memory-bytes": _KV_CACHE,
+    "--num-gpu-blocks-override": _KV_CACHE,
+    "--pipeline-parallel-size": _ONE_TENSOR_GROUP,
+    "--decode-context-parallel-size": _ONE_TENSOR_GROUP,
+    "--prefill-context-parallel-size": _ONE_TENSOR_GROUP,
+    "--nnodes": _ONE_TENSOR_GROUP,
+    "--node-rank": _ONE_TENSOR_GROUP,
+    "--master-addr": _ONE_TENSOR_GROUP,
+    "--master-port": _ONE_TENSOR_GROUP,
+    "--headless": _ONE_TENSOR_GROUP,
+    "--grpc": _HTTP,
+    "--uds": _HTTP,
+    "--disable-log-stats": "remove it; without statistics nobody can see whether the engine drafts",
+    "--help": "remove it; the engine would print its help and exit",
+}
+_REFUSED_FAMILIES = {"--data-parallel-": _ONE_TENSOR_GROUP}
+
+
+def refusal(flag: str) -> str | None:
+    """Return what to do instead of passing a flag, or None when it may be passed."""
+    for argument in ARGUMENTS:
+        if argument.flag == flag:
+            return "remove it; the operator sets it" if argument.field is None else f"use {argument.field}"
+    for prefix, advice in _REFUSED_FAMILIES.items():
+        if flag.startswith(prefix):
+            return advice
+    return _REFUSED.get(flag)

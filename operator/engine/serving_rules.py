@@ -1,0 +1,47 @@
+"""Rules of the engine about everything but speculation, told before it starts."""
+
+from collections.abc import Iterator
+
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.settings import EngineSettings, Platform
+
+
+def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
+    """Return what the engine would refuse about model, batch and KV cache."""
+    return [*_name_problems(settings), *_batch_problems(settings), *_block_problems(settings, profile)]
+
+
+def image_problems(image: str | None, platform: Platform, profile: EngineProfile) -> list[Problem]:
+    """Return a problem when no image is given and the profile has none for the platform."""
+    if image is not None or platform in profile.images:
+        return []
+    message = f"no {platform.upper()} image of vLLM {profile.version} is known; name one"
+    return [Problem("spec.engine.image", "absent", message)]
+
+
+def _name_problems(settings: EngineSettings) -> Iterator[Problem]:
+    """A value that starts with a dash would be read as a flag."""
+    named = [
+        ("spec.target.model", settings.model),
+        ("spec.target.revision", settings.revision or ""),
+        *((f"spec.serving.servedModelNames[{i}]", name) for i, name in enumerate(settings.served_model_names)),
+    ]
+    for field, value in named:
+        if value.startswith("-"):
+            yield Problem(field, value, "must not start with a dash; vLLM would take it for a flag")
+
+
+def _batch_problems(settings: EngineSettings) -> Iterator[Problem]:
+    """vllm/config/scheduler.py: max_num_batched_tokens is at least max_num_seqs."""
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        message = f"must be at least serving.maxNumSeqs, {settings.max_num_seqs}: a token for each running request"
+        yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+
+
+def _block_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """The CPU backend has no kernel for other block sizes and says so only after loading."""
+    multiple = profile.cpu_block_size_multiple
+    if settings.platform is Platform.CPU and settings.block_size % multiple:
+        message = f"must be a multiple of {multiple} for accelerator type CPU, such as 128"
+        yield Problem("spec.serving.blockSize", str(settings.block_size), message)

@@ -1,0 +1,135 @@
+"""What one engine is told, resolved: no defaults left to the engine."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from specdecode_operator.api.deployment import Method
+
+
+class Platform(StrEnum):
+    """What the engine computes on."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class OnlineQuantization(StrEnum):
+    """Precision that the engine itself makes of a 16-bit checkpoint while loading it.
+
+    A checkpoint that is already quantized says so in its own config and needs
+    nothing on the command line.
+    """
+
+    FP8 = "FP8"
+
+
+@dataclass(frozen=True)
+class CpuSettings:
+    """What an engine on the CPU may take.
+
+    Attributes
+    ----------
+    kv_cache_gib
+        Memory for the KV cache.
+    cores
+        Cores of the container.
+    """
+
+    kv_cache_gib: int
+    cores: int
+
+
+@dataclass(frozen=True)
+class ScheduleRange:
+    """K for one range of running requests, both ends inclusive."""
+
+    first: int
+    last: int
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True)
+class SpeculationSettings:
+    """How the engine speculates; an engine that does not has None in its place.
+
+    Attributes
+    ----------
+    method
+        Who proposes tokens; never ``Method.NONE``.
+    num_speculative_tokens
+        K: tokens proposed a step.
+    schedule
+        K by the number of running requests; K above holds elsewhere.
+    draft_model
+        Hub id or path as the engine sees it, for method draft_model.
+    draft_revision, draft_online_quantization, draft_max_model_len
+        As for the target, for method draft_model.
+    prompt_lookup_min, prompt_lookup_max
+        Bounds of the n-gram, for method ngram.
+    """
+
+    method: Method
+    num_speculative_tokens: int
+    schedule: tuple[ScheduleRange, ...] = ()
+    draft_model: str | None = None
+    draft_revision: str | None = None
+    draft_online_quantization: OnlineQuantization | None = None
+    draft_max_model_len: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """All that the command line and the environment of one engine say.
+
+    Attributes
+    ----------
+    model
+        Hub id or path as the engine sees it.
+    served_model_names
+        Names that clients may ask for; at least one.
+    max_model_len, max_num_seqs, max_num_batched_tokens, kv_cache_dtype, block_size
+        As in ``spec.serving``, with the model's own length filled in.
+    memory_utilization_percent
+        Share of each GPU that the engine may use; without meaning on the CPU.
+    revision
+        Pinned revision of a hub model.
+    dtype
+        Precision of what is not quantized; ``auto`` is the checkpoint's.
+    online_quantization
+        Precision to make while loading.
+    speculation
+        None: the engine does not speculate.
+    cpu
+        None: the engine runs on GPUs.
+    shutdown_timeout_s
+        How long open requests may go on after TERM.
+    extra_args
+        Passed as they are, after everything else.
+    """
+
+    model: str
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str
+    block_size: int
+    memory_utilization_percent: int
+    tensor_parallel_size: int
+    port: int
+    shutdown_timeout_s: int
+    revision: str | None = None
+    dtype: Literal["auto", "bfloat16"] = "auto"
+    online_quantization: OnlineQuantization | None = None
+    enforce_eager: bool = False
+    speculation: SpeculationSettings | None = None
+    cpu: CpuSettings | None = None
+    extra_args: tuple[str, ...] = ()
+
+    @property
+    def platform(self) -> Platform:
+        """What this engine computes on."""
+        return Platform.GPU if self.cpu is None else Platform.CPU

@@ -1,0 +1,137 @@
+"""Rules of speculation that the engine has, told before it starts.
+
+Many of them the engine checks only in a worker, minutes after the pod began to
+take its GPUs; some it breaks silently.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from specdecode_operator.api.deployment import Method
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings
+
+_SPECULATION = "spec.speculation"
+_SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
+
+
+def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
+    """Return what the engine would refuse, or silently change, about speculation."""
+    speculation = settings.speculation
+    if speculation is None:
+        return []
+    if speculation.method not in profile.extra_draft_slots:
+        known = ", ".join(sorted(profile.extra_draft_slots))
+        message = f"vLLM {profile.version} is not known to speculate so; use one of {known}"
+        return [Problem(f"{_SPECULATION}.method", speculation.method, message)]
+    return [
+        *_count_problems(speculation),
+        *_schedule_problems(speculation),
+        *_draft_problems(settings, speculation, profile),
+        *_ngram_problems(speculation),
+        *_slot_problems(settings, speculation, profile),
+    ]
+
+
+def vocabulary_problems(target_vocab_size: int, draft_vocab_size: int) -> list[Problem]:
+    """Return a problem when target and draft model do not share a vocabulary.
+
+    Source: vllm/config/speculative.py, "Target and draft model should have the
+    same vocabulary size".
+    """
+    if target_vocab_size == draft_vocab_size:
+        return []
+    message = (
+        f"the target's vocabulary has {target_vocab_size}; choose a draft of the target's family, "
+        "which shares its tokenizer"
+    )
+    return [Problem(f"{_SPECULATION}.draft.model", f"vocabulary of {draft_vocab_size} tokens", message)]
+
+
+def _count_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/config/speculative.py: num_speculative_tokens is greater than 0."""
+    if speculation.num_speculative_tokens < 1:
+        yield Problem(
+            f"{_SPECULATION}.numSpeculativeTokens",
+            str(speculation.num_speculative_tokens),
+            f"method {speculation.method} needs at least 1; use method none to turn speculation off",
+        )
+
+
+def _schedule_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/v1/spec_decode/dynamic/utils.py raises these when the scheduler is built, after loading."""
+    for index, part in enumerate(speculation.schedule):
+        field = f"{_SCHEDULE}[{index}]"
+        if not 1 <= part.first <= part.last:
+            yield Problem(field, _text(part), "from must be at least 1 and not above to")
+        if part.num_speculative_tokens < 0:
+            yield Problem(field, _text(part), "numSpeculativeTokens must not be negative")
+        if part.num_speculative_tokens > speculation.num_speculative_tokens:
+            # The engine would use the general K and say nothing.
+            message = f"is above numSpeculativeTokens, {speculation.num_speculative_tokens}; raise that, or lower this"
+            yield Problem(f"{field}.numSpeculativeTokens", str(part.num_speculative_tokens), message)
+    for index, (before, part) in enumerate(pairwise(speculation.schedule), start=1):
+        if part.first <= before.last:
+            message = f"must start after the range before it, {_text(before)}; ranges are sorted and do not overlap"
+            yield Problem(f"{_SCHEDULE}[{index}].from", str(part.first), message)
+
+
+def _text(part: ScheduleRange) -> str:
+    return f"{part.first} to {part.last}"
+
+
+def _draft_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/speculative.py: method against draft, path, and the draft's length."""
+    field = f"{_SPECULATION}.draft"
+    model = speculation.draft_model
+    if speculation.method is not Method.DRAFT_MODEL:
+        if model is not None:
+            message = f"method {speculation.method} has no draft model; remove it, or use method draft_model"
+            yield Problem(field, model, message)
+        return
+    if model is None:
+        yield Problem(field, "absent", "method draft_model needs draft.model")
+        return
+    for marker, method in profile.draft_path_markers.items():
+        if marker in model.lower():
+            message = (
+                f"vLLM turns method draft_model into {method} because of {marker!r} in this path; "
+                "rename the folder or the mount"
+            )
+            yield Problem(f"{field}.model", model, message)
+            break
+    length = speculation.draft_max_model_len
+    if length is not None and length > settings.max_model_len:
+        message = f"is above the target's, {settings.max_model_len}; lower it, or leave it out"
+        yield Problem(f"{field}.maxModelLen", str(length), message)
+
+
+def _ngram_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/config/speculative.py: prompt_lookup_min is not above prompt_lookup_max."""
+    shortest, longest = speculation.prompt_lookup_min, speculation.prompt_lookup_max
+    if speculation.method is not Method.NGRAM:
+        if shortest is not None or longest is not None:
+            message = f"method {speculation.method} looks nothing up; remove it, or use method ngram"
+            yield Problem(f"{_SPECULATION}.ngram", f"{shortest} to {longest}", message)
+        return
+    if shortest is not None and longest is not None and shortest > longest:
+        message = f"must not be above promptLookupMax, {longest}"
+        yield Problem(f"{_SPECULATION}.ngram.promptLookupMin", str(shortest), message)
+
+
+def _slot_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """One request must get through a step: K drafted tokens, its own, and the method's extra slots.
+
+    vllm/config/vllm.py _set_max_num_scheduled_tokens refuses only what leaves
+    no slot at all; with fewer than K + 1 + extra the engine would start and
+    never verify a whole draft (vllm/v1/core/sched/scheduler.py schedule).
+    """
+    needed = speculation.num_speculative_tokens + 1 + profile.extra_draft_slots[speculation.method]
+    if settings.max_num_batched_tokens < needed:
+        message = f"must be at least {needed} to verify {speculation.num_speculative_tokens} drafted tokens in one step"
+        yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)

@@ -1,0 +1,52 @@
+"""Start, stop and health of the operator process."""
+
+from typing import Any
+
+import kopf
+
+from specdecode_operator.cluster.resources import CHILDREN, POD
+from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.labels import OWNED_SELECTOR
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) -> None:
+    """Set up kopf, connect and begin to work."""
+    configure(settings)
+    await memo.start()
+
+
+@kopf.on.cleanup()
+async def stop(memo: OperatorState, **_: Any) -> None:
+    """End the work."""
+    await memo.stop()
+
+
+@kopf.on.probe(id="working")
+def probe(memo: OperatorState, **_: Any) -> bool:
+    """Fail the liveness probe when nothing works any more."""
+    memo.check()
+    return True
+
+
+@kopf.on.login()
+def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """Log in as the pod's service account, or as KUBECONFIG says outside a cluster."""
+    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Set what the handlers rely on."""
+    # Should a handler ever keep state, it lies in the status: metadata stays as Git has it.
+    settings.persistence.finalizer = "specdecode.io/kopf"
+    settings.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf.progress")
+    settings.persistence.diffbase_storage = kopf.StatusDiffBaseStorage(field="status.kopf.last")
+    settings.posting.enabled = False  # our own Events speak of conditions
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 30
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    # Only what carries our label is watched: clusters have many other pods.
+    for resource in (*CHILDREN, POD):
+        settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR

@@ -1,0 +1,49 @@
+"""kopf handlers: every event only says which object to look at.
+
+None of them keeps state in kopf, so kopf writes neither annotations nor
+finalizers: create, update, resume and child events all end in the same
+reconcile.
+"""
+
+from typing import Any
+
+import kopf
+
+from specdecode_operator.api import base, deployment
+from specdecode_operator.cluster.cache import Key
+from specdecode_operator.cluster.resources import CHILDREN, POD
+from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
+
+
+@kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL)
+async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
+    """Look at an object that appeared, changed or went away."""
+    body = dict(event["object"])
+    if event["type"] == "DELETED":
+        key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+        memo.cache.drop_deployment(key)
+        memo.queue.forget(key)
+    else:
+        memo.queue.add(memo.cache.put_deployment(body))
+
+
+@kopf.on.event("nodes")
+async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
+    """Plan anew when the GPUs of the cluster changed."""
+    if memo.cache.put_node(dict(event["object"]), gone=event["type"] == "DELETED"):
+        memo.add_all()
+
+
+async def on_belonging(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
+    """Look at the object that a child or an engine pod belongs to."""
+    key = memo.cache.put(resource.kind or "", dict(event["object"]), gone=event["type"] == "DELETED")
+    if key is not None and memo.cache.deployment(key) is not None:
+        memo.queue.add(key)
+
+
+for _resource in (*CHILDREN, POD):
+    kopf.on.event(
+        *filter(None, [_resource.group, _resource.api_version.rpartition("/")[2], _resource.plural]),
+        labels={MANAGED_BY_LABEL: MANAGER},
+    )(on_belonging)

@@ -1,0 +1,156 @@
+"""Renders the objects that a SpecDecodeDeployment owns."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from specdecode_operator.api import base, deployment
+from specdecode_operator.api.deployment import SecretKey, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.cache import Key
+from specdecode_operator.cluster.fleet import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.engine.arguments import command_line
+from specdecode_operator.engine.environment import API_KEY_VARIABLE, environment
+from specdecode_operator.labels import (
+    APPLIED_HASH_ANNOTATION,
+    DEPLOYMENT_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    selector_labels,
+)
+from specdecode_operator.services.engine_settings import SHUTDOWN_TIMEOUT_S, engine_settings, model_path
+from specdecode_operator.services.facts import Facts
+from specdecode_operator.services.overlay import merge
+from specdecode_operator.sizing.plan import Plan
+
+Body = dict[str, Any]
+
+_PRE_STOP_S = 5
+_STARTUP_BUDGET_S = 1800
+"""Cold loads of 120B-class models were reported at ten minutes; the budget is thrice that."""
+
+_SHM_GIB_PER_GPU = 1
+
+_templates = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent.parent / "templates"),
+    undefined=jinja2.StrictUndefined,
+    autoescape=False,  # noqa: S701  YAML, not HTML: values are quoted by tojson
+)
+# Jinja's own tojson escapes for HTML, which would change command lines.
+_templates.filters["tojson"] = lambda value: json.dumps(value, sort_keys=True)
+
+
+def render_children(key: Key, uid: str, facts: Facts, plan: Plan) -> list[Body]:
+    """Objects that must exist while this plan is in force, in the order of their creation."""
+    values = _values(key, facts, plan)
+    engine = _render("deployment", values)
+    overlay = facts.spec.pod_template
+    if overlay is not None:
+        overlay_body = overlay.model_dump(by_alias=True, exclude_none=True)
+        engine["spec"]["template"] = merge(engine["spec"]["template"], overlay_body)
+    children = [render_plan(key, uid, plan), _render("service", values)]
+    if values["replicas"] > 1:
+        children.append(_render("poddisruptionbudget", values))
+    children.append(engine)
+    return [_owned(child, key, uid) for child in children]
+
+
+def render_plan(key: Key, uid: str, plan: Plan) -> Body:
+    """Return the ConfigMap that holds the plan, wanted also where nothing fits."""
+    plan_json = json.dumps(asdict(plan), indent=2, sort_keys=True)
+    return _owned(_render("configmap", {"name": key.name, "plan_json": plan_json}), key, uid)
+
+
+def _render(template: str, values: dict[str, Any]) -> Body:
+    body: Body = yaml.safe_load(_templates.get_template(f"{template}.yaml.j2").render(values))
+    return body
+
+
+def _values(key: Key, facts: Facts, plan: Plan) -> dict[str, Any]:
+    spec = facts.spec
+    settings = engine_settings(spec, facts.pair, plan.chosen.tensor)
+    env = {**environment(settings), **{variable.name: variable.value for variable in spec.engine.env}}
+    return {
+        "name": key.name,
+        "selector": selector_labels(key.name),
+        "replicas": 0 if spec.suspend else spec.replicas,
+        "image": spec.engine.image or facts.profile.images[settings.platform],
+        "command": command_line(settings, facts.profile),
+        "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
+        "port": spec.serving.port,
+        "api_key_variable": API_KEY_VARIABLE,
+        "api_key": _secret_key(spec.serving.api_key_secret),
+        "hub_token": _secret_key(spec.models.hub_token_secret),
+        "product": None if facts.on_cpu else plan.chosen.product,
+        "product_label": PRODUCT_LABEL,
+        "gpu_resource": GPU_RESOURCE,
+        "resources": _resources(facts, plan),
+        "models_claim": spec.models.volume.persistent_volume_claim.claim_name if spec.models.volume else None,
+        "downloads": [] if spec.models.volume else _downloads(spec),
+        "shm_gib": _SHM_GIB_PER_GPU * plan.chosen.tensor,
+        "startup_budget_s": _STARTUP_BUDGET_S,
+        "pre_stop_s": _PRE_STOP_S,
+        "termination_grace_s": _PRE_STOP_S + SHUTDOWN_TIMEOUT_S + 20,
+    }
+
+
+def _resources(facts: Facts, plan: Plan) -> Body:
+    """Requests and limits of the engine container."""
+    if not facts.on_cpu:
+        return {"limits": {GPU_RESOURCE: str(plan.chosen.tensor)}}
+    accelerator = facts.spec.accelerator
+    memory = f"{accelerator.memory_gib}Gi"
+    return {
+        # A CPU limit would throttle the engine while the node has idle cores.
+        "requests": {"cpu": str(accelerator.cpu_cores), "memory": memory},
+        "limits": {"memory": memory},
+    }
+
+
+def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
+    """Init containers that fetch each model from the hub."""
+    models = [("download-target", spec.target.model, spec.target.revision)]
+    if spec.speculation and spec.speculation.draft:
+        models.append(("download-draft", spec.speculation.draft.model, spec.speculation.draft.revision))
+    return [
+        {
+            "name": name,
+            "command": [
+                *("hf", "download", model, "--local-dir", model_path(model)),
+                *(("--revision", revision) if revision else ()),
+            ],
+        }
+        for name, model, revision in models
+    ]
+
+
+def _secret_key(reference: SecretKey | None) -> Body | None:
+    return {"name": reference.name, "key": reference.key} if reference else None
+
+
+def _owned(body: Body, key: Key, uid: str) -> Body:
+    """Mark a child as ours, and with the hash of what was asked for."""
+    metadata = body["metadata"]
+    metadata["namespace"] = key.namespace
+    metadata["labels"] = {
+        "app.kubernetes.io/part-of": "specdecode",
+        MANAGED_BY_LABEL: MANAGER,
+        DEPLOYMENT_LABEL: key.name,
+    }
+    metadata["ownerReferences"] = [
+        {
+            "apiVersion": base.API_VERSION,
+            "kind": deployment.KIND,
+            "name": key.name,
+            "uid": uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+    ]
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    metadata["annotations"] = {APPLIED_HASH_ANNOTATION: digest[:16]}
+    return body

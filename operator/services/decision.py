@@ -1,0 +1,207 @@
+"""Decides, from all that is known of one object, what should exist and what its status says.
+
+No I/O: the reconciler brings what it saw and carries out what is decided.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.api.status import Condition, ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.cache import Key
+from specdecode_operator.cluster.engine_probe import Reading
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.labels import selector_labels
+from specdecode_operator.services import proof
+from specdecode_operator.services.children import render_children, render_plan
+from specdecode_operator.services.facts import Facts, InvalidSpecError, gather_facts
+from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding, stamp
+from specdecode_operator.services.plan_status import plan_status, planned_finding
+from specdecode_operator.services.planning import WaitingForNodes, make_plan
+from specdecode_operator.services.readiness import Summary, available_finding, stalled, summarize, working
+from specdecode_operator.services.rollout import read_rollout
+from specdecode_operator.sizing.plan import Plan
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parent:
+    """One SpecDecodeDeployment as the API server has it."""
+
+    key: Key
+    uid: str
+    generation: int
+    spec: Body
+    status: SpecDecodeDeploymentStatus
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A spec whose plan is in force."""
+
+    facts: Facts
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A spec that is not launched, and why. Engines of an earlier spec stay meanwhile."""
+
+    summary: Summary
+    plan: PlanStatus | None = None
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What a spec comes to in this cluster."""
+
+    course: Launch | Obstacle
+    findings: list[Finding]
+    children: list[Body] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen of the engines after the children were applied."""
+
+    deployment: Body | None = None
+    pods: list[Body] = field(default_factory=list)
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    rested: bool = True
+    """Whether the figures in the status may be written again already."""
+
+
+def read_parent(body: Mapping[str, Any]) -> Parent:
+    """Take an object apart; a status that cannot be read counts as none."""
+    metadata = body["metadata"]
+    raw_status = {name: value for name, value in (body.get("status") or {}).items() if name != "kopf"}
+    try:
+        status = SpecDecodeDeploymentStatus.model_validate(raw_status)
+    except ValidationError:
+        status = SpecDecodeDeploymentStatus()
+    return Parent(
+        key=Key(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        spec=body.get("spec") or {},
+        status=status,
+    )
+
+
+def intend(parent: Parent, nodes: tuple[NodeFacts, ...]) -> Intent:
+    """Decide what should exist for a spec."""
+    previous = parent.status.plan if parent.status.observed_generation == parent.generation else None
+    try:
+        facts = gather_facts(_parse(parent.spec))
+        plan = make_plan(facts, nodes, previous)
+    except InvalidSpecError as error:
+        summary = stalled(error.reason, str(error))
+        accepted = Finding("Accepted", FALSE, error.reason, str(error))
+        return Intent(
+            Obstacle(summary), [accepted, Finding("Planned", FALSE, "NotAccepted", "the spec is not accepted")]
+        )
+    accepted = Finding("Accepted", TRUE, "Valid", "the spec holds together")
+    if isinstance(plan, WaitingForNodes):
+        waiting = Finding("Planned", UNKNOWN, "NoMatchingNodes", plan.message)
+        # The last plan is shown while the nodes that it was made for are away.
+        return Intent(Obstacle(working(waiting.reason, waiting.message), previous), [accepted, waiting])
+    planned = planned_finding(facts, plan)
+    if planned.status is FALSE:
+        summary = stalled(planned.reason, planned.message)
+        children = [render_plan(parent.key, parent.uid, plan)]
+        return Intent(Obstacle(summary, plan_status(facts, plan)), [accepted, planned], children)
+    return Intent(
+        Launch(facts, plan),
+        [accepted, planned],
+        render_children(parent.key, parent.uid, facts, plan),
+    )
+
+
+def blocked(intent: Intent, summary: Summary) -> Intent:
+    """Return the same intent with something in its way that only the cluster showed."""
+    course = intent.course
+    plan = plan_status(course.facts, course.plan) if isinstance(course, Launch) else course.plan
+    return Intent(Obstacle(summary, plan), intent.findings)
+
+
+def compose_status(
+    parent: Parent, intent: Intent, observation: Observation, now: datetime
+) -> SpecDecodeDeploymentStatus:
+    """Say in the status what is intended and what was seen."""
+    course = intent.course
+    if isinstance(course, Obstacle):
+        summary, plan, observed = course.summary, course.plan, None
+        findings = [
+            Finding(type_, UNKNOWN, "NotLaunched", "this spec is not launched")
+            for type_ in ("Available", "SpeculationActive", "BudgetAccurate")
+        ]
+    else:
+        plan = plan_status(course.facts, course.plan)
+        observed = proof.settle(
+            proof.observe(course.facts, observation.readings), parent.status.observed, rested=observation.rested
+        )
+        summary, findings = _proof(parent, course, observation, observed)
+    deployment_status = (observation.deployment or {}).get("status", {})
+    return SpecDecodeDeploymentStatus(
+        observed_generation=parent.generation,
+        conditions=stamp(
+            [*summary.findings(), *intent.findings, *findings], parent.status.conditions, parent.generation, now
+        ),
+        plan=plan,
+        observed=observed,
+        replicas=deployment_status.get("replicas", 0),
+        ready_replicas=deployment_status.get("readyReplicas", 0),
+        selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
+    )
+
+
+def _proof(
+    parent: Parent, launch: Launch, observation: Observation, observed: ObservedStatus | None
+) -> tuple[Summary, list[Finding]]:
+    """What the engines show of a plan in force."""
+    spec = launch.facts.spec
+    rollout = read_rollout(observation.deployment, observation.pods, 0 if spec.suspend else spec.replicas)
+    speculation = proof.speculation_finding(launch.facts, observation.readings, observed)
+    ready_before = next((c for c in parent.status.conditions if c.type == "Ready"), None)
+    summary = summarize(rollout, speculation, ready_before, parent.generation, suspended=spec.suspend)
+    return summary, [
+        available_finding(rollout),
+        speculation,
+        proof.budget_finding(launch.plan, observation.readings),
+    ]
+
+
+def news(old: list[Condition], new: list[Condition]) -> list[Condition]:
+    """Conditions worth an Event: they say something else than before, and somebody would want to know."""
+    before = {condition.type: (condition.status, condition.reason) for condition in old}
+    return [
+        condition
+        for condition in new
+        if before.get(condition.type) != (condition.status, condition.reason) and _is_worth_telling(condition)
+    ]
+
+
+def _is_worth_telling(condition: Condition) -> bool:
+    if condition.type in {"Reconciling", "Stalled", "Available"}:
+        return False  # Ready tells it
+    if condition.type == "Accepted":
+        return condition.status is FALSE
+    return condition.type == "Ready" or condition.status is not UNKNOWN
+
+
+def _parse(spec: Body) -> SpecDecodeDeploymentSpec:
+    """Parse a spec; the CRD refuses what fails here, unless an older one is installed."""
+    try:
+        return SpecDecodeDeploymentSpec.model_validate(spec)
+    except ValidationError as error:
+        problems = [
+            Problem(".".join(["spec", *map(str, detail["loc"])]), str(detail["input"])[:64], detail["msg"])
+            for detail in error.errors()
+        ]
+        raise InvalidSpecError(problems) from error

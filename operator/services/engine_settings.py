@@ -1,0 +1,77 @@
+"""Resolves what the engine is told from a spec and its pair."""
+
+from specdecode_operator.api.deployment import AcceleratorType, Method, SpecDecodeDeploymentSpec
+from specdecode_operator.engine.settings import (
+    CpuSettings,
+    EngineSettings,
+    OnlineQuantization,
+    ScheduleRange,
+    SpeculationSettings,
+)
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.precision import Precision
+
+MODELS_PATH = "/models"
+SHUTDOWN_TIMEOUT_S = 60
+
+
+def engine_settings(spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int) -> EngineSettings:
+    """Everything that the engine's command line and environment need."""
+    serving, limits = spec.serving, pair.limits
+    return EngineSettings(
+        model=model_path(spec.target.model),
+        served_model_names=tuple(serving.served_model_names) or (spec.target.model.rstrip("/").split("/")[-1],),
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        kv_cache_dtype=serving.kv_cache_dtype.value,
+        block_size=limits.block_size,
+        memory_utilization_percent=serving.memory_utilization_percent,
+        tensor_parallel_size=tensor,
+        port=serving.port,
+        shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
+        online_quantization=_online_quantization(pair.target, pair.target_precision),
+        enforce_eager=serving.enforce_eager,
+        speculation=_speculation(spec, pair),
+        cpu=_cpu(spec),
+        extra_args=tuple(spec.engine.extra_args),
+    )
+
+
+def model_path(model: str) -> str:
+    """Where the engine finds a model: in the user's volume, or where the download puts it."""
+    return f"{MODELS_PATH}/{model.strip('/')}"
+
+
+def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
+    """What the engine makes while loading; None where the checkpoint is served as it is."""
+    made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
+    return OnlineQuantization.FP8 if made else None
+
+
+def _cpu(spec: SpecDecodeDeploymentSpec) -> CpuSettings | None:
+    accelerator = spec.accelerator
+    if accelerator.type is AcceleratorType.GPU:
+        return None
+    return CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
+
+
+def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSettings | None:
+    speculation = spec.speculation
+    if speculation is None or speculation.method is Method.NONE:
+        return None
+    draft, ngram = speculation.draft, speculation.ngram
+    return SpeculationSettings(
+        method=speculation.method,
+        num_speculative_tokens=speculation.num_speculative_tokens or 0,
+        schedule=tuple(
+            ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
+            for range_ in speculation.num_speculative_tokens_by_batch_size
+        ),
+        draft_model=model_path(draft.model) if draft else None,
+        draft_online_quantization=_online_quantization(pair.draft, pair.draft_precision) if pair.draft else None,
+        draft_max_model_len=draft.max_model_len if draft else None,
+        prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,
+        prompt_lookup_max=ngram.prompt_lookup_max if ngram else None,
+    )

@@ -1,0 +1,42 @@
+"""What a reconcile found out about one aspect of an object."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from specdecode_operator.api.status import Condition, ConditionStatus
+
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+
+_MESSAGE_LIMIT = 4096
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A condition before it gets its generation and time."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+def stamp(findings: list[Finding], previous: list[Condition], generation: int, now: datetime) -> list[Condition]:
+    """Conditions for the findings; the time stands still while a status does."""
+    before = {condition.type: condition for condition in previous}
+    stamped = []
+    for finding in findings:
+        old = before.get(finding.type)
+        unchanged = old is not None and old.status is finding.status
+        stamped.append(
+            Condition(
+                type=finding.type,
+                status=finding.status,
+                reason=finding.reason,
+                message=finding.message[:_MESSAGE_LIMIT],
+                observed_generation=generation,
+                last_transition_time=old.last_transition_time
+                if old is not None and unchanged
+                else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            )
+        )
+    return stamped

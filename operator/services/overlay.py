@@ -1,0 +1,131 @@
+"""Strategic merge of the user's podTemplate into the pod that the operator renders.
+
+The rules are those of `kubectl patch` for the lists that pods have: lists with
+a merge key are merged element by element, others are replaced.
+https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+"""
+
+from typing import Any
+
+from specdecode_operator.api.deployment import PodTemplate
+from specdecode_operator.api.problems import Problem
+
+ENGINE_CONTAINER = "engine"
+
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+_PROTECTED_IN_ENGINE = {
+    "command": "the operator writes it: use spec.engine.extraArgs for further arguments",
+    "args": "the operator writes it: use spec.engine.extraArgs for further arguments",
+    "image": "use spec.engine.image",
+    "ports": "use spec.serving.port",
+    "startupProbe": "the operator's own probes belong to the rollout",
+    "readinessProbe": "the operator's own probes belong to the rollout",
+    "livenessProbe": "the operator's own probes belong to the rollout",
+    "lifecycle": "the operator drains the engine with it",
+}
+_OWN_VOLUMES = frozenset({"models", "tmp", "shm"})
+_OWN_LABEL_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
+
+
+def merge(base: Any, overlay: Any, field: str = "") -> Any:
+    """Return base with overlay laid over it; neither is changed."""
+    if isinstance(base, dict) and isinstance(overlay, dict):
+        merged = dict(base)
+        for key, value in overlay.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = merge(base[key], value, key) if key in base else value
+        return merged
+    if isinstance(base, list) and isinstance(overlay, list) and field in _MERGE_KEYS:
+        return _merge_list(base, overlay, _MERGE_KEYS[field])
+    return overlay
+
+
+def _merge_list(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
+    merged = {element[key]: element for element in base}
+    for element in overlay:
+        name = element[key]
+        merged[name] = merge(merged[name], element) if name in merged else element
+    return list(merged.values())
+
+
+def overlay_problems(template: PodTemplate | None) -> list[Problem]:
+    """Report what the overlay may not touch, and elements without their merge key."""
+    if template is None:
+        return []
+    spec = template.spec or {}
+    return [
+        *_metadata_problems(template.metadata or {}),
+        *_list_problems(spec, "spec.podTemplate.spec"),
+        *_engine_problems(spec.get("containers")),
+        *_volume_problems(spec.get("volumes")),
+    ]
+
+
+def _metadata_problems(metadata: dict[str, Any]) -> list[Problem]:
+    problems = [
+        Problem(f"spec.podTemplate.metadata.{key}", str(value)[:64], "only labels and annotations can be set")
+        for key, value in metadata.items()
+        if key not in {"labels", "annotations"} or not isinstance(value, dict)
+    ]
+    labels = metadata.get("labels")
+    for label, value in labels.items() if isinstance(labels, dict) else ():
+        if label.startswith(_OWN_LABEL_PREFIXES):
+            problems.append(
+                Problem(f"spec.podTemplate.metadata.labels.{label}", str(value), "is the operator's own: leave it out")
+            )
+    return problems
+
+
+def _list_problems(value: Any, path: str) -> list[Problem]:
+    """Lists that are merged by key need that key in every element."""
+    if not isinstance(value, dict):
+        return []
+    problems = []
+    for field, content in value.items():
+        where = f"{path}.{field}"
+        if field in _MERGE_KEYS:
+            key = _MERGE_KEYS[field]
+            if not isinstance(content, list):
+                problems.append(Problem(where, type(content).__name__, "must be a list"))
+                continue
+            for index, element in enumerate(content):
+                if not isinstance(element, dict) or not isinstance(element.get(key), str):
+                    problems.append(Problem(f"{where}[{index}]", str(element)[:64], f"needs a {key} to be merged by"))
+                else:
+                    problems.extend(_list_problems(element, f"{where}[{index}]"))
+    return problems
+
+
+def _engine_problems(containers: Any) -> list[Problem]:
+    if not isinstance(containers, list):
+        return []
+    return [
+        Problem(f"spec.podTemplate.spec.containers[{index}].{field}", "set", fix)
+        for index, container in enumerate(containers)
+        if isinstance(container, dict) and container.get("name") == ENGINE_CONTAINER
+        for field, fix in _PROTECTED_IN_ENGINE.items()
+        if field in container
+    ]
+
+
+def _volume_problems(volumes: Any) -> list[Problem]:
+    if not isinstance(volumes, list):
+        return []
+    return [
+        Problem(
+            f"spec.podTemplate.spec.volumes[{index}].name", volume["name"], "is the operator's own volume: rename it"
+        )
+        for index, volume in enumerate(volumes)
+        if isinstance(volume, dict) and volume.get("name") in _OWN_VOLUMES
+    ]

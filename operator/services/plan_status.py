@@ -1,0 +1,48 @@
+"""Puts a plan into the words of the status."""
+
+from specdecode_operator.api.status import GpuMemory, PlanStatus
+from specdecode_operator.services.facts import Facts
+from specdecode_operator.services.findings import FALSE, TRUE, Finding
+from specdecode_operator.sizing.plan import Plan
+
+
+def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
+    """Return the chosen row with its terms."""
+    chosen, budget = plan.chosen, plan.chosen.budget
+    return PlanStatus(
+        verdict=plan.verdict,
+        explanation=plan.explanation,
+        product=chosen.product,
+        tensor=chosen.tensor,
+        gpus_per_replica=0 if facts.on_cpu else chosen.tensor,
+        target_quantization=facts.pair.target_precision,
+        draft_quantization=facts.pair.draft_precision if facts.pair.draft else None,
+        max_model_len=facts.pair.limits.max_model_len,
+        per_gpu=GpuMemory(
+            total_bytes=budget.total_bytes,
+            requested_bytes=budget.requested_bytes,
+            target_weights_bytes=budget.target_weights_bytes,
+            draft_weights_bytes=budget.draft_weights_bytes,
+            state_bytes=budget.state_bytes,
+            activation_bytes=budget.activation_bytes,
+            cuda_graphs_bytes=budget.cuda_graphs_bytes,
+            non_torch_bytes=budget.non_torch_bytes,
+            available_kv_bytes=budget.available_kv_bytes,
+            margin_bytes=budget.margin_bytes,
+        ),
+        kv_bytes_per_token=budget.kv_bytes_per_token,
+        kv_cache_tokens=budget.kv_cache_tokens,
+        max_concurrency=f"{budget.max_concurrency:.2f}",
+        fixes=[fix.sentence for fix in plan.fixes][:16],
+    )
+
+
+def planned_finding(facts: Facts, plan: Plan) -> Finding:
+    """Whether there is a plan to launch."""
+    if plan.verdict != "DoesNotFit":
+        return Finding("Planned", TRUE, plan.verdict, plan.explanation)
+    override = facts.spec.override
+    if override is not None:
+        message = f"goes on although it does not fit, because {override.reason!r}: {plan.explanation}"
+        return Finding("Planned", TRUE, "Overridden", message)
+    return Finding("Planned", FALSE, "DoesNotFit", plan.explanation)

@@ -1,0 +1,117 @@
+"""Compares what running engines report with what was asked for and promised."""
+
+from collections.abc import Mapping
+
+from specdecode_operator.api.deployment import Method
+from specdecode_operator.api.status import ConditionStatus, ObservedStatus
+from specdecode_operator.cluster.engine_probe import Reading, Unreachable
+from specdecode_operator.engine.metrics import EngineReading
+from specdecode_operator.services.facts import Facts
+from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.sizing.plan import Plan
+
+_ENOUGH_GENERATED_TOKENS = 64
+"""Output after which a drafter that proposed nothing is called idle: short requests may end before a first draft."""
+
+_ACCEPTANCE_STEP_PERCENT = 2
+"""Observed figures are written anew when acceptance moved by this much."""
+
+
+def speculation_finding(facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None) -> Finding:
+    """Whether the engines really draft, in the figures that the status shows."""
+
+    def finding(status: ConditionStatus, reason: str, message: str) -> Finding:
+        return Finding("SpeculationActive", status, reason, message)
+
+    if facts.method is Method.NONE:
+        return finding(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
+    engines, silent = _split(readings)
+    if not engines:
+        return _no_engine("SpeculationActive", silent)
+    without = [name for name, engine in engines.items() if engine.speculation is None]
+    if without:
+        message = f"{without[0]} publishes no speculation counters: it serves without a drafter"
+        return finding(FALSE, "NotDrafting", message)
+    if observed is not None and observed.draft_tokens:
+        return finding(
+            TRUE,
+            "Drafting",
+            f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
+            f" with K={facts.pair.num_speculative_tokens}",
+        )
+    if sum(engine.generation_tokens for engine in engines.values()) >= _ENOUGH_GENERATED_TOKENS:
+        return finding(FALSE, "NotDrafting", "the engines generate, but nothing was drafted")
+    return finding(UNKNOWN, "NoTraffic", "ready to draft; no request has come yet")
+
+
+def budget_finding(plan: Plan, readings: Mapping[str, Reading]) -> Finding:
+    """Whether the engines got the KV cache that was promised after the margin."""
+    engines, silent = _split(readings)
+    reported = [engine.kv_cache_tokens for engine in engines.values() if engine.kv_cache_tokens is not None]
+    if not reported:
+        return _no_engine("BudgetAccurate", silent)
+    budget = plan.chosen.budget
+    predicted, smallest = budget.kv_cache_tokens, min(reported)
+    margin_tokens = budget.margin_bytes // budget.kv_bytes_per_token
+    residual = f"{(smallest - predicted) / predicted:+.1%}" if predicted else "nothing predicted"
+    message = f"the engine reports {smallest:,} KV cache tokens, {predicted:,} were predicted ({residual})"
+    if smallest >= predicted - margin_tokens:
+        return Finding("BudgetAccurate", TRUE, "AsPromised", message)
+    return Finding("BudgetAccurate", FALSE, "LessThanPromised", f"{message}, margin {margin_tokens:,}")
+
+
+def observe(facts: Facts, readings: Mapping[str, Reading]) -> ObservedStatus | None:
+    """Sum up what the engines report; None while none answers."""
+    engines, _ = _split(readings)
+    if not engines:
+        return None
+    tokens = [engine.kv_cache_tokens for engine in engines.values() if engine.kv_cache_tokens is not None]
+    concurrency = [e.kv_cache_max_concurrency for e in engines.values() if e.kv_cache_max_concurrency is not None]
+    counters = [engine.speculation for engine in engines.values() if engine.speculation is not None]
+    drafts = sum(counter.drafts for counter in counters)
+    drafted = sum(counter.draft_tokens for counter in counters)
+    accepted = sum(counter.accepted_tokens for counter in counters)
+    percent = round(100 * accepted / drafted) if drafted else None
+    return ObservedStatus(
+        engines=len(engines),
+        kv_cache_tokens=min(tokens, default=None),
+        max_concurrency=f"{min(concurrency):.2f}" if concurrency else None,
+        num_speculative_tokens=facts.pair.num_speculative_tokens if counters else None,
+        draft_tokens=drafted if counters else None,
+        accepted_tokens=accepted if counters else None,
+        acceptance=f"{percent}%" if percent is not None else None,
+        acceptance_percent=percent,
+        mean_acceptance_length=f"{1 + accepted / drafts:.2f}" if drafts else None,
+    )
+
+
+def settle(new: ObservedStatus | None, old: ObservedStatus | None, *, rested: bool) -> ObservedStatus | None:
+    """Return the figures to show: the old ones until they moved enough and had stood long enough."""
+    if old is None or new is None or old.acceptance_percent is None:
+        return new
+    return new if rested and _moved(new, old) else old
+
+
+def _moved(new: ObservedStatus, old: ObservedStatus) -> bool:
+    """Whether more changed than counters, which move with every token."""
+    if (new.engines, new.kv_cache_tokens, new.num_speculative_tokens) != (
+        old.engines,
+        old.kv_cache_tokens,
+        old.num_speculative_tokens,
+    ):
+        return True
+    if new.acceptance_percent is None or old.acceptance_percent is None:
+        return new.acceptance_percent != old.acceptance_percent
+    return abs(new.acceptance_percent - old.acceptance_percent) >= _ACCEPTANCE_STEP_PERCENT
+
+
+def _split(readings: Mapping[str, Reading]) -> tuple[dict[str, EngineReading], dict[str, Unreachable]]:
+    engines = {name: reading for name, reading in readings.items() if isinstance(reading, EngineReading)}
+    silent = {name: reading for name, reading in readings.items() if isinstance(reading, Unreachable)}
+    return engines, silent
+
+
+def _no_engine(condition: str, silent: Mapping[str, Unreachable]) -> Finding:
+    for name, reading in silent.items():
+        return Finding(condition, UNKNOWN, "Unreachable", f"{name}: {reading.reason}")
+    return Finding(condition, UNKNOWN, "EngineNotReady", "no engine serves yet")

@@ -1,0 +1,95 @@
+"""The summary that people and GitOps tools read: Ready, Reconciling, Stalled."""
+
+from dataclasses import dataclass
+
+from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.services.rollout import Rollout
+
+REPLICAS_LOST = "ReplicasLost"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Ready with its reason, and which of the two helpers is true."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+    reconciling: bool = False
+    stalled: bool = False
+
+    def findings(self) -> list[Finding]:
+        """Return the three conditions that say this."""
+
+        def helper(type_: str, *, holds: bool) -> Finding:
+            return Finding(type_, TRUE if holds else FALSE, self.reason, self.message if holds else "")
+
+        return [
+            Finding("Ready", self.status, self.reason, self.message),
+            helper("Reconciling", holds=self.reconciling),
+            helper("Stalled", holds=self.stalled),
+        ]
+
+
+def stalled(reason: str, message: str) -> Summary:
+    """Only the user can go on from here."""
+    return Summary(FALSE, reason, message, stalled=True)
+
+
+def working(reason: str, message: str) -> Summary:
+    """On the way, or waiting for something that may appear."""
+    return Summary(UNKNOWN, reason, message, reconciling=True)
+
+
+def summarize(
+    rollout: Rollout, speculation: Finding, previous: Condition | None, generation: int, *, suspended: bool
+) -> Summary:
+    """Sum up an object whose plan is in force."""
+    if suspended:
+        return Summary(TRUE, "Suspended", "spec.suspend is true: no engine runs, everything else is kept")
+    if rollout.wanted == 0:
+        return Summary(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
+    if rollout.complete:
+        return _serving(rollout, speculation)
+    return _not_complete(rollout, was_ready=_was_ready(previous, generation))
+
+
+def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
+    trouble = rollout.trouble
+    if trouble is not None and trouble.permanent:
+        return stalled(trouble.reason, trouble.message)
+    if was_ready:
+        why = f": {trouble.message}" if trouble else ""
+        message = f"{rollout.available} of {rollout.wanted} engines serve{why}"
+        return Summary(FALSE, REPLICAS_LOST, message, reconciling=True)
+    if trouble is not None:
+        return working(trouble.reason, trouble.message)
+    serving = min(rollout.available, rollout.updated)
+    return working("Starting", f"{serving} of {rollout.wanted} engines serve; the others start")
+
+
+def available_finding(rollout: Rollout) -> Finding:
+    """Whether every wanted engine serves."""
+    counts = f"{rollout.available} of {rollout.wanted} engines serve"
+    if rollout.complete:
+        return Finding("Available", TRUE, "EnginesServe", counts)
+    if rollout.trouble is not None:
+        return Finding("Available", FALSE, rollout.trouble.reason, f"{counts}: {rollout.trouble.message}")
+    return Finding("Available", FALSE, "Starting", counts)
+
+
+def _serving(rollout: Rollout, speculation: Finding) -> Summary:
+    counts = f"{rollout.available} of {rollout.wanted} engines serve"
+    if speculation.status is FALSE and speculation.reason != "Disabled":
+        return Summary(TRUE, "SpeculationInactive", f"{counts}, but they do not draft: {speculation.message}")
+    return Summary(TRUE, "Serving", counts)
+
+
+def _was_ready(previous: Condition | None, generation: int) -> bool:
+    """Whether this very spec had been ready before."""
+    if previous is None or previous.observed_generation != generation:
+        return False
+    return previous.reason == REPLICAS_LOST or (
+        previous.status is TRUE and previous.reason in {"Serving", "SpeculationInactive"}
+    )

@@ -1,0 +1,111 @@
+"""Reads from Deployment and pods how far the engines are, and what holds them up."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Body = dict[str, Any]
+
+_ARGPARSE_EXIT_CODE = 2
+_LAST_WORDS_LIMIT = 300
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why an engine pod does not serve, as a reason for programs and a sentence for people."""
+
+    reason: str
+    message: str
+    permanent: bool = False
+    """True where only a change of the spec can help."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """State of the engine pods against what is wanted."""
+
+    wanted: int
+    replicas: int
+    updated: int
+    available: int
+    settled: bool
+    """Whether the Deployment controller has seen the current template."""
+
+    trouble: Trouble | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every wanted engine serves the current spec."""
+        return self.settled and self.updated >= self.wanted and self.available >= self.wanted
+
+
+def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:
+    """Return how far the engines are; a Deployment that is not there yet counts as nothing."""
+    if deployment is None:
+        return Rollout(wanted, 0, 0, 0, settled=False, trouble=None)
+    status = deployment.get("status", {})
+    return Rollout(
+        wanted=wanted,
+        replicas=status.get("replicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        available=status.get("availableReplicas", 0),
+        settled=status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0),
+        trouble=_first_trouble(pods),
+    )
+
+
+def _first_trouble(pods: list[Body]) -> Trouble | None:
+    """Trouble of the newest pod that has any: it runs the current template."""
+    newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
+    troubles = (_trouble(pod) for pod in newest_first if "deletionTimestamp" not in pod["metadata"])
+    return next((trouble for trouble in troubles if trouble is not None), None)
+
+
+def _trouble(pod: Body) -> Trouble | None:
+    status = pod.get("status", {})
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _unscheduled(condition.get("message", ""))
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        if container.get("ready"):
+            continue
+        trouble = _container_trouble(container)
+        if trouble is not None:
+            return trouble
+    return None
+
+
+def _unscheduled(message: str) -> Trouble:
+    if "persistentvolumeclaim" in message:
+        return Trouble("WaitingForVolume", f"{message}; goes on when the claim exists and is bound")
+    return Trouble("Unschedulable", f"no node takes the engine pod: {message}")
+
+
+def _container_trouble(container: Body) -> Trouble | None:
+    waiting = container.get("state", {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    match reason:
+        case "CreateContainerConfigError":
+            return Trouble("WaitingForSecret", f"{message}; goes on when it exists")
+        case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
+            return Trouble("ImagePullFailed", f"image {container.get('image')}: {message or reason}")
+        case "CreateContainerError" | "RunContainerError":
+            return Trouble("ContainerFailed", message or reason)
+    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
+    return _ended(container["name"], ended) if ended and ended.get("exitCode") else None
+
+
+def _ended(name: str, ended: Body) -> Trouble:
+    """Last words of a container that failed."""
+    words = _last_line(ended.get("message", ""))
+    if ended.get("reason") == "OOMKilled":
+        return Trouble("OutOfMemory", f"{name} needed more memory than its limit and was killed")
+    if name == "engine" and ended["exitCode"] == _ARGPARSE_EXIT_CODE and "error:" in words:
+        return Trouble("EngineRefusesArguments", words, permanent=True)
+    if name.startswith("download-"):
+        return Trouble("DownloadFailed", f"{name} ended with exit code {ended['exitCode']}: {words}")
+    return Trouble("EngineFailed", f"engine ended with exit code {ended['exitCode']}: {words}")
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1][:_LAST_WORDS_LIMIT] if lines else "it said nothing"

@@ -1,0 +1,57 @@
+"""The memory of an engine on CPU, where the KV cache is given and not what is left."""
+
+from specdecode_operator.sizing.budget import (
+    Budget,
+    Term,
+    needed_kv_bytes,
+    pair_kv_bytes_per_token,
+    pair_weights,
+    verdict_of,
+)
+from specdecode_operator.sizing.devices import memory_coefficients
+from specdecode_operator.sizing.kv import kv_capacity
+from specdecode_operator.sizing.pair import Pair
+
+
+def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> Budget:
+    """Return the budget of one replica on CPU.
+
+    Blocks and tokens follow exactly from the KV space that the engine is
+    given (VLLM_CPU_KVCACHE_SPACE). Weights, KV space and the engine's own
+    processes must fit into the memory.
+    """
+    coefficients = memory_coefficients()
+    weights = pair_weights(pair, tensor=1)
+    overhead = coefficients.cpu_overhead_bytes
+    requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead
+    bytes_per_token = pair_kv_bytes_per_token(pair, tensor=1)
+    capacity = kv_capacity(kv_cache_bytes, bytes_per_token, pair.limits.block_size, pair.limits.max_model_len)
+    needed = needed_kv_bytes(pair, tensor=1)
+    term = _broken_term(kv_cache_bytes - needed, memory_bytes - requested, coefficients.cpu_margin_bytes)
+    return Budget(
+        total_bytes=memory_bytes,
+        requested_bytes=requested,
+        target_weights_bytes=weights.target_bytes,
+        draft_weights_bytes=weights.draft_bytes,
+        state_bytes=0,
+        activation_bytes=0,
+        cuda_graphs_bytes=0,
+        non_torch_bytes=overhead,
+        available_kv_bytes=kv_cache_bytes,
+        needed_kv_bytes=needed,
+        margin_bytes=coefficients.cpu_margin_bytes,
+        kv_bytes_per_token=bytes_per_token,
+        num_blocks=capacity.num_blocks,
+        kv_cache_tokens=capacity.tokens,
+        max_concurrency=capacity.max_concurrency,
+        verdict=verdict_of(term),
+        binding_term=term,
+    )
+
+
+def _broken_term(spare_kv_bytes: int, spare_memory_bytes: int, margin_bytes: int) -> Term | None:
+    if spare_kv_bytes < 0:
+        return Term.KV_CACHE
+    if spare_memory_bytes < 0:
+        return Term.MEMORY
+    return Term.MARGIN if spare_memory_bytes < margin_bytes else None

@@ -1,0 +1,13 @@
+"""Reads the data files that ship with this package."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent / "data"
+
+
+def read_data(name: str) -> dict[str, Any]:
+    """Return the content of one JSON file of ``sizing/data``."""
+    content: dict[str, Any] = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+    return content

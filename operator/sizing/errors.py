@@ -1,0 +1,35 @@
+"""Errors of sizing: each names the field, the value and the fix."""
+
+
+class SizingError(ValueError):
+    """An input that cannot be sized.
+
+    Attributes
+    ----------
+    field
+        Key that is wrong, in the words of whoever wrote it.
+    value
+        What stands there.
+    message
+        What is wrong with it and what to write instead.
+    """
+
+    def __init__(self, field: str, value: object, message: str) -> None:
+        super().__init__(f"{field}: {_short(value)}: {message}")
+        self.field = field
+        self.value = value
+        self.message = message
+
+
+class GeometryError(SizingError):
+    """A config.json from which no geometry follows."""
+
+
+class PlanError(SizingError):
+    """A question that has no plan: no usable GPU, or an impossible tensor parallelism."""
+
+
+def _short(value: object, limit: int = 120) -> str:
+    """Return the value as text that fits a status message."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

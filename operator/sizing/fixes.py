@@ -1,0 +1,222 @@
+"""What to change when nothing fits: single changes, each tried, least harm first."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from specdecode_operator.sizing.budget import Verdict
+from specdecode_operator.sizing.devices import known_products
+from specdecode_operator.sizing.divisibility import supported_tensors
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.pair import NO_SPECULATION, EngineLimits, Pair
+from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.rows import PRODUCT_FIELD, GpuPool, Row, candidate_rows
+from specdecode_operator.sizing.units import ceil_div
+from specdecode_operator.sizing.wording import capacity_phrase
+
+DEFAULT_UTILIZATION_PERCENT: Final = 92
+"""vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
+
+FP8_ELEMENT_BYTES: Final = 1
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One change that makes it fit.
+
+    Attributes
+    ----------
+    change
+        Field and new value, such as ``target.quantization: FP8``.
+    verdict
+        What the plan would say then.
+    tokens, concurrency
+        KV cache tokens and full-length requests it would have then.
+    sentence
+        The change and its effect.
+    """
+
+    change: str
+    verdict: Verdict
+    tokens: int
+    concurrency: float
+    sentence: str
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is planned; a change is another question with its own description."""
+
+    pair: Pair
+    pools: tuple[GpuPool, ...]
+    tensor: int | None
+    change: str = ""
+
+    def best_row(self) -> Row | None:
+        """Return the row that the plan would choose; None where there is none."""
+        try:
+            return candidate_rows(self.pair, self.pools, self.tensor)[0]
+        except PlanError:
+            return None
+
+    def with_limits(self, change: str, limits: EngineLimits) -> "_Question":
+        """Return the question under other limits."""
+        return replace(self, change=change, pair=replace(self.pair, limits=limits))
+
+
+def find_fixes(pair: Pair, pools: Sequence[GpuPool], tensor: int | None, chosen: Row) -> tuple[Fix, ...]:
+    """Return single changes that make the pair fit, least harm first.
+
+    First settings that cost no quality, then precision (the draft's before
+    the KV cache's before the target's), then hardware, then what users would
+    notice. Changes that end tight are only named when none ends with a fit.
+    """
+    question = _Question(pair, tuple(pools), tensor)
+    kinds = (
+        _default_utilization(question),
+        _fewer_sequences(question),
+        _draft_fp8(question),
+        _kv_fp8(question),
+        _target_fp8(question),
+        _more_gpus(question),
+        _other_products(question),
+        _lower_min_concurrency(question),
+        _shorter_length(question),
+        _no_draft(question),
+    )
+    found = [fix for kind in kinds if (fix := _smallest_fix(kind, chosen)) is not None]
+    fitting = [fix for fix in found if fix.verdict is Verdict.FITS]
+    return tuple(fitting or found)
+
+
+def _smallest_fix(changes: Iterator[_Question], chosen: Row) -> Fix | None:
+    """Return the first change of a kind that fits, or else the first that is tight."""
+    tight = None
+    for change in changes:
+        row = change.best_row()
+        if row is None or row.budget.verdict is Verdict.DOES_NOT_FIT:
+            continue
+        fix = _fix(change, row, chosen)
+        if fix.verdict is Verdict.FITS:
+            return fix
+        tight = tight or fix
+    return tight
+
+
+def _fix(change: _Question, row: Row, chosen: Row) -> Fix:
+    capacity = capacity_phrase(row.budget, change.pair.limits.max_model_len)
+    same_place = (row.product, row.tensor) == (chosen.product, chosen.tensor)
+    place = "" if same_place else f" on {row.tensor} x {row.product}"
+    tight = " (tight)" if row.budget.verdict is Verdict.TIGHT else ""
+    return Fix(
+        change=change.change,
+        verdict=row.budget.verdict,
+        tokens=row.budget.kv_cache_tokens,
+        concurrency=row.budget.max_concurrency,
+        sentence=f"{change.change} gives {capacity}{place}{tight}",
+    )
+
+
+def _default_utilization(question: _Question) -> Iterator[_Question]:
+    if question.pair.limits.memory_utilization_percent != DEFAULT_UTILIZATION_PERCENT:
+        limits = replace(question.pair.limits, memory_utilization_percent=DEFAULT_UTILIZATION_PERCENT)
+        yield question.with_limits(f"serving.memoryUtilizationPercent: {DEFAULT_UTILIZATION_PERCENT}", limits)
+
+
+def _fewer_sequences(question: _Question) -> Iterator[_Question]:
+    limits = question.pair.limits
+    sequences = limits.max_num_seqs // 2
+    while sequences >= limits.min_concurrency:
+        yield question.with_limits(f"serving.maxNumSeqs: {sequences}", replace(limits, max_num_seqs=sequences))
+        sequences //= 2
+
+
+def _draft_fp8(question: _Question) -> Iterator[_Question]:
+    pair = question.pair
+    if pair.draft is not None and _can_load_as_fp8(pair.draft, pair.draft_precision):
+        changed = replace(pair, draft_precision=Precision.FP8)
+        yield replace(question, pair=changed, change="speculation.draft.quantization: FP8")
+
+
+def _kv_fp8(question: _Question) -> Iterator[_Question]:
+    limits = question.pair.limits
+    if limits.kv_cache_element_bytes != FP8_ELEMENT_BYTES:
+        yield question.with_limits(
+            "serving.kvCacheDtype: fp8", replace(limits, kv_cache_element_bytes=FP8_ELEMENT_BYTES)
+        )
+
+
+def _target_fp8(question: _Question) -> Iterator[_Question]:
+    pair = question.pair
+    if _can_load_as_fp8(pair.target, pair.target_precision):
+        yield replace(question, pair=replace(pair, target_precision=Precision.FP8), change="target.quantization: FP8")
+
+
+def _can_load_as_fp8(geometry: ModelGeometry, precision: Precision | None) -> bool:
+    """Whether the engine can quantize it while loading: only an unquantized checkpoint served as it is."""
+    return geometry.checkpoint is None and precision in (None, Precision.BF16)
+
+
+def _more_gpus(question: _Question) -> Iterator[_Question]:
+    # Without a tensor of the user's every split was tried already.
+    if question.tensor is None:
+        return
+    pair = question.pair
+    for size in supported_tensors(pair.target, pair.draft, pair.target_precision, pair.draft_precision):
+        if size > question.tensor:
+            yield replace(question, tensor=size, change=f"parallelism.tensor: {size}")
+
+
+def _other_products(question: _Question) -> Iterator[_Question]:
+    present = {pool.product for pool in question.pools}
+    gpus_per_node = max(pool.gpus_per_node for pool in question.pools)
+    for product in known_products():
+        if product not in present:
+            pools = (GpuPool(product, gpus_per_node),)
+            yield replace(question, pools=pools, change=f"{PRODUCT_FIELD}: [{product}]")
+
+
+def _lower_min_concurrency(question: _Question) -> Iterator[_Question]:
+    limits = question.pair.limits
+
+    def at(requests: int) -> _Question:
+        change = f"serving.minConcurrency: {requests}"
+        return question.with_limits(change, replace(limits, min_concurrency=requests))
+
+    yield from _largest_accepted(at, below=limits.min_concurrency)
+
+
+def _shorter_length(question: _Question) -> Iterator[_Question]:
+    limits = question.pair.limits
+
+    def at(blocks: int) -> _Question:
+        length = blocks * limits.block_size
+        return question.with_limits(f"serving.maxModelLen: {length}", replace(limits, max_model_len=length))
+
+    yield from _largest_accepted(at, below=ceil_div(limits.max_model_len, limits.block_size))
+
+
+def _largest_accepted(at: Callable[[int], _Question], below: int) -> Iterator[_Question]:
+    """Yield the question at the largest value that fits, then at the largest that is tight.
+
+    Found by bisection: what fits at a value fits at every smaller one.
+    """
+    for accepted in ((Verdict.FITS,), (Verdict.FITS, Verdict.TIGHT)):
+        good, bad = 0, below
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            row = at(middle).best_row()
+            if row is not None and row.budget.verdict in accepted:
+                good = middle
+            else:
+                bad = middle
+        if good > 0:
+            yield at(good)
+
+
+def _no_draft(question: _Question) -> Iterator[_Question]:
+    pair = question.pair
+    if pair.draft is not None:
+        alone = replace(pair, draft=None, draft_precision=None, method=NO_SPECULATION, num_speculative_tokens=0)
+        yield replace(question, pair=alone, change=f"speculation.method: {NO_SPECULATION}")

@@ -1,0 +1,102 @@
+"""The plan: where a pair runs, why, and what to change when it does not fit."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from specdecode_operator.sizing.budget import Budget, Term, Verdict
+from specdecode_operator.sizing.cpu import estimate_on_cpu
+from specdecode_operator.sizing.fixes import Fix, find_fixes
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.rows import GpuPool, Row, candidate_rows
+from specdecode_operator.sizing.units import GIB, ceil_div
+from specdecode_operator.sizing.wording import capacity_phrase, cpu_sentence, gpu_sentence
+
+CPU_PRODUCT: Final = "CPU"
+"""What a row calls its product where there is no GPU."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to where a pair runs.
+
+    Attributes
+    ----------
+    verdict
+        Verdict of the chosen row.
+    chosen
+        The row to run on, or the nearest one when none fits.
+    rows
+        All candidates, best first; the first is the chosen one.
+    fixes
+        Single changes that make it fit, least harm first; empty when it fits.
+    explanation
+        The choice in one sentence, without a full stop.
+    """
+
+    verdict: Verdict
+    chosen: Row
+    rows: tuple[Row, ...]
+    fixes: tuple[Fix, ...]
+    explanation: str
+
+
+def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None) -> Plan:
+    """Return the plan for a pair on the nodes that there are.
+
+    With a tensor of None every supported power of two up to the GPUs of a
+    node is tried. Pools of unknown products are passed over.
+
+    Raises
+    ------
+    PlanError
+        When no pool can be sized, or the models cannot be split as asked.
+    """
+    pools = tuple(pools)
+    rows = candidate_rows(pair, pools, tensor)
+    chosen = rows[0]
+    fixes = find_fixes(pair, pools, tensor, chosen) if chosen.budget.verdict is Verdict.DOES_NOT_FIT else ()
+    return _plan(rows, fixes, gpu_sentence(chosen, pair.limits))
+
+
+def plan_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> Plan:
+    """Return the plan for one replica on CPU with so much memory and KV space."""
+    budget = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes)
+    rows = (Row(CPU_PRODUCT, 1, budget),)
+    fixes = (_cpu_fix(pair, budget),) if budget.verdict is Verdict.DOES_NOT_FIT else ()
+    return _plan(rows, fixes, cpu_sentence(budget, pair.limits))
+
+
+def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
+    verdict = rows[0].budget.verdict
+    if fixes:
+        sentence += f"; least change: {fixes[0].sentence}"
+    elif verdict is Verdict.DOES_NOT_FIT:
+        sentence += "; no single change makes it fit"
+    return Plan(verdict, rows[0], rows, fixes, sentence)
+
+
+def _cpu_fix(pair: Pair, budget: Budget) -> Fix:
+    """Return the smallest whole GiB of KV space and memory that fit."""
+    changes = []
+    kv_cache_bytes = budget.available_kv_bytes
+    if budget.binding_term is Term.KV_CACHE:
+        kv_cache_bytes = ceil_div(budget.needed_kv_bytes, GIB) * GIB
+        changes.append(f"accelerator.kvCacheGiB: {kv_cache_bytes // GIB}")
+    memory_bytes = budget.total_bytes
+    wanted_bytes = budget.requested_bytes - budget.available_kv_bytes + kv_cache_bytes + budget.margin_bytes
+    if memory_bytes < wanted_bytes:
+        memory_bytes = ceil_div(wanted_bytes, GIB) * GIB
+        changes.append(f"accelerator.memoryGiB: {memory_bytes // GIB}")
+    fixed = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes)
+    change = ", ".join(changes)
+    return Fix(
+        change=change,
+        verdict=fixed.verdict,
+        tokens=fixed.kv_cache_tokens,
+        concurrency=fixed.max_concurrency,
+        sentence=f"{change} gives {capacity_phrase(fixed, pair.limits.max_model_len)}",
+    )
+
+
+__all__ = ["CPU_PRODUCT", "Fix", "GpuPool", "Plan", "Row", "plan_on_cpu", "plan_on_gpus"]

@@ -1,0 +1,110 @@
+"""Candidates: every GPU product and split that a pair could run on, best first."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from specdecode_operator.sizing.budget import TENSOR_FIELD, Budget, Verdict, estimate, refuse_bad_split
+from specdecode_operator.sizing.devices import Device, find_device, known_products
+from specdecode_operator.sizing.divisibility import supported_tensors
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.pair import Pair
+
+PRODUCT_FIELD: Final = "accelerator.product"
+"""Where users say which GPUs may be used."""
+
+_PREFERENCE: Final = (Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT)
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """Nodes of one kind.
+
+    Attributes
+    ----------
+    product
+        Exact value of their label nvidia.com/gpu.product.
+    gpus_per_node
+        GPUs of each; one replica stays on one node.
+    """
+
+    product: str
+    gpus_per_node: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate.
+
+    Attributes
+    ----------
+    product
+        GPU product, or CPU.
+    tensor
+        GPUs that a replica takes.
+    budget
+        Memory of each of them.
+    """
+
+    product: str
+    tensor: int
+    budget: Budget
+
+
+def candidate_rows(pair: Pair, pools: Iterable[GpuPool], tensor: int | None) -> tuple[Row, ...]:
+    """Return all candidates, the one to choose first, whatever the order of the pools.
+
+    Fitting rows come before tight ones, those before the rest. Among equals
+    the fewest GPUs win, then the smaller device. Rows that do not fit are
+    sorted by how little they lack.
+
+    Raises
+    ------
+    PlanError
+        When no pool can be sized, or the models cannot be split as asked.
+    """
+    pools = tuple(pools)
+    widths = _widths(pools)
+    tensors = _tensors(pair, max(widths.values()), tensor)
+    rows = [
+        Row(device.product, size, estimate(pair, device, size))
+        for device, width in widths.items()
+        for size in tensors
+        if size <= width
+    ]
+    return tuple(sorted(rows, key=_choice_order))
+
+
+def _choice_order(row: Row) -> tuple[int, int, int, int, str]:
+    budget = row.budget
+    lacking_bytes = max(0, budget.needed_kv_bytes - budget.available_kv_bytes)
+    return (_PREFERENCE.index(budget.verdict), lacking_bytes, row.tensor, budget.total_bytes, row.product)
+
+
+def _widths(pools: tuple[GpuPool, ...]) -> dict[Device, int]:
+    """Return the most GPUs a node has, for each product that can be sized."""
+    widths: dict[Device, int] = {}
+    for pool in pools:
+        device = find_device(pool.product)
+        if device is not None and pool.gpus_per_node > 0:
+            widths[device] = max(pool.gpus_per_node, widths.get(device, 0))
+    if not widths:
+        products = ", ".join(sorted({pool.product for pool in pools})) or "none"
+        known = ", ".join(known_products())
+        raise PlanError(PRODUCT_FIELD, products, f"no GPU product here can be sized; known are {known}")
+    return widths
+
+
+def _tensors(pair: Pair, widest: int, tensor: int | None) -> tuple[int, ...]:
+    if tensor is not None:
+        refuse_bad_split(pair, tensor)
+        if tensor > widest:
+            message = f"no node has so many GPUs, the largest has {widest}; write {widest} or less"
+            raise PlanError(TENSOR_FIELD, tensor, message)
+        return (tensor,)
+    tensors = supported_tensors(pair.target, pair.draft, pair.target_precision, pair.draft_precision)
+    within = tuple(size for size in tensors if size <= widest)
+    if not within:
+        refuse_bad_split(pair, 1)
+        raise PlanError(TENSOR_FIELD, tensor, f"no supported split fits a node of {widest} GPUs; known are {tensors}")
+    return within

@@ -1,0 +1,85 @@
+"""Sentences about budgets, for people who read ``kubectl describe``."""
+
+from specdecode_operator.sizing.budget import Budget, Term, Verdict
+from specdecode_operator.sizing.pair import EngineLimits
+from specdecode_operator.sizing.rows import Row
+from specdecode_operator.sizing.units import format_gib
+
+
+def capacity_phrase(budget: Budget, max_model_len: int) -> str:
+    """Return what the KV cache holds: ``127,024 tokens (15.5 requests of 8192)``."""
+    return f"{budget.kv_cache_tokens:,} tokens ({budget.max_concurrency:.1f} requests of {max_model_len})"
+
+
+def gpu_sentence(row: Row, limits: EngineLimits) -> str:
+    """Return whether a row fits and why, without a full stop."""
+    place = f"{row.tensor} x {row.product} per replica (TP {row.tensor})"
+    budget = row.budget
+    capacity = capacity_phrase(budget, limits.max_model_len)
+    weights = format_gib(budget.weights_bytes)
+    match budget.verdict:
+        case Verdict.FITS:
+            return f"{place} fits: {capacity} beside {weights} GiB of weights per GPU"
+        case Verdict.TIGHT:
+            return f"{place} is tight: {capacity}, but {_margin_phrase(budget)}"
+        case Verdict.DOES_NOT_FIT:
+            return f"{place} does not fit: {_gpu_reason(budget, limits)}"
+
+
+def cpu_sentence(budget: Budget, limits: EngineLimits) -> str:
+    """Return whether a replica on CPU fits and why, without a full stop."""
+    place = f"CPU with {format_gib(budget.total_bytes)} GiB per replica"
+    capacity = capacity_phrase(budget, limits.max_model_len)
+    match budget.verdict:
+        case Verdict.FITS:
+            return f"{place} fits: {capacity} in {format_gib(budget.available_kv_bytes)} GiB of KV cache"
+        case Verdict.TIGHT:
+            spare = format_gib(budget.total_bytes - budget.requested_bytes)
+            margin = format_gib(budget.margin_bytes)
+            return (
+                f"{place} is tight: {capacity}, but {spare} GiB are to spare where the estimate may err by {margin} GiB"
+            )
+        case Verdict.DOES_NOT_FIT:
+            return f"{place} does not fit: {_cpu_reason(budget, limits)}"
+
+
+def _margin_phrase(budget: Budget) -> str:
+    spare = format_gib(budget.available_kv_bytes - budget.needed_kv_bytes)
+    return f"{spare} GiB per GPU are to spare where the estimate may err by {format_gib(budget.margin_bytes)} GiB"
+
+
+def _gpu_reason(budget: Budget, limits: EngineLimits) -> str:
+    usable = f"{format_gib(budget.requested_bytes)} GiB usable per GPU"
+    weights = format_gib(budget.weights_bytes)
+    nothing_left = "nothing is left for the KV cache"
+    match budget.binding_term:
+        case Term.WEIGHTS:
+            return f"weights take {weights} of {usable}, {nothing_left}"
+        case Term.OVERHEAD:
+            engine = budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes + budget.non_torch_bytes
+            return f"weights take {weights} and the engine {format_gib(engine)} of {usable}, {nothing_left}"
+        case Term.UTILIZATION:
+            return (
+                f"the engine asks for {format_gib(budget.requested_bytes)} of {format_gib(budget.total_bytes)} GiB, "
+                "more than is free when it starts"
+            )
+        case _:
+            return _kv_reason(budget, limits, "per GPU are left")
+
+
+def _cpu_reason(budget: Budget, limits: EngineLimits) -> str:
+    if budget.binding_term is Term.KV_CACHE:
+        return _kv_reason(budget, limits, "are given")
+    return (
+        f"weights {format_gib(budget.weights_bytes)}, KV cache {format_gib(budget.available_kv_bytes)} and the engine "
+        f"{format_gib(budget.non_torch_bytes)} make {format_gib(budget.requested_bytes)} GiB"
+    )
+
+
+def _kv_reason(budget: Budget, limits: EngineLimits, given: str) -> str:
+    # The spare block is one that the engine sets aside; it can be all that is lacking.
+    requests = "1 request" if limits.min_concurrency == 1 else f"{limits.min_concurrency} requests"
+    return (
+        f"{format_gib(budget.available_kv_bytes)} GiB {given} for the KV cache, {requests} of "
+        f"{limits.max_model_len} tokens and a spare block need {format_gib(budget.needed_kv_bytes)}"
+    )

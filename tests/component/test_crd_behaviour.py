@@ -1,0 +1,233 @@
+"""What a real API server does with good SpecDecodeDeployments."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from tests.support.kubectl import Kubectl
+
+HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"}
+MINIMAL = "target: {model: org/target}"
+LLAMA = """
+target: {model: meta-llama/Llama-3.1-70B-Instruct}
+speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: meta-llama/Llama-3.1-8B-Instruct}}
+accelerator: {product: [NVIDIA-H100-80GB-HBM3, NVIDIA-H200]}
+"""
+GOOD = {
+    "minimal": MINIMAL,
+    "llama": LLAMA,
+    "none": "{target: {model: gpt2}, speculation: {method: none}}",
+    "ngram": """
+target: {model: Qwen/Qwen2.5-7B-Instruct, revision: refs/pr/3}
+speculation: {method: ngram, numSpeculativeTokens: 4, ngram: {promptLookupMin: 2, promptLookupMax: 5}}
+""",
+    "cpu": """
+target: {model: target}
+speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}}
+accelerator: {type: CPU, cpuCores: 2, memoryGiB: 4, kvCacheGiB: 1}
+parallelism: {tensor: 2}
+models: {volume: {persistentVolumeClaim: {claimName: tiny-models}}}
+serving: {maxModelLen: 512, maxNumSeqs: 8, enforceEager: true}
+engine: {image: "localhost:5000/specdecode/engine-cpu:dev"}
+""",
+    # As many ranges as the schema takes: the rules over them must stay within the API server's cost limit.
+    "256 ranges": yaml.safe_dump(
+        {
+            "target": {"model": "org/target"},
+            "speculation": {
+                "method": "ngram",
+                "numSpeculativeTokens": 32,
+                "numSpeculativeTokensByBatchSize": [
+                    {"from": number, "to": number, "numSpeculativeTokens": 32 - number // 8} for number in range(1, 257)
+                ],
+            },
+        }
+    ),
+    "everything": """
+target: {model: models--org/snapshots/..a, quantization: FP8, config: {rope_theta: 10000.5, layers: [1, 2]}}
+speculation:
+  method: draft_model
+  numSpeculativeTokens: 8
+  numSpeculativeTokensByBatchSize:
+  - {from: 1, to: 8, numSpeculativeTokens: 8}
+  - {from: 9, to: 64, numSpeculativeTokens: 3}
+  - {from: 100, to: 256, numSpeculativeTokens: 0}
+  draft: {model: draft, quantization: INT8, maxModelLen: 4096}
+parallelism: {tensor: 8}
+accelerator: {type: GPU, product: [NVIDIA-H200], perNode: 8}
+serving:
+  maxModelLen: 4096
+  maxNumSeqs: 256
+  maxNumBatchedTokens: 256
+  kvCacheDtype: fp8_e4m3
+  blockSize: 32
+  memoryUtilizationPercent: 100
+  minConcurrency: 256
+  servedModelNames: [one, org/two]
+  apiKeySecret: {name: api, key: KEY_1}
+  port: 1024
+replicas: 0
+models: {volume: {persistentVolumeClaim: {claimName: models}}}
+engine:
+  version: 0.32.0
+  image: host/vllm@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+  extraArgs: [--seed=1]
+  env: [{name: VLLM_LOGGING_LEVEL, value: DEBUG}, {name: EMPTY}]
+suspend: true
+override: {planning: Ignore, reason: measured by hand}
+podTemplate:
+  metadata: {labels: {team: a}}
+  spec: {priorityClassName: high, tolerations: [{operator: Exists}]}
+""",
+}
+
+
+@pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD.keys())
+def test_good_spec_is_taken_and_parses(kubectl: Kubectl, spec: str) -> None:
+    answer = kubectl.apply(sdd(spec))
+    assert answer.returncode == 0, answer.stderr
+    stored = kubectl.object("sdd", "good")["spec"]
+    parsed = SpecDecodeDeploymentSpec.model_validate(stored)
+    # The API server and the models fill in the same defaults.
+    assert parsed == SpecDecodeDeploymentSpec.model_validate(yaml.safe_load(spec))
+
+
+def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
+    kubectl.apply(sdd(MINIMAL))
+    assert kubectl.object("sdd", "good")["spec"] == {
+        "target": {"model": "org/target", "quantization": "AsCheckpoint"},
+        "accelerator": {"type": "GPU"},
+        "serving": {
+            "maxNumSeqs": 256,
+            "maxNumBatchedTokens": 8192,
+            "kvCacheDtype": "auto",
+            "memoryUtilizationPercent": 92,
+            "enforceEager": False,
+            "minConcurrency": 1,
+            "port": 8000,
+        },
+        "replicas": 1,
+        "engine": {"version": "0.32"},
+        "suspend": False,
+    }
+
+
+def test_defaults_complete_an_object_that_is_given_in_part(kubectl: Kubectl) -> None:
+    kubectl.apply(sdd(MINIMAL + "\nserving: {port: 9000}"))
+    assert kubectl.object("sdd", "good")["spec"]["serving"]["maxNumSeqs"] == 256
+
+
+def test_second_server_side_apply_changes_nothing(kubectl: Kubectl) -> None:
+    first = kubectl.apply(sdd(LLAMA), "--server-side")
+    before = kubectl.object("sdd", "good")["metadata"]
+    second = kubectl.apply(sdd(LLAMA), "--server-side")
+    after = kubectl.object("sdd", "good")["metadata"]
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert after["resourceVersion"] == before["resourceVersion"]
+    assert after["generation"] == 1
+
+
+@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["client-side", "server-side"])
+def test_apply_without_replicas_leaves_them_to_the_autoscaler(kubectl: Kubectl, how: tuple[str, ...]) -> None:
+    kubectl.apply(sdd(MINIMAL), *how)
+    scaled = kubectl("scale", "sdd/good", "--replicas=3")
+    assert scaled.returncode == 0, scaled.stderr
+    again = kubectl.apply(sdd(MINIMAL + "\nserving: {port: 9000}"), *how)
+    assert again.returncode == 0, again.stderr
+    spec = kubectl.object("sdd", "good")["spec"]
+    assert (spec["replicas"], spec["serving"]["port"]) == (3, 9000)
+
+
+def test_scale_reports_pods_and_selector(kubectl: Kubectl) -> None:
+    kubectl.apply(sdd(MINIMAL))
+    kubectl.patch_status("good", {"replicas": 2, "selector": "specdecode.io/deployment=good"})
+    path = f"/apis/specdecode.io/v1alpha1/namespaces/{kubectl.namespace}/specdecodedeployments/good/scale"
+    scale = json.loads(kubectl("get", "--raw", path).stdout)
+    assert scale["spec"] == {"replicas": 1}
+    assert scale["status"] == {"replicas": 2, "selector": "specdecode.io/deployment=good"}
+
+
+def test_get_prints_what_a_person_asks_first(kubectl: Kubectl) -> None:
+    kubectl.apply(sdd(LLAMA))
+    kubectl.patch_status("good", status())
+    header, row = kubectl("get", "sdd").stdout.splitlines()
+    assert header.split() == ["NAME", "READY", "PLAN", "METHOD", "K", "TP", "ACCEPTANCE", "AGE"]
+    assert row.split()[:7] == ["good", "True", "Fits", "draft_model", "5", "2", "71%"]
+    header, row = kubectl("get", "sdd", "-o", "wide").stdout.splitlines()
+    assert header.split()[8:] == ["TARGET", "DRAFT"]
+    assert row.split()[8:] == ["meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"]
+
+
+@pytest.mark.parametrize("kind", ["specdecodedeployment", "sdd", "specdecode", "all"])
+def test_object_is_found_by_its_names_and_categories(kubectl: Kubectl, kind: str) -> None:
+    kubectl.apply(sdd(MINIMAL))
+    assert "specdecodedeployment.specdecode.io/good" in kubectl("get", kind, "-o", "name").stdout
+
+
+def test_status_is_written_apart_and_keeps_the_frameworks_state(kubectl: Kubectl) -> None:
+    kubectl.apply(sdd(MINIMAL))
+    given = {**status(), "kopf": {"progress": {"reconcile": {"retries": 1}}}}
+    kubectl.patch_status("good", given)
+    stored = kubectl.object("sdd", "good")
+    assert stored["status"] == given
+    assert stored["metadata"]["generation"] == 1
+
+
+def sdd(spec: str) -> str:
+    """YAML of a SpecDecodeDeployment named good."""
+    return yaml.safe_dump({**HEADER, "metadata": {"name": "good"}, "spec": yaml.safe_load(spec)})
+
+
+def status() -> dict[str, Any]:
+    """Status as the operator writes it, every field filled."""
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "AllReplicasServe",
+        "message": "1 of 1 replicas serve.",
+        "observedGeneration": 1,
+        "lastTransitionTime": "2026-11-21T10:00:00Z",
+    }
+    memory = ("total", "requested", "targetWeights", "draftWeights", "state", "activation", "cudaGraphs", "nonTorch")
+    plan = {
+        "verdict": "Fits",
+        "explanation": "2 GPUs.",
+        "product": "NVIDIA-H200",
+        "tensor": 2,
+        "gpusPerReplica": 2,
+        "targetQuantization": "BF16",
+        "draftQuantization": "BF16",
+        "maxModelLen": 8192,
+        "perGpu": {f"{term}Bytes": 1 for term in (*memory, "availableKv", "margin")},
+        "kvBytesPerToken": 229_376,
+        "kvCacheTokens": 238_896,
+        "maxConcurrency": "29.2",
+        "fixes": ["none"],
+    }
+    observed = {
+        "engines": 1,
+        "kvCacheTokens": 238_000,
+        "maxConcurrency": "29.1",
+        "numSpeculativeTokens": 5,
+        "draftTokens": 100,
+        "acceptedTokens": 71,
+        "acceptance": "71%",
+        "acceptancePercent": 71,
+        "meanAcceptanceLength": "4.55",
+    }
+    model = SpecDecodeDeploymentStatus.model_validate(
+        {
+            "observedGeneration": 1,
+            "conditions": [condition],
+            "plan": plan,
+            "observed": observed,
+            "replicas": 1,
+            "readyReplicas": 1,
+            "selector": "specdecode.io/deployment=good",
+        }
+    )
+    return model.model_dump(mode="json", by_alias=True)

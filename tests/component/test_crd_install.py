@@ -1,0 +1,53 @@
+"""A real API server takes the installation, and means by it what we mean."""
+
+from pathlib import Path
+
+import pytest
+
+from devcluster.cluster import Cluster
+from tests.support.kubectl import Kubectl
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+OPERATOR = "system:serviceaccount:specdecode-system:specdecode-operator"
+
+
+@pytest.fixture(scope="module")
+def installed(crds: Cluster) -> Kubectl:
+    """kubectl in a cluster where `manifests/` are applied."""
+    kubectl = Kubectl(crds.kubeconfig, "specdecode-system")
+    answer = kubectl("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    assert answer.returncode == 0, answer.stderr
+    # Pod security speaks up here when the pod asks for more than `restricted` allows.
+    assert "Warning" not in answer.stderr, answer.stderr
+    return kubectl
+
+
+@pytest.mark.parametrize(
+    ("may", "verb", "resource"),
+    [
+        (True, "watch", "specdecodedeployments.specdecode.io"),
+        (True, "patch", "specdecodedeployments.specdecode.io/status"),
+        (True, "create", "deployments.apps"),
+        (True, "patch", "poddisruptionbudgets.policy"),
+        (True, "watch", "nodes"),
+        (True, "create", "events"),
+        (False, "patch", "specdecodedeployments.specdecode.io"),
+        (False, "delete", "specdecodedeployments.specdecode.io"),
+        (False, "get", "secrets"),
+        (False, "create", "pods"),
+        (False, "delete", "persistentvolumeclaims"),
+    ],
+)
+def test_operator_may_do_its_work_and_no_more(installed: Kubectl, verb: str, resource: str, *, may: bool) -> None:
+    name, _, subresource = resource.partition("/")
+    answer = installed("auth", "can-i", verb, name, f"--subresource={subresource}", f"--as={OPERATOR}")
+    assert answer.stdout.strip() == ("yes" if may else "no"), answer.stderr
+
+
+def test_second_apply_changes_nothing(installed: Kubectl) -> None:
+    versions = "-o=jsonpath={range .items[*]}{.metadata.name}={.metadata.generation} {end}"
+    query = ("get", "deployments", versions)
+    before = installed.must(*query)
+    assert before
+    installed.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    assert installed.must(*query) == before

@@ -1,0 +1,250 @@
+"""A real API server refuses each bad object with a sentence that names the field and the fix."""
+
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from devcluster.cluster import Cluster
+from tests.support.kubectl import Kubectl
+
+VOLUME = "{persistentVolumeClaim: {claimName: models}}"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A spec without target, the field that the answer must name, and the fix that it must offer."""
+
+    spec: str
+    field: str
+    fix: str
+
+
+def speculation(rest: str) -> str:
+    """Spec with method draft_model and more."""
+    return f"speculation: {{method: draft_model, draft: {{model: org/draft}}, {rest}}}"
+
+
+def schedule(*ranges: tuple[int, int, int], k: int = 5) -> str:
+    """Spec with K by batch size."""
+    entries = ", ".join(f"{{from: {a}, to: {b}, numSpeculativeTokens: {c}}}" for a, b, c in ranges)
+    return speculation(f"numSpeculativeTokens: {k}, numSpeculativeTokensByBatchSize: [{entries}]")
+
+
+SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
+BAD = {
+    # Speculation
+    "no method": Bad("speculation: {numSpeculativeTokens: 5}", "spec.speculation.method", "Required"),
+    "unknown method": Bad("speculation: {method: eagle9}", "spec.speculation.method", '"draft_model", "ngram", "none"'),
+    "K is 0": Bad(speculation("numSpeculativeTokens: 0"), "spec.speculation.numSpeculativeTokens", "use 1 to 32"),
+    "K above 32": Bad(speculation("numSpeculativeTokens: 33"), "spec.speculation.numSpeculativeTokens", "equal to 32"),
+    "K missing": Bad(
+        "speculation: {method: ngram}",
+        "spec.speculation.numSpeculativeTokens",
+        "method ngram needs it: set it to 1 to 32",
+    ),
+    "K without a method": Bad(
+        "speculation: {method: none, numSpeculativeTokens: 5}", "spec.speculation.numSpeculativeTokens", "remove it"
+    ),
+    "K is a text": Bad(speculation('numSpeculativeTokens: "5"'), "spec.speculation.numSpeculativeTokens", "integer"),
+    "draft missing": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5}", "spec.speculation.draft", "set draft.model"
+    ),
+    "draft of nothing": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {}}",
+        "spec.speculation.draft.model",
+        "Required",
+    ),
+    "draft without a name": Bad(
+        'speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: ""}}',
+        "spec.speculation.draft.model",
+        "at least 1 char",
+    ),
+    "ngram with a draft": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 5, draft: {model: org/draft}}",
+        "spec.speculation.draft",
+        "method ngram uses no draft model: remove it",
+    ),
+    "draft_model with ngram": Bad(
+        speculation("numSpeculativeTokens: 5, ngram: {promptLookupMax: 4}"), "spec.speculation.ngram", "remove it"
+    ),
+    "lookup bounds the wrong way round": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 5, ngram: {promptLookupMin: 6, promptLookupMax: 2}}",
+        "spec.speculation.ngram.promptLookupMin",
+        "is 6, above promptLookupMax 2: lower it",
+    ),
+    "draft longer than the target": Bad(
+        "serving: {maxModelLen: 4096}\n"
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: org/draft, maxModelLen: 8192}}",
+        "spec.speculation.draft.maxModelLen",
+        "is 8192, above serving.maxModelLen 4096: lower it",
+    ),
+    # K by batch size
+    "schedule without a method": Bad(
+        "speculation: {method: none, numSpeculativeTokensByBatchSize: [{from: 1, to: 8, numSpeculativeTokens: 5}]}",
+        SCHEDULE,
+        "remove it",
+    ),
+    "schedule begins late": Bad(schedule((2, 8, 5)), SCHEDULE, "begins at 2: its from must be 1"),
+    "range ends before it begins": Bad(schedule((1, 8, 5), (20, 10, 3)), SCHEDULE, "must not be above its to"),
+    "ranges overlap": Bad(schedule((1, 8, 5), (8, 16, 3)), SCHEDULE, "begin each after the to of the one before"),
+    "ranges out of order": Bad(schedule((1, 4, 5), (9, 16, 1), (5, 8, 3)), SCHEDULE, "sort them by from"),
+    "range asks for more than K": Bad(schedule((1, 8, 6)), SCHEDULE, "lower that range, or raise numSpeculativeTokens"),
+    "range beyond maxNumSeqs": Bad(schedule((1, 257, 5)), SCHEDULE, "lower its to, or raise serving.maxNumSeqs"),
+    # Accelerator and parallelism
+    "CPU without cores": Bad(
+        "accelerator: {type: CPU, memoryGiB: 16, kvCacheGiB: 4}",
+        "spec.accelerator.cpuCores",
+        "type CPU needs the cores",
+    ),
+    "CPU without memory": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, kvCacheGiB: 4}",
+        "spec.accelerator.memoryGiB",
+        "set it, to 16 for example",
+    ),
+    "CPU without KV cache": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16}",
+        "spec.accelerator.kvCacheGiB",
+        "set it, to 4 for example",
+    ),
+    "cores on GPU": Bad("accelerator: {cpuCores: 4}", "spec.accelerator.cpuCores", "use type: CPU"),
+    "memory on GPU": Bad("accelerator: {memoryGiB: 4}", "spec.accelerator.memoryGiB", "use type: CPU"),
+    "KV cache on GPU": Bad("accelerator: {kvCacheGiB: 4}", "spec.accelerator.kvCacheGiB", "use type: CPU"),
+    "product on CPU": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, product: [NVIDIA-H200]}",
+        "spec.accelerator.product",
+        "use type: GPU",
+    ),
+    "GPUs a node on CPU": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, perNode: 8}",
+        "spec.accelerator.perNode",
+        "use type: GPU",
+    ),
+    "KV cache takes all memory": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
+        "spec.accelerator.kvCacheGiB",
+        "leaves nothing of memoryGiB 4 for weights: lower it",
+    ),
+    "product twice": Bad("accelerator: {product: [A100, H200, A100]}", "spec.accelerator.product", "remove one"),
+    "product with a blank": Bad("accelerator: {product: [NVIDIA H200]}", "spec.accelerator.product[0]", "should match"),
+    "tensor above GPUs a node": Bad(
+        "parallelism: {tensor: 16}\naccelerator: {perNode: 8}",
+        "spec.parallelism.tensor",
+        "is 16, above accelerator.perNode 8: a replica runs on one node; lower it",
+    ),
+    "tensor above cores": Bad(
+        "parallelism: {tensor: 8}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
+        "spec.parallelism.tensor",
+        "is 8, but a replica on CPU is not split",
+    ),
+    # Serving
+    "memory over 100 %": Bad(
+        "serving: {memoryUtilizationPercent: 101}", "spec.serving.memoryUtilizationPercent", "less than or equal to 100"
+    ),
+    "fewer tokens than requests": Bad(
+        "serving: {maxNumBatchedTokens: 128}",
+        "spec.serving.maxNumBatchedTokens",
+        "is 128, below maxNumSeqs 256: raise it, or lower maxNumSeqs",
+    ),
+    "more at once than may run": Bad(
+        "serving: {maxNumSeqs: 4, minConcurrency: 8}", "spec.serving.minConcurrency", "lower it, or raise maxNumSeqs"
+    ),
+    "served name twice": Bad("serving: {servedModelNames: [a, a]}", "spec.serving.servedModelNames", "remove one"),
+    "served name like an option": Bad(
+        "serving: {servedModelNames: [--x]}", "spec.serving.servedModelNames[0]", "should match"
+    ),
+    "port that needs root": Bad("serving: {port: 80}", "spec.serving.port", "greater than or equal to 1024"),
+    "secret with a bad name": Bad(
+        "serving: {apiKeySecret: {name: My_Secret, key: key}}", "spec.serving.apiKeySecret.name", "should match"
+    ),
+    # Models
+    "target is a path without a volume": Bad(
+        "target: {model: /models/llama}", "spec.target.model", "or give models.volume"
+    ),
+    "draft is a path without a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: ../draft}}",
+        "spec.speculation.draft.model",
+        "write OWNER/NAME",
+    ),
+    "target from the root": Bad(
+        f"target: {{model: /llama}}\nmodels: {{volume: {VOLUME}}}", "spec.target.model", "without leading /"
+    ),
+    "target leaves the volume": Bad(
+        f"target: {{model: a/../../etc}}\nmodels: {{volume: {VOLUME}}}", "spec.target.model", "without .."
+    ),
+    "revision in a volume": Bad(
+        f"target: {{model: llama, revision: main}}\nmodels: {{volume: {VOLUME}}}", "spec.target.revision", "remove one"
+    ),
+    "draft like an option": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: -draft}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.model",
+        "without leading / or -",
+    ),
+    "draft's revision in a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: draft, revision: main}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.revision",
+        "remove one",
+    ),
+    "hub token with a volume": Bad(
+        f"models: {{volume: {VOLUME}, hubTokenSecret: {{name: hub, key: token}}}}",
+        "spec.models.hubTokenSecret",
+        "nothing is downloaded when models.volume is given: remove one",
+    ),
+    # Engine
+    "image without tag": Bad("engine: {image: 'host:5000/vllm'}", "spec.engine.image", "add a tag (:v1) or a digest"),
+    "version in words": Bad("engine: {version: latest}", "spec.engine.version", "should match"),
+    "variable twice": Bad(
+        "engine: {env: [{name: A, value: one}, {name: A, value: two}]}", "spec.engine.env[1]", "Duplicate"
+    ),
+    "variable with a blank": Bad("engine: {env: [{name: 'A B'}]}", "spec.engine.env[0].name", "should match"),
+    # The rest
+    "fewer than no replicas": Bad("replicas: -1", "spec.replicas", "greater than or equal to 0"),
+    "override without a reason": Bad("override: {planning: Ignore}", "spec.override.reason", "Required"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusing(crds: Cluster) -> Kubectl:
+    """kubectl in a namespace that all tests here may share: nothing gets into it."""
+    kubectl = Kubectl(crds.kubeconfig, "refusals")
+    kubectl.must("create", "namespace", kubectl.namespace)
+    return kubectl
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_bad_spec_is_refused_with_field_and_fix(refusing: Kubectl, bad: Bad) -> None:
+    spec = {"target": {"model": "org/target"}} | yaml.safe_load(bad.spec)
+    answer = refusing.apply(sdd("bad", spec))
+    assert answer.returncode != 0, "the API server took it"
+    complaint = [line for line in answer.stderr.splitlines() if f"{bad.field}:" in line]
+    assert complaint, f"{bad.field} is not named in: {answer.stderr}"
+    assert any(bad.fix in line for line in complaint), f"{bad.fix!r} is not offered in: {answer.stderr}"
+    assert refusing("get", "sdd", "-o", "name").stdout == ""
+
+
+@pytest.mark.parametrize("name", ["1st", "a" * 53, "a.b"])
+def test_name_that_cannot_name_a_service_is_refused(refusing: Kubectl, name: str) -> None:
+    answer = refusing.apply(sdd(name, {"target": {"model": "org/target"}}))
+    assert "metadata.name" in answer.stderr
+    assert "use at most 52 of a-z, 0-9 and -" in answer.stderr
+
+
+@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["client-side", "server-side"])
+def test_unknown_field_is_refused_by_name(refusing: Kubectl, how: tuple[str, ...]) -> None:
+    answer = refusing.apply(sdd("odd", {"target": {"model": "org/target", "modle": "typo"}}), *how)
+    assert answer.returncode != 0
+    assert "spec.target.modle" in answer.stderr or ".spec.target.modle" in answer.stderr
+
+
+def sdd(name: str, spec: object) -> str:
+    """YAML of a SpecDecodeDeployment."""
+    return yaml.safe_dump(
+        {
+            "apiVersion": "specdecode.io/v1alpha1",
+            "kind": "SpecDecodeDeployment",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+    )

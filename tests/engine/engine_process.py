@@ -1,0 +1,50 @@
+"""Running a script where the real vLLM can be imported."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DEADLINE_S = 300
+QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An interpreter that knows vLLM, by itself or through a folder of packages."""
+
+    python: Path
+    packages: Path | None = None
+
+    @classmethod
+    def at(cls, place: Path) -> "Engine":
+        """Return the engine that a python executable, or a folder of installed packages, makes."""
+        return cls(Path(sys.executable), place) if place.is_dir() else cls(place)
+
+    def has_vllm(self) -> bool:
+        """Decide without importing it, which takes long."""
+        look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+        return self.python.exists() and self._start("-c", look, text_in="").returncode == 0
+
+    def run(self, *arguments: str, text_in: str = "") -> str:
+        """Return the standard output of a script; fail the test with its last words if it fails."""
+        done = self._start(*arguments, text_in=text_in)
+        if done.returncode:
+            pytest.fail(f"{arguments} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        return done.stdout
+
+    def _start(self, *arguments: str, text_in: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(str(folder) for folder in (self.packages, HERE) if folder)
+        return subprocess.run(
+            [self.python, *arguments],
+            input=text_in,
+            env=os.environ | QUIET | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )

@@ -1,0 +1,201 @@
+"""The command line and environment that settings become."""
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdecode_operator.api.deployment import EnvVar, Method
+from specdecode_operator.engine.arguments import ARGUMENTS, command_line
+from specdecode_operator.engine.environment import env_problems, environment
+from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.engine.settings import (
+    EngineSettings,
+    OnlineQuantization,
+    ScheduleRange,
+    SpeculationSettings,
+)
+from specdecode_operator.engine.speculative_config import complete_schedule
+from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
+
+PROFILE = find_profile("0.32")
+
+
+def value_of(flag: str, settings: EngineSettings) -> str:
+    """Return what follows a flag that takes one value."""
+    line = command_line(settings, PROFILE)
+    assert line.count(flag) == 1
+    return line[line.index(flag) + 1]
+
+
+def test_whole_command_line_on_gpu() -> None:
+    settings = replace(PLAIN, speculation=DRAFT_MODEL, extra_args=("--async-scheduling",))
+    assert command_line(settings, PROFILE) == [
+        *("vllm", "serve", "/models/target"),
+        *("--served-model-name", "target"),
+        *("--host", "0.0.0.0"),
+        *("--port", "8000"),
+        *("--dtype", "auto"),
+        *("--tensor-parallel-size", "2"),
+        *("--max-model-len", "8192"),
+        *("--max-num-seqs", "256"),
+        *("--max-num-batched-tokens", "8192"),
+        *("--kv-cache-dtype", "auto"),
+        *("--block-size", "16"),
+        *("--gpu-memory-utilization", "0.92"),
+        "--speculative-config",
+        '{"draft_tensor_parallel_size":2,"method":"draft_model","model":"/models/draft","num_speculative_tokens":5}',
+        *("--shutdown-timeout", "60"),
+        "--async-scheduling",
+    ]
+
+
+def test_cpu_gets_its_kv_cache_by_environment_and_no_utilization() -> None:
+    settings = replace(PLAIN, cpu=CPU, tensor_parallel_size=1)
+    assert "--gpu-memory-utilization" not in command_line(settings, PROFILE)
+    variables = environment(settings)
+    assert variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert variables["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize(("cores", "tensor", "threads"), [(8, 2, "4"), (7, 2, "3"), (1, 2, "1")])
+def test_ranks_on_the_cpu_share_the_cores(cores: int, tensor: int, threads: str) -> None:
+    settings = replace(PLAIN, cpu=replace(CPU, cores=cores), tensor_parallel_size=tensor)
+    assert environment(settings)["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize("settings", [PLAIN, replace(PLAIN, cpu=CPU)], ids=["gpu", "cpu"])
+def test_engine_is_offline_silent_and_never_in_dev_mode(settings: EngineSettings) -> None:
+    variables = environment(settings)
+    on = {name for name, value in variables.items() if value == "1"}
+    assert {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"} <= on
+    assert "VLLM_SERVER_DEV_MODE" not in variables
+    assert env_problems([EnvVar(name=name, value="1") for name in ("VLLM_LOGGING_LEVEL", "OMP_NUM_THREADS")]) == []
+
+
+@given(st.integers(1, 100))
+def test_memory_utilization_is_the_percent_without_noise(percent: int) -> None:
+    text = value_of("--gpu-memory-utilization", replace(PLAIN, memory_utilization_percent=percent))
+    assert text == f"{percent // 100}.{percent % 100:02d}"
+
+
+@pytest.mark.parametrize(
+    ("change", "flag", "value"),
+    [
+        ({"revision": "abc"}, "--revision", "abc"),
+        ({"online_quantization": OnlineQuantization.FP8}, "--quantization", "fp8_per_tensor"),
+        ({"dtype": "bfloat16"}, "--dtype", "bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype", "fp8"),
+        ({"port": 9000}, "--port", "9000"),
+        ({"max_num_seqs": 7}, "--max-num-seqs", "7"),
+        ({"max_num_batched_tokens": 77}, "--max-num-batched-tokens", "77"),
+        ({"block_size": 32}, "--block-size", "32"),
+        ({"max_model_len": 99}, "--max-model-len", "99"),
+        ({"tensor_parallel_size": 8}, "--tensor-parallel-size", "8"),
+        ({"shutdown_timeout_s": 5}, "--shutdown-timeout", "5"),
+    ],
+)
+def test_each_setting_reaches_its_flag(change: dict[str, Any], flag: str, value: str) -> None:
+    assert value_of(flag, replace(PLAIN, **change)) == value
+
+
+def test_what_is_absent_is_not_rendered() -> None:
+    line = command_line(PLAIN, PROFILE)
+    assert not {"--revision", "--quantization", "--enforce-eager", "--speculative-config"} & set(line)
+    assert "--enforce-eager" in command_line(replace(PLAIN, enforce_eager=True), PROFILE)
+
+
+def test_all_served_names_follow_one_flag() -> None:
+    line = command_line(replace(PLAIN, served_model_names=("a", "b")), PROFILE)
+    at = line.index("--served-model-name")
+    assert line[at : at + 4] == ["--served-model-name", "a", "b", "--host"]
+
+
+def test_every_flag_that_is_written_is_one_that_the_engine_knows() -> None:
+    assert {argument.flag for argument in ARGUMENTS} <= set(PROFILE.flags)
+
+
+def test_draft_config_has_everything_that_was_given() -> None:
+    speculation = replace(
+        DRAFT_MODEL,
+        draft_revision="r1",
+        draft_online_quantization=OnlineQuantization.FP8,
+        draft_max_model_len=4096,
+    )
+    assert json.loads(value_of("--speculative-config", replace(PLAIN, speculation=speculation))) == {
+        "method": "draft_model",
+        "num_speculative_tokens": 5,
+        "model": "/models/draft",
+        "revision": "r1",
+        "quantization": "fp8_per_tensor",
+        "max_model_len": 4096,
+        "draft_tensor_parallel_size": 2,
+    }
+
+
+def test_ngram_config_names_no_draft() -> None:
+    assert json.loads(value_of("--speculative-config", replace(PLAIN, speculation=NGRAM))) == {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    }
+
+
+def test_schedule_gaps_get_the_general_number_of_tokens() -> None:
+    config = json.loads(value_of("--speculative-config", replace(PLAIN, speculation=SCHEDULED)))
+    assert config["num_speculative_tokens_per_batch_size"] == [
+        [1, 16, 5],
+        [17, 63, 5],
+        [64, 128, 0],
+        [129, 256, 5],
+    ]
+
+
+@given(
+    boundaries=st.lists(st.integers(1, 300), min_size=2, max_size=12, unique=True).map(sorted),
+    data=st.data(),
+    max_num_seqs=st.integers(1, 300),
+)
+def test_completed_schedule_says_what_the_user_said(
+    boundaries: list[int], data: st.DataObject, max_num_seqs: int
+) -> None:
+    ranges = tuple(
+        ScheduleRange(first, last, data.draw(st.integers(0, 5)))
+        for first, last in zip(boundaries[::2], boundaries[1::2], strict=False)
+    )
+    complete = complete_schedule(SpeculationSettings(Method.NGRAM, 5, schedule=ranges), max_num_seqs)
+    assert complete[0].first == 1
+    assert all(after.first == before.last + 1 for before, after in itertools.pairwise(complete))
+    assert complete[-1].last >= max_num_seqs
+    for running in range(1, max_num_seqs + 1):
+        said = [part.num_speculative_tokens for part in ranges if part.first <= running <= part.last] or [5]
+        meant = [part.num_speculative_tokens for part in complete if part.first <= running <= part.last]
+        assert meant == said
+
+
+def test_equal_settings_give_equal_lines() -> None:
+    settings = replace(PLAIN, speculation=SCHEDULED)
+    assert command_line(settings, PROFILE) == command_line(replace(settings), PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("VLLM_CPU_KVCACHE_SPACE", "spec.accelerator.kvCacheGiB"),
+        ("HF_HUB_OFFLINE", "spec.models"),
+        ("VLLM_API_KEY", "spec.serving.apiKeySecret"),
+        ("HF_TOKEN", "spec.models.hubTokenSecret"),
+        ("VLLM_SERVER_DEV_MODE", "remove it"),
+    ],
+)
+def test_variables_of_the_operator_are_refused(name: str, fix: str) -> None:
+    (problem,) = env_problems([EnvVar(name="A", value="b"), EnvVar(name=name, value="1")])
+    assert problem.field == "spec.engine.env[1].name"
+    assert problem.value == name
+    assert fix in problem.message

@@ -1,0 +1,141 @@
+"""What users may pass through to vLLM, and what they are told otherwise."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdecode_operator.engine.arguments import ARGUMENTS
+from specdecode_operator.engine.extra_args import extra_args_problems
+from specdecode_operator.engine.profiles import find_profile
+
+PROFILE = find_profile("0.32")
+
+ALLOWED = [
+    "",
+    "--async-scheduling",
+    "--async-sched",
+    "--no-async-scheduling",
+    "--no_async_scheduling",
+    "--seed 7",
+    "--seed=7",
+    "--seed -1",
+    "--max_logprobs 20",
+    "--max-logpr 20",
+    "--lora-modules a=b c=d --enable-lora",
+    "--compilation-config.cudagraph_mode NONE",
+    "--compilation-config.cudagraph_mode=NONE",
+    "-cc.cudagraph_mode NONE",
+    "--compilation-config.max_cudagraph_capture_size -1",
+    "-O3",
+    "-O=3",
+    "-O 3",
+    "--trust-remote-code",
+    "--chat-template -",
+    "--watermark 0.5",
+    "--watermark=-0.5",
+    "--middleware a.b --middleware c.d",
+    "--ssl-keyfile /tls/key",
+    "--enable-expert-parallel -ep",
+]
+
+
+@pytest.mark.parametrize("line", ALLOWED)
+def test_what_the_engine_takes_and_no_field_says_is_allowed(line: str) -> None:
+    assert extra_args_problems(line.split(), PROFILE) == []
+
+
+REFUSED = [
+    # Typed fields, in every spelling that reaches them.
+    ("--tensor-parallel-size 4", 0, "use spec.parallelism.tensor"),
+    ("--tensor-parallel-size=4", 0, "use spec.parallelism.tensor"),
+    ("--tensor_parallel_size 4", 0, "use spec.parallelism.tensor"),
+    ("-tp 4", 0, "use spec.parallelism.tensor"),
+    ("-tp=4", 0, "use spec.parallelism.tensor"),
+    (
+        "--tensor-par 4",
+        0,
+        "is short for --tensor-parallel-size, which is not for extraArgs; use spec.parallelism.tensor",
+    ),
+    ("--speculative-config {}", 0, "use spec.speculation"),
+    ("--speculative-config.method ngram", 0, "use spec.speculation"),
+    ("-sc.method=ngram", 0, "use spec.speculation"),
+    ("--spec-model x", 0, "use spec.speculation.draft.model"),
+    ("--max-model-len 100", 0, "use spec.serving.maxModelLen"),
+    ("--device-memory-utilization 0.5", 0, "use spec.serving.memoryUtilizationPercent"),
+    ("--gpu-memory-utilization 0.5", 0, "use spec.serving.memoryUtilizationPercent"),
+    ("--no-enforce-eager", 0, "use spec.serving.enforceEager"),
+    ("--port 1", 0, "use spec.serving.port"),
+    ("--served-model-name a b", 0, "use spec.serving.servedModelNames"),
+    ("--model x", 0, "use spec.target.model"),
+    ("-q fp8", 0, "use spec.target.quantization"),
+    ("-qfp8", 0, "use spec.target.quantization"),
+    ("--host ::", 0, "the operator sets it"),
+    ("--shutdown-timeout 1", 0, "the operator sets it"),
+    ("--api-key secret", 0, "use spec.serving.apiKeySecret"),
+    ("--hf-token", 0, "use spec.models.hubTokenSecret"),
+    ("--kv-cache-memory 1", 0, "spec.serving.memoryUtilizationPercent"),
+    ("-pp 2", 0, "spec.parallelism.tensor"),
+    ("--data-parallel-size 2", 0, "spec.parallelism.tensor"),
+    ("-dpe", 0, "spec.parallelism.tensor"),
+    ("-n2", 0, "spec.parallelism.tensor"),
+    ("--config f.yaml", 0, "spec.engine.extraArgs"),
+    ("--disable-log-stats", 0, "remove it"),
+    ("-h", 0, "remove it"),
+    # What no parser takes.
+    ("--seed 1 --enable-prefix-cachin0", 2, "did you mean --enable-prefix-caching?"),
+    ("--xyzzy", 0, "vLLM 0.32 has no such flag; see"),
+    ("--max-num", 0, "is short for several flags"),
+    ("--seed", 0, "needs a value"),
+    ("--watermark -0.5", 0, "needs a value"),
+    ("--seed --async-scheduling", 0, "needs a value"),
+    ("--lora-modules --enable-lora", 0, "needs a value"),
+    ("--compilation-config.mode", 0, "needs a value"),
+    ("--async-scheduling=true", 0, "takes no value"),
+    ("--async-scheduling true", 1, "belongs to no flag"),
+    ("left over", 0, "belongs to no flag"),
+    ("--seed 1 2", 2, "belongs to no flag"),
+    ("--", 0, "ends the flags"),
+    ("-O", 0, "needs a level"),
+    ("-O fast", 0, "needs a level"),
+    ("-tp2", 0, "no such flag"),
+]
+
+
+@pytest.mark.parametrize(("line", "index", "fix"), REFUSED)
+def test_what_is_refused_says_where_and_what_to_do(line: str, index: int, fix: str) -> None:
+    problems = extra_args_problems(line.split(), PROFILE)
+    assert problems
+    assert problems[0].field == f"spec.engine.extraArgs[{index}]"
+    assert fix in problems[0].message
+
+
+@pytest.mark.parametrize("flag", sorted(PROFILE.removed_flags))
+def test_removed_flag_names_its_replacement_once(flag: str) -> None:
+    for line in ([flag, "x"], [f"{flag}=x"], [flag.replace("-", "_").replace("__", "--", 1), "x"], [flag]):
+        (problem,) = extra_args_problems(line, PROFILE)
+        assert problem.value == flag
+        assert problem.message == f"vLLM 0.32 no longer has this flag; {PROFILE.removed_flags[flag]}"
+
+
+@pytest.mark.parametrize("flag", [argument.flag for argument in ARGUMENTS])
+def test_every_flag_that_the_operator_writes_is_refused(flag: str) -> None:
+    (problem,) = extra_args_problems([flag] if PROFILE.flags[flag].values == "0" else [flag, "1"], PROFILE)
+    assert "not for extraArgs" in problem.message
+
+
+def test_every_problem_is_told_at_once() -> None:
+    problems = extra_args_problems(["-tp", "2", "--swap-space", "4", "--seed", "1", "stray", "--xyzzy"], PROFILE)
+    assert [problem.field for problem in problems] == [f"spec.engine.extraArgs[{i}]" for i in (0, 2, 6, 7)]
+
+
+@pytest.mark.parametrize("line", [["--api-key", "s3cret"], ["--api-key=s3cret"], ["--hf-token=s3cret"]])
+def test_a_secret_is_never_repeated(line: list[str]) -> None:
+    assert "s3cret" not in "".join(str(problem) for problem in extra_args_problems(line, PROFILE))
+
+
+@given(st.lists(st.text(max_size=12) | st.sampled_from([*PROFILE.flags, "-O", "--", "-tp=1", "1"]), max_size=8))
+def test_any_list_is_read_to_its_end(extra_args: list[str]) -> None:
+    for problem in extra_args_problems(extra_args, PROFILE):
+        index = int(problem.field.removeprefix("spec.engine.extraArgs[").removesuffix("]"))
+        assert 0 <= index < len(extra_args)
+        assert problem.message

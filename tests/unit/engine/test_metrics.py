@@ -1,0 +1,105 @@
+"""Reading a real engine's /metrics, and refusing what is not one.
+
+data/metrics-draft-model.txt is a scrape of vLLM 0.32.0 on a CPU: a tiny Llama
+pair, method draft_model, K 3, after 21 requests; cut to the families that matter.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specdecode_operator.engine.metrics import (
+    EngineReading,
+    SpeculationReading,
+    UnreadableMetricsError,
+    read_metrics,
+)
+from specdecode_operator.engine.profiles import find_profile
+
+PROFILE = find_profile("0.32")
+SCRAPE = (Path(__file__).parent / "data" / "metrics-draft-model.txt").read_text(encoding="utf-8")
+READING = EngineReading(
+    num_gpu_blocks=3276,
+    block_size=128,
+    kv_cache_tokens=419_328,
+    kv_cache_max_concurrency=819.0,
+    speculation=SpeculationReading(814, 2442, 1211, (542, 391, 278)),
+    generation_tokens=2020,
+    requests_running=0,
+    requests_waiting=0,
+)
+
+
+def without(prefix: str) -> str:
+    """Return the scrape without the metrics whose name starts so."""
+    kept = (line for line in SCRAPE.splitlines(keepends=True) if prefix not in line)
+    return "".join(kept)
+
+
+def with_second_rank() -> str:
+    """Return a scrape of two data-parallel ranks, the second with fewer blocks."""
+    second = (line.replace('engine="0"', 'engine="1"') for line in SCRAPE.splitlines() if 'engine="0"' in line)
+    changed = (line.replace('num_gpu_blocks="3276"', 'num_gpu_blocks="3000"') for line in second)
+    return SCRAPE + "\n".join(changed) + "\n"
+
+
+def test_real_scrape_is_read_whole() -> None:
+    assert read_metrics(SCRAPE, PROFILE) == READING
+
+
+def test_acceptance_of_the_real_scrape() -> None:
+    speculation = read_metrics(SCRAPE, PROFILE).speculation
+    assert speculation is not None
+    assert speculation.acceptance_percent == 50
+    assert speculation.mean_acceptance_length == pytest.approx(2.4877, abs=1e-4)
+    assert sum(speculation.accepted_per_position) == speculation.accepted_tokens
+
+
+def test_no_counters_mean_no_speculation() -> None:
+    assert read_metrics(without("vllm:spec_decode"), PROFILE) == replace(READING, speculation=None)
+
+
+def test_before_the_first_draft_there_is_no_acceptance() -> None:
+    reading = SpeculationReading(0, 0, 0, (0, 0, 0))
+    assert reading.acceptance_percent is None
+    assert reading.mean_acceptance_length is None
+
+
+def test_ranks_add_up_and_the_smallest_cache_counts() -> None:
+    reading = read_metrics(with_second_rank(), PROFILE)
+    assert reading.num_gpu_blocks == 3000
+    assert reading.kv_cache_tokens == 419_328
+    assert reading.generation_tokens == 4040
+    assert reading.speculation == SpeculationReading(1628, 4884, 2422, (1084, 782, 556))
+
+
+def test_engine_that_has_not_allocated_yet_says_no_number() -> None:
+    text = SCRAPE.replace('num_gpu_blocks="3276"', 'num_gpu_blocks="None"')
+    assert read_metrics(text, PROFILE) == replace(READING, num_gpu_blocks=None)
+
+
+def test_without_cache_information_there_is_no_number() -> None:
+    reading = read_metrics(without("vllm:cache_config_info"), PROFILE)
+    assert (reading.num_gpu_blocks, reading.kv_cache_tokens, reading.kv_cache_max_concurrency) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no metric starts with vllm:"),
+        ("<html><body>404</body></html>", "Prometheus format|no metric starts"),
+        ('python_info{version="3"} 1.0\n', "--disable-log-stats"),
+        ("vllm:generation_tokens_total{ 1.0\n", "not in Prometheus format"),
+        (without("vllm:generation_tokens"), "vllm:generation_tokens_total is missing"),
+        (without("vllm:spec_decode_num_accepted_tokens_total"), "accepted_tokens_total is missing"),
+        (SCRAPE.replace("} 2442.0", "} NaN"), "draft_tokens_total is nan"),
+        (SCRAPE.replace("} 814.0", "} -1"), "drafts_total is -1"),
+        (SCRAPE.replace('kv_cache_size_tokens="419328"', 'kv_cache_size_tokens="many"'), "'many', not a number"),
+        (SCRAPE.replace('num_gpu_blocks="3276"', 'num_gpu_blocks="inf"'), "num_gpu_blocks is inf"),
+        (SCRAPE.replace('position="1"', 'position=""'), "label position"),
+    ],
+)
+def test_nonsense_is_refused_with_what_is_wrong(text: str, complaint: str) -> None:
+    with pytest.raises(UnreadableMetricsError, match=complaint):
+        read_metrics(text, PROFILE)

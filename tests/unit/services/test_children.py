@@ -1,0 +1,177 @@
+"""What is rendered: pods, overlay and drift."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.services.decision import intend, read_parent
+from specdecode_operator.services.drift import needs_apply
+from specdecode_operator.services.overlay import merge, overlay_problems
+from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
+
+NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
+
+
+def render(spec: dict[str, Any], name: str = "llama") -> dict[str, dict[str, Any]]:
+    children = intend(read_parent(parent(spec, name=name)), NODES).children
+    return {child["kind"]: child for child in children}
+
+
+def pod_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    template: dict[str, Any] = render(spec)["Deployment"]["spec"]["template"]
+    pod: dict[str, Any] = template["spec"]
+    return pod
+
+
+def test_every_child_is_owned_labelled_and_hashed() -> None:
+    for child in render(pair_70b(replicas=2)).values():
+        owner = child["metadata"]["ownerReferences"][0]
+        assert (owner["uid"], owner["controller"]) == ("uid-1", True)
+        assert child["metadata"]["labels"]["specdecode.io/deployment"] == "llama"
+        assert child["metadata"]["annotations"]["specdecode.io/applied-hash"]
+
+
+def test_rendering_is_deterministic() -> None:
+    assert render(pair_70b()) == render(pair_70b())
+
+
+@pytest.mark.parametrize(("replicas", "wanted"), [(1, False), (2, True)])
+def test_a_disruption_budget_exists_where_there_is_something_to_keep(replicas: int, *, wanted: bool) -> None:
+    assert ("PodDisruptionBudget" in render(pair_70b(replicas=replicas))) is wanted
+
+
+def test_the_hub_and_its_token_are_seen_by_the_download_only() -> None:
+    pod = pod_spec(pair_70b(models={"hubTokenSecret": {"name": "hub", "key": "token"}}))
+    assert [container["name"] for container in pod["initContainers"]] == ["download-target", "download-draft"]
+    for container in pod["initContainers"]:
+        token = next(variable for variable in container["env"] if variable["name"] == "HF_TOKEN")
+        assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    engine_env = {variable["name"]: variable for variable in pod["containers"][0]["env"]}
+    assert "HF_TOKEN" not in engine_env
+    assert engine_env["HF_HUB_OFFLINE"]["value"] == "1"
+
+
+def test_a_volume_is_mounted_instead_of_downloading() -> None:
+    pod = pod_spec(tiny_cpu())
+    assert "initContainers" not in pod
+    models = next(volume for volume in pod["volumes"] if volume["name"] == "models")
+    assert models["persistentVolumeClaim"] == {"claimName": "tiny-models", "readOnly": True}
+    assert "/models/pair/target" in pod["containers"][0]["command"]
+
+
+def test_a_cpu_engine_asks_for_its_cores_and_memory_and_no_gpu() -> None:
+    engine = pod_spec(tiny_cpu())["containers"][0]
+    assert engine["resources"] == {"requests": {"cpu": "1", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
+
+
+def test_the_api_key_comes_by_reference() -> None:
+    spec = tiny_cpu()
+    spec["serving"]["apiKeySecret"] = {"name": "clients", "key": "key"}
+    env = {variable["name"]: variable for variable in pod_spec(spec)["containers"][0]["env"]}
+    assert env["VLLM_API_KEY"] == {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "clients", "key": "key"}}}
+
+
+def test_the_pod_gets_as_long_to_end_as_its_steps_take() -> None:
+    pod = pod_spec(pair_70b())
+    engine = pod["containers"][0]
+    drain_s = int(engine["command"][engine["command"].index("--shutdown-timeout") + 1])
+    pre_stop_s = engine["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] > drain_s + pre_stop_s
+
+
+def test_text_of_a_user_cannot_change_the_structure_of_a_manifest() -> None:
+    evil = 'x"]\n      hostNetwork: true\n#'
+    spec = tiny_cpu(engine={"image": "localhost/engine:1", "env": [{"name": "GREETING", "value": evil}]})
+    pod = pod_spec(spec)
+    assert "hostNetwork" not in pod
+    env = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+    assert env["GREETING"] == evil
+
+
+def test_the_overlay_is_merged_by_name() -> None:
+    template = {
+        "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}},
+        "spec": {
+            "priorityClassName": "high",
+            "tolerations": [{"key": "a", "operator": "Exists"}],
+            "volumes": [{"name": "extra", "emptyDir": {}}],
+            "containers": [
+                {"name": "engine", "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]},
+                {"name": "sidecar", "image": "s:1"},
+            ],
+        },
+    }
+    whole = render(pair_70b(podTemplate=template))["Deployment"]["spec"]["template"]
+    assert whole["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert whole["metadata"]["labels"]["specdecode.io/deployment"] == "llama"
+    pod = whole["spec"]
+    assert pod["priorityClassName"] == "high"
+    assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}], "tolerations have no merge key"
+    assert {volume["name"] for volume in pod["volumes"]} == {"models", "tmp", "shm", "extra"}
+    assert [container["name"] for container in pod["containers"]] == ["engine", "sidecar"]
+    mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert {"/extra", "/models"} <= mounts
+
+
+def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
+    base = {"a": {"b": 1, "c": 2}}
+    before = copy.deepcopy(base)
+    assert merge(base, {"a": {"b": None}}) == {"a": {"c": 2}}
+    assert base == before
+
+
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        ({"metadata": {"name": "mine"}}, "spec.podTemplate.metadata.name"),
+        ({"metadata": {"labels": {"specdecode.io/deployment": "x"}}}, "spec.podTemplate.metadata.labels"),
+        ({"spec": {"containers": [{"name": "engine", "ports": []}]}}, "spec.podTemplate.spec.containers[0].ports"),
+        ({"spec": {"volumes": [{"name": "models"}]}}, "spec.podTemplate.spec.volumes[0].name"),
+        ({"spec": {"containers": [{"image": "x"}]}}, "spec.podTemplate.spec.containers[0]"),
+        ({"spec": {"containers": "engine"}}, "spec.podTemplate.spec.containers"),
+        ({"spec": {"containers": [{"name": "engine", "env": [{"value": "x"}]}]}}, "containers[0].env[0]"),
+    ],
+    ids=str,
+)
+def test_what_the_overlay_may_not_touch_is_named(template: dict[str, Any], field: str) -> None:
+    spec = read_parent(parent(pair_70b(podTemplate=template)))
+    conditions = {finding.type: finding for finding in intend(spec, NODES).findings}
+    assert conditions["Accepted"].status == "False"
+    assert field in conditions["Accepted"].message
+
+
+def test_no_overlay_is_no_problem() -> None:
+    assert overlay_problems(None) == []
+
+
+def live(desired: dict[str, Any]) -> dict[str, Any]:
+    """What the API server makes of it: defaults are filled in."""
+    body = copy.deepcopy(desired)
+    body["metadata"]["resourceVersion"] = "7"
+    body["spec"]["template"]["spec"]["dnsPolicy"] = "ClusterFirst"
+    body["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = "IfNotPresent"
+    return body
+
+
+def test_an_object_that_is_as_asked_for_is_not_applied_again() -> None:
+    desired = render(tiny_cpu())["Deployment"]
+    assert needs_apply(desired, None)
+    assert not needs_apply(desired, live(desired))
+
+
+def test_drift_is_seen() -> None:
+    desired = render(tiny_cpu())["Deployment"]
+    scaled = live(desired)
+    scaled["spec"]["replicas"] = 5
+    assert needs_apply(desired, scaled)
+    longer = live(desired)
+    longer["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "X", "value": "1"})
+    assert needs_apply(desired, longer)
+
+
+def test_what_is_no_longer_asked_for_is_seen() -> None:
+    before = render(tiny_cpu(podTemplate={"spec": {"priorityClassName": "high"}}))["Deployment"]
+    after = render(tiny_cpu())["Deployment"]
+    assert needs_apply(after, live(before))

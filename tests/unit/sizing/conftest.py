@@ -1,0 +1,85 @@
+"""Models and pairs that the sizing tests share."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specdecode_operator.sizing.budget import EngineLimits, Pair
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.precision import Precision
+
+PairFactory = Callable[..., Pair]
+
+
+def _catalogued(model_id: str) -> ModelGeometry:
+    geometry = find_geometry(model_id)
+    assert geometry is not None
+    return geometry
+
+
+@pytest.fixture(scope="session")
+def llama_70b() -> ModelGeometry:
+    return _catalogued("meta-llama/Llama-3.1-70B-Instruct")
+
+
+@pytest.fixture(scope="session")
+def llama_8b() -> ModelGeometry:
+    return _catalogued("meta-llama/Llama-3.1-8B-Instruct")
+
+
+@pytest.fixture(scope="session")
+def llama_1b() -> ModelGeometry:
+    return _catalogued("meta-llama/Llama-3.2-1B-Instruct")
+
+
+@pytest.fixture(scope="session")
+def limits() -> EngineLimits:
+    """The settings of the article's case: length 8192, 256 sequences, 92 %."""
+    return EngineLimits(
+        max_model_len=8192,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        block_size=16,
+        kv_cache_element_bytes=None,
+        memory_utilization_percent=92,
+        enforce_eager=False,
+        min_concurrency=1,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_pair(llama_70b: ModelGeometry, llama_8b: ModelGeometry, limits: EngineLimits) -> PairFactory:
+    """Return a maker of 70B pairs: precisions by name, no draft where the draft's is None, limits by keyword."""
+
+    def make(target: str = "BF16", draft: str | None = "BF16", **changed_limits: Any) -> Pair:
+        return Pair(
+            target=llama_70b,
+            target_precision=Precision(target),
+            draft=None if draft is None else llama_8b,
+            draft_precision=None if draft is None else Precision(draft),
+            method="none" if draft is None else "draft_model",
+            num_speculative_tokens=0 if draft is None else 5,
+            limits=replace(limits, **changed_limits),
+        )
+
+    return make
+
+
+@pytest.fixture
+def llama_config() -> dict[str, Any]:
+    """Return the config.json of a small dense Llama, to be spoilt by a test."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }

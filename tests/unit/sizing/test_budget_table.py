@@ -1,0 +1,171 @@
+"""Llama-3.1-70B with an 8B draft on two GPUs: the published worked example, every row."""
+
+# ruff: noqa: PLR0913, PLR0917 - one argument a column of the table
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specdecode_operator.sizing.budget import Pair, Term, Verdict, estimate, pair_weights
+from specdecode_operator.sizing.devices import Device, find_device, known_products, memory_coefficients
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.units import GIB
+
+H100 = "NVIDIA-H100-80GB-HBM3"
+H200 = "NVIDIA-H200"
+
+# product, target, draft, weights GiB, available GiB, tokens, concurrency
+FITTING_ROWS = [
+    (H100, "INT8", "BF16", 41.36, 27.14, 127_024, 15.5),
+    (H100, "FP8", "BF16", 41.36, 27.14, 127_024, 15.5),
+    (H100, "FP8", "FP8", 38.11, 30.38, 142_224, 17.4),
+    (H100, "FP8", "INT4", 36.54, 31.96, 149_600, 18.3),
+    (H100, "INT4", "BF16", 25.91, 42.59, 199_360, 24.3),
+    (H100, "INT4", "INT4", 21.08, 47.41, 221_952, 27.1),
+    (H100, "BF16", None, 65.74, 2.77, 18_176, 2.2),
+    (H100, "FP8", None, 33.88, 34.63, 226_960, 27.7),
+    (H200, "BF16", "BF16", 73.22, 51.04, 238_896, 29.2),
+    (H200, "INT8", "BF16", 41.36, 82.90, 388_048, 47.4),
+    (H200, "FP8", "BF16", 41.36, 82.90, 388_048, 47.4),
+    (H200, "FP8", "FP8", 38.11, 86.14, 403_248, 49.2),
+    (H200, "INT4", "INT4", 21.08, 103.18, 482_976, 59.0),
+    (H200, "BF16", None, 65.74, 58.53, 383_600, 46.8),
+]
+
+# target, draft, weights GiB, available GiB, what breaks it
+REFUSED_ROWS = [
+    ("BF16", "BF16", 73.22, -4.72, Term.WEIGHTS),
+    ("BF16", "FP8", 69.97, -1.48, Term.OVERHEAD),
+    ("BF16", "INT4", 68.40, 0.10, Term.KV_CACHE),
+]
+
+PairFactory = Callable[..., Pair]
+
+
+def _device(product: str) -> Device:
+    device = find_device(product)
+    assert device is not None
+    return device
+
+
+@pytest.mark.parametrize(
+    ("product", "target", "draft", "weights_gib", "available_gib", "tokens", "concurrency"), FITTING_ROWS
+)
+def test_rows_that_start(
+    make_pair: PairFactory,
+    product: str,
+    target: str,
+    draft: str | None,
+    weights_gib: float,
+    available_gib: float,
+    tokens: int,
+    concurrency: float,
+) -> None:
+    budget = estimate(make_pair(target, draft), _device(product), 2)
+    assert budget.weights_bytes / GIB == pytest.approx(weights_gib, abs=0.006)
+    assert budget.available_kv_bytes / GIB == pytest.approx(available_gib, abs=0.011)
+    assert budget.kv_cache_tokens == tokens
+    assert budget.max_concurrency == pytest.approx(concurrency, abs=0.05)
+    assert budget.kv_bytes_per_token == (163_840 if draft is None else 229_376)
+    assert (budget.verdict, budget.binding_term) == (Verdict.FITS, None)
+
+
+@pytest.mark.parametrize(("target", "draft", "weights_gib", "available_gib", "term"), REFUSED_ROWS)
+def test_rows_that_do_not_start(
+    make_pair: PairFactory, target: str, draft: str, weights_gib: float, available_gib: float, term: Term
+) -> None:
+    budget = estimate(make_pair(target, draft), _device(H100), 2)
+    assert budget.weights_bytes / GIB == pytest.approx(weights_gib, abs=0.006)
+    assert budget.available_kv_bytes / GIB == pytest.approx(available_gib, abs=0.011)
+    assert (budget.verdict, budget.binding_term) == (Verdict.DOES_NOT_FIT, term)
+
+
+@pytest.mark.parametrize(("product", "tokens"), [(H100, 254_048), (H200, 776_096)])
+def test_fp8_kv_doubles_the_tokens(make_pair: PairFactory, product: str, tokens: int) -> None:
+    assert estimate(make_pair("FP8", kv_cache_element_bytes=1), _device(product), 2).kv_cache_tokens == tokens
+
+
+def test_more_sequences_cost_sampler_state(make_pair: PairFactory) -> None:
+    few, many = (estimate(make_pair("FP8", max_num_seqs=count), _device(H100), 2) for count in (256, 1024))
+    assert many.kv_cache_tokens == 124_864
+    assert (many.state_bytes - few.state_bytes) / GIB == pytest.approx(0.46, abs=0.005)
+
+
+def test_each_term_of_the_h100_row(make_pair: PairFactory) -> None:
+    budget = estimate(make_pair("FP8"), _device(H100), 2)
+    assert budget.requested_bytes / GIB == pytest.approx(72.85, abs=0.006)
+    assert budget.draft_weights_bytes == 8_030_527_488
+    assert budget.target_weights_bytes == 36_345_562_528 + 131_072 * 128 * 2
+    assert budget.state_bytes / GIB == pytest.approx(0.15, abs=0.005)
+    assert budget.activation_bytes / GIB == pytest.approx(0.91, abs=0.005)
+    assert budget.cuda_graphs_bytes / GIB == pytest.approx(1.2)
+    assert budget.non_torch_bytes / GIB == pytest.approx(2.1)
+
+
+def test_loaded_bytes_equal_public_logs(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+    """vLLM 0.19 on H100 logged 33.88 GiB for 70B FP8 at tensor 2 and 14.99 for 8B BF16."""
+    assert pair_weights(make_pair("FP8", None), 2).target_bytes / GIB == pytest.approx(33.88, abs=0.005)
+    alone = Pair(llama_8b, make_pair().target_precision, None, None, "none", 0, make_pair().limits)
+    assert pair_weights(alone, 1).target_bytes / GIB == pytest.approx(14.99, abs=0.005)
+
+
+def test_a_draft_with_another_rotary_table_loads_its_own(
+    make_pair: PairFactory, llama_8b: ModelGeometry, llama_1b: ModelGeometry
+) -> None:
+    shared = pair_weights(make_pair(), 2).draft_bytes
+    assert shared == 8_030_527_488
+    other = replace(make_pair(), draft=llama_1b)
+    own_table = 131_072 * 64 * 2
+    bytes_of_weights = 2 * (1_235_814_400 - 33 * 2048) // 2 + 33 * 2048 * 2
+    assert pair_weights(other, 2).draft_bytes == bytes_of_weights + own_table
+
+
+def test_one_gpu_has_little_outside_torch_and_eager_has_no_graphs(
+    make_pair: PairFactory, llama_8b: ModelGeometry
+) -> None:
+    limits = make_pair(enforce_eager=True).limits
+    budget = estimate(Pair(llama_8b, make_pair().target_precision, None, None, "none", 0, limits), _device(H100), 1)
+    assert budget.cuda_graphs_bytes == 0
+    assert budget.non_torch_bytes == GIB // 4
+
+
+def test_ngram_keeps_a_table_of_tokens(make_pair: PairFactory) -> None:
+    alone = replace(make_pair("FP8", None), num_speculative_tokens=5)
+    ngram = replace(alone, method="ngram")
+    table = 256 * 8192 * 4 + 256 * 32 * 8
+    assert estimate(ngram, _device(H100), 2).state_bytes - estimate(alone, _device(H100), 2).state_bytes == table
+
+
+def test_the_margin_makes_it_tight_before_it_breaks(make_pair: PairFactory) -> None:
+    """Requests of 8192 at 2.77 GiB available, 1.5 of them kept back: one fits, two are tight, three do not fit."""
+    verdicts = [
+        estimate(make_pair("BF16", None, min_concurrency=requests), _device(H100), 2).verdict for requests in (1, 2, 3)
+    ]
+    assert verdicts == [Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT]
+    tight = estimate(make_pair("BF16", None, min_concurrency=2), _device(H100), 2)
+    assert tight.binding_term is Term.MARGIN
+    assert tight.margin_bytes == memory_coefficients().margin_bytes == 3 * GIB // 2
+
+
+def test_a_share_that_is_not_free_at_start_does_not_fit(make_pair: PairFactory) -> None:
+    full = estimate(make_pair("FP8", memory_utilization_percent=100), _device(H200), 2)
+    assert (full.verdict, full.binding_term) == (Verdict.DOES_NOT_FIT, Term.UTILIZATION)
+    almost = estimate(make_pair("FP8", memory_utilization_percent=99), _device(H200), 2)
+    assert almost.verdict is Verdict.FITS
+
+
+def test_a_split_that_does_not_divide_is_refused(make_pair: PairFactory) -> None:
+    with pytest.raises(PlanError, match="num_attention_heads 64") as caught:
+        estimate(make_pair(), _device(H100), 3)
+    assert (caught.value.field, caught.value.value) == ("parallelism.tensor", 3)
+    with pytest.raises(PlanError, match="1 or more"):
+        estimate(make_pair(), _device(H100), 0)
+
+
+def test_devices_are_known_by_exact_label() -> None:
+    assert known_products() == (H100, H200)
+    assert find_device("NVIDIA-H100") is None
+    assert find_device("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb") is None
+    assert _device(H200).source

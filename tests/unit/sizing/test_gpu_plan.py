@@ -1,0 +1,176 @@
+"""Which GPUs are chosen, how it is explained, and what fixes a plan that does not fit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from specdecode_operator.sizing.budget import Pair, Verdict
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.plan import GpuPool, plan_on_gpus
+
+H100 = "NVIDIA-H100-80GB-HBM3"
+H200 = "NVIDIA-H200"
+EIGHT_H100 = GpuPool(H100, 8)
+EIGHT_H200 = GpuPool(H200, 8)
+
+PairFactory = Callable[..., Pair]
+
+
+def test_bf16_pair_on_two_h100_does_not_fit_and_says_why(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair(), [EIGHT_H100], 2)
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert plan.explanation == (
+        "2 x NVIDIA-H100-80GB-HBM3 per replica (TP 2) does not fit: weights take 73.2 of 72.9 GiB usable per GPU, "
+        "nothing is left for the KV cache; least change: target.quantization: FP8 gives 127,024 tokens "
+        "(15.5 requests of 8192)"
+    )
+    assert [(fix.change, fix.tokens) for fix in plan.fixes] == [
+        ("target.quantization: FP8", 127_024),
+        ("parallelism.tensor: 4", 301_424),
+        ("accelerator.product: [NVIDIA-H200]", 238_896),
+        ("speculation.method: none", 18_176),
+    ]
+    assert plan.fixes[2].sentence.endswith("on 2 x NVIDIA-H200")
+
+
+def test_bf16_pair_goes_to_h200_where_both_exist(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair(), [EIGHT_H100, EIGHT_H200], 2)
+    assert (plan.verdict, plan.chosen.product, plan.chosen.tensor) == (Verdict.FITS, H200, 2)
+    assert plan.fixes == ()
+    assert [row.product for row in plan.rows] == [H200, H100]
+    assert plan.explanation == (
+        "2 x NVIDIA-H200 per replica (TP 2) fits: 238,896 tokens (29.2 requests of 8192) "
+        "beside 73.2 GiB of weights per GPU"
+    )
+
+
+def test_fp8_target_takes_the_smaller_device(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair("FP8"), [EIGHT_H200, EIGHT_H100], 2)
+    assert (plan.verdict, plan.chosen.product) == (Verdict.FITS, H100)
+    assert plan.chosen.budget.kv_cache_tokens == 127_024
+
+
+def test_without_a_tensor_the_fewest_gpus_win(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair(), [EIGHT_H100], None)
+    assert (plan.verdict, plan.chosen.tensor) == (Verdict.FITS, 4)
+    assert sorted(row.tensor for row in plan.rows) == [1, 2, 4, 8]
+    assert plan_on_gpus(make_pair("FP8", "FP8"), [EIGHT_H200], None).chosen.tensor == 1
+
+
+def test_a_fit_comes_before_a_tight_row_of_fewer_gpus(make_pair: PairFactory) -> None:
+    pair = make_pair("BF16", None, min_concurrency=2)
+    alone = plan_on_gpus(pair, [GpuPool(H100, 2)], None)
+    assert (alone.verdict, alone.chosen.tensor) == (Verdict.TIGHT, 2)
+    assert "0.3 GiB per GPU are to spare where the estimate may err by 1.5 GiB" in alone.explanation
+    assert alone.fixes == ()
+    roomier = plan_on_gpus(pair, [EIGHT_H100], None)
+    assert (roomier.verdict, roomier.chosen.tensor) == (Verdict.FITS, 4)
+
+
+def test_the_order_of_pools_changes_nothing(make_pair: PairFactory) -> None:
+    pools = [EIGHT_H100, EIGHT_H200, GpuPool(H100, 2), GpuPool("NVIDIA-A100-SXM4-80GB", 8)]
+    for pair in (make_pair(), make_pair("FP8"), make_pair(min_concurrency=2000)):
+        assert len({repr(plan_on_gpus(pair, order, None)) for order in permutations(pools)}) == 1
+
+
+def test_when_nothing_fits_the_nearest_row_is_shown(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair(min_concurrency=60_000), [EIGHT_H100, EIGHT_H200], None)
+    assert (plan.verdict, plan.chosen.product, plan.chosen.tensor) == (Verdict.DOES_NOT_FIT, H200, 8)
+    lacking = [row.budget.needed_kv_bytes - row.budget.available_kv_bytes for row in plan.rows]
+    assert lacking == sorted(lacking)
+
+
+def test_every_fix_does_what_it_says(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8", min_concurrency=20, max_model_len=8192)
+    plan = plan_on_gpus(pair, [EIGHT_H100], 2)
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert "20 requests of 8192 tokens" in plan.explanation
+    fixes = {fix.change: fix for fix in plan.fixes}
+    assert next(iter(fixes)) == "serving.kvCacheDtype: fp8"
+    assert fixes["serving.kvCacheDtype: fp8"].tokens == 254_048
+    for change, field in (("serving.minConcurrency", "min_concurrency"), ("serving.maxModelLen", "max_model_len")):
+        value = next(int(key.split(": ")[1]) for key in fixes if key.startswith(change))
+        assert _verdict(pair, **{field: value}) is Verdict.FITS
+        step = 16 if field == "max_model_len" else 1
+        assert _verdict(pair, **{field: value + step}) is not Verdict.FITS
+
+
+def _verdict(pair: Pair, **limits: Any) -> Verdict:
+    return plan_on_gpus(replace(pair, limits=replace(pair.limits, **limits)), [EIGHT_H100], 2).verdict
+
+
+def test_fewer_sequences_come_before_changes_of_quality(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair("BF16", None, max_num_seqs=4096), [EIGHT_H100], 2)
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert plan.fixes[0].change == "serving.maxNumSeqs: 256"
+
+
+def test_utilization_is_brought_back_to_the_default(make_pair: PairFactory) -> None:
+    too_low = plan_on_gpus(make_pair("FP8", memory_utilization_percent=50), [EIGHT_H100], 2)
+    too_high = plan_on_gpus(make_pair("FP8", memory_utilization_percent=100), [EIGHT_H100], 2)
+    for plan in (too_low, too_high):
+        assert plan.verdict is Verdict.DOES_NOT_FIT
+        assert plan.fixes[0].change == "serving.memoryUtilizationPercent: 92"
+        assert plan.fixes[0].tokens == 127_024
+    assert "more than is free when it starts" in too_high.explanation
+
+
+def test_a_quantized_checkpoint_is_never_told_to_become_fp8(make_pair: PairFactory) -> None:
+    pair = make_pair("INT8", "INT8", min_concurrency=30)
+    plan = plan_on_gpus(pair, [EIGHT_H100], 2)
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert not [fix for fix in plan.fixes if "quantization" in fix.change]
+
+
+def test_no_single_change_helps(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair(), [GpuPool(H100, 1)], None)
+    assert plan.fixes == ()
+    assert plan.explanation.endswith("; no single change makes it fit")
+
+
+def test_a_fix_never_needs_more_gpus_than_a_node_has(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair(), [GpuPool(H100, 2)], 2)
+    assert not [fix for fix in plan.fixes if fix.change.startswith("parallelism")]
+
+
+@pytest.mark.parametrize(
+    ("pools", "tensor", "field", "words"),
+    [
+        ([], None, "accelerator.product", "none"),
+        ([GpuPool("NVIDIA-A100-SXM4-80GB", 8)], None, "accelerator.product", "NVIDIA-A100-SXM4-80GB"),
+        ([GpuPool(H100, 0)], None, "accelerator.product", "known are"),
+        ([EIGHT_H100], 3, "parallelism.tensor", "num_attention_heads 64"),
+        ([EIGHT_H100], 16, "parallelism.tensor", "largest has 8"),
+    ],
+)
+def test_questions_without_a_plan(
+    make_pair: PairFactory, pools: list[GpuPool], tensor: int | None, field: str, words: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan_on_gpus(make_pair(), pools, tensor)
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+def test_unknown_products_are_passed_over(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair("FP8"), [GpuPool("Mystery-GPU", 8), EIGHT_H100], 2)
+    assert {row.product for row in plan.rows} == {H100}
+
+
+def test_the_draft_is_made_fp8_before_the_target(make_pair: PairFactory) -> None:
+    # 15.5 requests fit with the BF16 draft, 17.4 with it in FP8: enough for 16 also after the margin.
+    plan = plan_on_gpus(make_pair("FP8", min_concurrency=16), [EIGHT_H100], 2)
+    assert plan.fixes[0].change == "speculation.draft.quantization: FP8"
+    assert plan.fixes[0].tokens == 142_224
+
+
+def test_a_change_that_ends_tight_is_not_named_beside_one_that_fits(make_pair: PairFactory) -> None:
+    # 17 of the 17.4 requests that an FP8 draft leaves room for would eat into the margin.
+    plan = plan_on_gpus(make_pair("FP8", min_concurrency=17), [EIGHT_H100], 2)
+    changes = [fix.change for fix in plan.fixes]
+    assert changes[0] == "serving.kvCacheDtype: fp8"
+    assert "speculation.draft.quantization: FP8" not in changes
+    assert all(fix.verdict is Verdict.FITS for fix in plan.fixes)

@@ -1,0 +1,162 @@
+"""What must hold for every pair, whatever its numbers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from specdecode_operator.sizing.budget import Budget, EngineLimits, Pair, Verdict, estimate
+from specdecode_operator.sizing.cpu import estimate_on_cpu
+from specdecode_operator.sizing.devices import Device
+from specdecode_operator.sizing.divisibility import tensor_problems
+from specdecode_operator.sizing.geometry import ModelGeometry, geometry_from_config
+from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.weights import weight_bytes
+
+# A busy machine is no failure: no deadlines, and slow generation is fine.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+ORDER = [Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.FITS]
+
+geometries = st.builds(
+    lambda layers, heads, kv, head_dim, intermediate, vocabulary, tied: geometry_from_config(
+        "generated",
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": heads * 128,
+            "intermediate_size": intermediate * 1024,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": min(kv, heads),
+            "head_dim": head_dim,
+            "vocab_size": vocabulary,
+            "max_position_embeddings": 131_072,
+            "tie_word_embeddings": tied,
+        },
+    ),
+    layers=st.integers(1, 100),
+    heads=st.sampled_from([8, 16, 32, 64]),
+    kv=st.sampled_from([1, 2, 4, 8, 64]),
+    head_dim=st.sampled_from([64, 128]),
+    intermediate=st.integers(1, 40),
+    vocabulary=st.integers(1, 300_000),
+    tied=st.booleans(),
+)
+limits = st.builds(
+    EngineLimits,
+    max_model_len=st.integers(1, 131_072),
+    max_num_seqs=st.integers(1, 2048),
+    max_num_batched_tokens=st.integers(2048, 16_384),
+    block_size=st.sampled_from([16, 32, 128]),
+    kv_cache_element_bytes=st.sampled_from([None, 1]),
+    memory_utilization_percent=st.integers(1, 100),
+    enforce_eager=st.booleans(),
+    min_concurrency=st.integers(1, 64),
+)
+pairs = st.builds(
+    Pair,
+    target=geometries,
+    target_precision=st.sampled_from(Precision),
+    draft=geometries,
+    draft_precision=st.sampled_from(Precision),
+    method=st.just("draft_model"),
+    num_speculative_tokens=st.integers(1, 8),
+    limits=limits,
+)
+devices = st.builds(Device, st.just("GPU"), st.integers(1, 200).map(lambda gib: gib * GIB), st.just("generated"))
+tensors = st.sampled_from([1, 2, 4, 8])
+
+
+def _budget(pair: Pair, device: Device, tensor: int) -> Budget:
+    problems = tensor_problems(pair.target, tensor, pair.target_precision)
+    if pair.draft is not None:
+        problems += tensor_problems(pair.draft, tensor, pair.draft_precision)
+    assume(not problems)
+    return estimate(pair, device, tensor)
+
+
+@unhurried
+@given(pairs, devices, tensors)
+def test_terms_add_up(pair: Pair, device: Device, tensor: int) -> None:
+    budget = _budget(pair, device, tensor)
+    terms = (
+        budget.target_weights_bytes,
+        budget.draft_weights_bytes,
+        budget.state_bytes,
+        budget.activation_bytes,
+        budget.cuda_graphs_bytes,
+        budget.non_torch_bytes,
+    )
+    assert all(term >= 0 for term in terms)
+    assert budget.requested_bytes - sum(terms) == budget.available_kv_bytes
+    assert budget.requested_bytes <= budget.total_bytes
+    assert budget.num_blocks * pair.limits.block_size * budget.kv_bytes_per_token <= max(0, budget.available_kv_bytes)
+    assert (budget.verdict is Verdict.FITS) == (budget.binding_term is None)
+
+
+@unhurried
+@given(pairs, st.integers(1, 10**12), st.integers(0, 10**12))
+def test_terms_add_up_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> None:
+    budget = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes)
+    terms = budget.weights_bytes + budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes
+    assert budget.requested_bytes - terms - budget.non_torch_bytes == budget.available_kv_bytes == kv_cache_bytes
+
+
+@unhurried
+@given(pairs, devices, st.integers(0, 100 * GIB), tensors)
+def test_more_memory_never_gives_less(pair: Pair, device: Device, more_bytes: int, tensor: int) -> None:
+    # At 100 % what is free at start decides, and that grows too.
+    small = _budget(pair, device, tensor)
+    large = _budget(pair, replace(device, total_bytes=device.total_bytes + more_bytes), tensor)
+    assert large.kv_cache_tokens >= small.kv_cache_tokens
+    assert ORDER.index(large.verdict) >= ORDER.index(small.verdict)
+
+
+@unhurried
+@given(pairs, devices, tensors)
+def test_a_draft_never_adds_tokens(pair: Pair, device: Device, tensor: int) -> None:
+    alone = replace(pair, draft=None, draft_precision=None, method="none", num_speculative_tokens=0)
+    with_draft = _budget(pair, device, tensor)
+    without = _budget(alone, device, tensor)
+    assert with_draft.kv_cache_tokens <= without.kv_cache_tokens
+    assert ORDER.index(with_draft.verdict) <= ORDER.index(without.verdict)
+
+
+@unhurried
+@given(pairs, devices, tensors)
+def test_fp8_kv_doubles_the_blocks_within_one(pair: Pair, device: Device, tensor: int) -> None:
+    def blocks(element_bytes: int | None) -> int:
+        changed = replace(pair, limits=replace(pair.limits, kv_cache_element_bytes=element_bytes))
+        return _budget(changed, device, tensor).num_blocks
+
+    assert blocks(1) - 2 * blocks(None) in (0, 1)
+
+
+@unhurried
+@given(geometries, st.sampled_from(Precision), tensors)
+def test_more_gpus_never_mean_more_weights_on_each(geometry: ModelGeometry, precision: Precision, tensor: int) -> None:
+    assume(not tensor_problems(geometry, tensor, precision) and not tensor_problems(geometry, 2 * tensor, precision))
+    assert weight_bytes(geometry, precision, 2 * tensor) <= weight_bytes(geometry, precision, tensor)
+
+
+@unhurried
+@given(geometries, tensors)
+def test_fewer_bits_mean_fewer_bytes(geometry: ModelGeometry, tensor: int) -> None:
+    assume(not tensor_problems(geometry, tensor, Precision.INT4))
+    sizes = [weight_bytes(geometry, precision, tensor) for precision in Precision]
+    assert sizes[0] > sizes[1] == sizes[2] > sizes[3]
+
+
+@unhurried
+@given(pairs, devices, tensors, st.integers(1, 131_072))
+def test_a_shorter_length_never_fits_worse(pair: Pair, device: Device, tensor: int, length: int) -> None:
+    shorter = replace(pair, limits=replace(pair.limits, max_model_len=min(length, pair.limits.max_model_len)))
+    before, after = _budget(pair, device, tensor), _budget(shorter, device, tensor)
+    assert ORDER.index(after.verdict) >= ORDER.index(before.verdict)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_precisions_have_the_names_of_the_api(precision: Precision) -> None:
+    assert precision.value == precision.name

@@ -1,0 +1,182 @@
+"""What `manifests/` and `charts/` install: the same objects, with no more rights than are needed."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.version import __version__
+from tests.support.kubectl import program
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "specdecode-operator"
+NAME = "specdecode-operator"
+NAMESPACE = "specdecode-system"
+Object = dict[str, Any]
+Objects = dict[tuple[str, str], Object]
+
+
+def render(*command: str | Path) -> Objects:
+    """Objects that a command prints, by kind and name."""
+    answer = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert answer.returncode == 0, answer.stderr
+    documents = [document for document in yaml.safe_load_all(answer.stdout) if document]
+    return {(document["kind"], document["metadata"]["name"]): document for document in documents}
+
+
+def kustomize(folder: str = "manifests") -> Objects:
+    """Objects of a kustomization."""
+    return render(program("kubectl"), "kustomize", folder)
+
+
+def helm(*options: str, release: str = NAME) -> Objects:
+    """Objects of the chart."""
+    return render(program("helm"), "template", release, CHART, f"--namespace={NAMESPACE}", *options)
+
+
+def without_tool_labels(item: Object) -> Object:
+    """The object less what says which tool made it: the only labels in which the two may differ."""
+    tools = {"app.kubernetes.io/managed-by", "helm.sh/chart"}
+    for owner in (item, item.get("spec", {}).get("template", {})):
+        if labels := owner.get("metadata", {}).get("labels"):
+            owner["metadata"]["labels"] = {key: value for key, value in labels.items() if key not in tools}
+    return item
+
+
+def operator_container(objects: Objects) -> Object:
+    """The operator's container."""
+    (container,) = objects["Deployment", NAME]["spec"]["template"]["spec"]["containers"]
+    found: Object = container
+    return found
+
+
+def test_chart_and_manifests_render_the_same_objects() -> None:
+    from_manifests = kustomize()
+    # Helm makes the namespace itself (--create-namespace), so the chart cannot hold it.
+    del from_manifests["Namespace", NAMESPACE]
+    from_chart = helm()
+    assert set(from_chart) == set(from_manifests)
+    for key, item in from_manifests.items():
+        assert without_tool_labels(from_chart[key]) == without_tool_labels(item)
+
+
+def test_every_object_is_labelled() -> None:
+    for key, item in kustomize().items():
+        labels = item["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == NAME, key
+        assert labels["app.kubernetes.io/part-of"] == "specdecode", key
+        # This value means: a child of a SpecDecodeDeployment. The operator must not take itself for one.
+        assert labels["app.kubernetes.io/managed-by"] != NAME, key
+
+
+def test_chart_carries_the_crds_and_the_version() -> None:
+    names = {file.name for file in (ROOT / "crds").glob("*_*.yaml")}
+    assert names == {file.name for file in (CHART / "crds").iterdir()}
+    for name in names:
+        assert (CHART / "crds" / name).read_text() == (ROOT / "crds" / name).read_text(), (
+            f"stale: cp crds/{name} charts/specdecode-operator/crds/"
+        )
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+def test_crds_folder_is_a_kustomization() -> None:
+    assert list(kustomize("crds")) == [("CustomResourceDefinition", "specdecodedeployments.specdecode.io")]
+
+
+def test_operator_has_no_more_rights_than_listed() -> None:
+    objects = kustomize()
+    rules = objects["ClusterRole", NAME]["rules"]
+    granted = {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert not any("*" in part for grant in granted for part in grant), "no wildcards"
+    assert "secrets" not in {resource for _, resource, _ in granted}
+    writable = {resource for _, resource, verb in granted if verb not in ("get", "list", "watch")}
+    assert writable == {
+        "specdecodedeployments/status", "configmaps", "services", "deployments", "poddisruptionbudgets", "events",
+    }  # fmt: skip
+    (subject,) = objects["ClusterRoleBinding", NAME]["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+
+
+def test_users_get_their_rights_with_the_usual_roles() -> None:
+    objects = kustomize()
+    view, edit = (objects["ClusterRole", f"{NAME}-{role}"] for role in ("view", "edit"))
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    # The status is the operator's.
+    assert "specdecodedeployments/status" not in {name for rule in edit["rules"] for name in rule["resources"]}
+
+
+def test_image_is_replaced_in_one_place(tmp_path: Path) -> None:
+    overlay = {
+        "resources": ["manifests"],
+        "images": [{"name": "localhost/specdecode/operator", "newName": "example.org/operator", "newTag": "1.0"}],
+    }
+    (tmp_path / "manifests").mkdir()
+    for file in (ROOT / "manifests").iterdir():
+        (tmp_path / "manifests" / file.name).write_text(file.read_text())
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    from_manifests = render(program("kubectl"), "kustomize", tmp_path)
+    from_chart = helm("--set=image.repository=example.org/operator", "--set-string=image.tag=1.0")
+    assert operator_container(from_manifests)["image"] == "example.org/operator:1.0"
+    assert operator_container(from_chart)["image"] == "example.org/operator:1.0"
+
+
+def test_chart_values_reach_the_pod(tmp_path: Path) -> None:
+    values = {
+        "imagePullSecrets": [{"name": "registry"}],
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "resources": {"limits": {"memory": "1Gi"}},
+        "podLabels": {"team": "serving"},
+        "podAnnotations": {"c": "d"},
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    }
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    objects = helm(f"--values={tmp_path / 'values.yaml'}")
+    template = objects["Deployment", NAME]["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "serving"
+    assert template["metadata"]["annotations"] == {"c": "d"}
+    for key in ("imagePullSecrets", "nodeSelector", "tolerations", "affinity"):
+        assert template["spec"][key] == values[key]
+    assert operator_container(objects)["resources"]["limits"] == {"memory": "1Gi"}
+    assert objects["ServiceAccount", NAME]["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_chart_uses_a_service_account_that_exists() -> None:
+    objects = helm("--set=serviceAccount.create=false", "--set=serviceAccount.name=mine")
+    assert ("ServiceAccount", NAME) not in objects
+    assert objects["Deployment", NAME]["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    assert objects["ClusterRoleBinding", NAME]["subjects"][0]["name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ("imge.tag=1", "imge"),
+        ("image.tag=", "/image/tag"),
+        ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
+        ("serviceAccount.create=false", "/serviceAccount/name"),
+        ("replicas=2", "replicas"),
+    ],
+)
+def test_chart_refuses_values_that_it_does_not_know(value: str, field: str) -> None:
+    command = [program("helm"), "template", NAME, str(CHART), f"--set={value}"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode != 0
+    assert field in answer.stderr
+
+
+def test_second_release_gets_names_of_its_own() -> None:
+    objects = helm(release="staging")
+    assert {name.removesuffix("-view").removesuffix("-edit") for _, name in objects} == {"staging-specdecode-operator"}
