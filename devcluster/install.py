@@ -30,8 +30,8 @@ def install_operator(kubectl: Kubectl) -> None:
     with step("installing CRDs and operator: kubectl apply --server-side -k crds, -k manifests"):
         kubectl.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'crds'}")
         kubectl.must("wait", "--for=condition=Established", "--timeout=30s", "crd", "specdecodedeployments.specdecode.io")
-        kubectl.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'manifests'}")
         operator = Kubectl(kubectl.kubeconfig, NAMESPACE)
+        operator.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'manifests'}")
         operator.must(
             "rollout", "status", "deployment/specdecode-operator", f"--timeout={_ROLLOUT_DEADLINE_S}s",
             timeout_s=_ROLLOUT_DEADLINE_S + 10,

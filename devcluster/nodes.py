@@ -65,24 +65,25 @@ def parse(text: str) -> NodePlan:
         case "real", False:
             return NodePlan(real=True)
         case (("" | "real,"), True):
-            return NodePlan(real=bool(head), fake=parse_fake(groups))
+            return NodePlan(real=bool(head), fake=parse_fake(groups, whole=text))
         case _:
             raise _bad(text)
 
 
-def parse_fake(text: str) -> tuple[FakeNodes, ...]:
-    """Return the groups of a list such as `2xH100:8,1xH200:8`."""
+def parse_fake(text: str, whole: str | None = None) -> tuple[FakeNodes, ...]:
+    """Return the groups of a list such as `2xH100:8,1xH200:8`; errors quote the `whole` value."""
     groups = []
     for item in text.split(","):
         match = re.fullmatch(r"([1-9][0-9]{0,3})x([A-Za-z0-9]+):([1-9][0-9]?)", item)
         if not match or match[2] not in PRODUCTS:
-            raise _bad(text if item in {"", text} else f"{item} (in {text})")
+            raise _bad(whole or text, item)
         groups.append(FakeNodes(int(match[1]), match[2], int(match[3])))
     return tuple(groups)
 
 
-def _bad(text: str) -> ClusterError:
-    return ClusterError(f"--nodes {text}: not understood. Use {FORMAT}. Products: {', '.join(PRODUCTS)}.")
+def _bad(text: str, part: str | None = None) -> ClusterError:
+    culprit = f"{text!r}" if part is None else f"{text!r} ({part!r})"
+    return ClusterError(f"nodes {culprit} not understood. Use {FORMAT}. Products: {', '.join(PRODUCTS)}")
 
 
 def manifests(groups: Iterable[FakeNodes], taken: Iterable[str] = ()) -> dict[str, dict[str, object]]:

@@ -20,7 +20,7 @@ ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9
 SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
 EnvVarName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
-EngineVersion = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?$")]
+EngineVersion = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+$")]
 ImageReference = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ServedName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[^\s-]\S*$")]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -135,7 +135,7 @@ class Speculation(ApiModel):
     """K: tokens proposed a step. Required unless method is none."""
 
     num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
-    """K by the number of running requests, from 1 up. In a gap the range before it goes on."""
+    """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
 
     draft: Draft | None = None
     """The draft model, for method draft_model."""

@@ -114,7 +114,7 @@ class PlanStatus(ApiModel):
     max_concurrency: Word
     """Requests of maxModelLen that fit at once, as a decimal."""
 
-    fixes: list[Sentence] = Field(default=[], max_length=16)
+    fixes: list[Sentence] | None = Field(default=None, max_length=16)
     """When it does not fit: what would help, least change first."""
 
 

@@ -10,6 +10,7 @@ from specdecode_operator.version import __version__
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     help="vLLM with speculative decoding on Kubernetes: sized, launched and proven.",
 )
 app.command("crds", help="Print the CustomResourceDefinitions, to be applied before the operator is installed.")(

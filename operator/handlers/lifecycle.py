@@ -1,5 +1,7 @@
 """Start, stop and health of the operator process."""
 
+import dataclasses
+import os
 from typing import Any
 
 import kopf
@@ -32,7 +34,13 @@ def probe(memo: OperatorState, **_: Any) -> bool:
 @kopf.on.login()
 def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     """Log in as the pod's service account, or as KUBECONFIG says outside a cluster."""
-    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    account = kopf.login_with_service_account(**kwargs)
+    if account is None:
+        return kopf.login_with_kubeconfig(**kwargs)
+    # By address, as every client library does: kopf's name for it needs a cluster DNS.
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return dataclasses.replace(account, server=server)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

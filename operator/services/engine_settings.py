@@ -1,6 +1,6 @@
 """Resolves what the engine is told from a spec and its pair."""
 
-from specdecode_operator.api.deployment import AcceleratorType, Method, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import AcceleratorType, Method, Quantization, SpecDecodeDeploymentSpec
 from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,
@@ -31,6 +31,7 @@ def engine_settings(spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int) -> 
         tensor_parallel_size=tensor,
         port=serving.port,
         shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
+        dtype="bfloat16" if spec.target.quantization is Quantization.BF16 else "auto",
         online_quantization=_online_quantization(pair.target, pair.target_precision),
         enforce_eager=serving.enforce_eager,
         speculation=_speculation(spec, pair),

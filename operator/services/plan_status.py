@@ -33,7 +33,7 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         kv_bytes_per_token=budget.kv_bytes_per_token,
         kv_cache_tokens=budget.kv_cache_tokens,
         max_concurrency=f"{budget.max_concurrency:.2f}",
-        fixes=[fix.sentence for fix in plan.fixes][:16],
+        fixes=[fix.sentence for fix in plan.fixes][:16] or None,
     )
 
 

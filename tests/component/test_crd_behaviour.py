@@ -73,7 +73,7 @@ serving:
 replicas: 0
 models: {volume: {persistentVolumeClaim: {claimName: models}}}
 engine:
-  version: 0.32.0
+  version: "0.32"
   image: host/vllm@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
   extraArgs: [--seed=1]
   env: [{name: VLLM_LOGGING_LEVEL, value: DEBUG}, {name: EMPTY}]

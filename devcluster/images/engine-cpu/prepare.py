@@ -8,6 +8,7 @@ import compileall
 import os
 import py_compile
 import sys
+from pathlib import Path
 
 ENVIRONMENT = sys.argv[1]
 MODEL_CLASSES = ("LlamaForCausalLM",)
@@ -20,9 +21,14 @@ compileall.compile_dir(
     invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
 )
 
-os.environ["VLLM_CACHE_ROOT"] = f"{ENVIRONMENT}/vllm-cache"
+CACHE = Path(ENVIRONMENT) / "vllm-cache"
+os.environ["VLLM_CACHE_ROOT"] = str(CACHE)
 
 from vllm.model_executor.models.registry import ModelRegistry  # noqa: E402
 
 for name in MODEL_CLASSES:
     ModelRegistry.models[name].inspect_model_cls()
+
+# vLLM writes them for their owner only; the engine runs as another user.
+for answer in (CACHE / "modelinfos").iterdir():
+    answer.chmod(0o644)

@@ -179,6 +179,14 @@ def test_completed_schedule_says_what_the_user_said(
         assert meant == said
 
 
+@pytest.mark.parametrize(
+    ("last", "tail"), [(7, [ScheduleRange(8, 8, 5)]), (6, [ScheduleRange(7, 8, 5)]), (8, []), (99, [])]
+)
+def test_after_the_last_range_the_general_number_holds(last: int, tail: list[ScheduleRange]) -> None:
+    only = ScheduleRange(1, last, 0)
+    assert complete_schedule(SpeculationSettings(Method.NGRAM, 5, schedule=(only,)), 8) == [only, *tail]
+
+
 def test_equal_settings_give_equal_lines() -> None:
     settings = replace(PLAIN, speculation=SCHEDULED)
     assert command_line(settings, PROFILE) == command_line(replace(settings), PROFILE)
