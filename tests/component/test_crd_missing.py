@@ -1,0 +1,47 @@
+"""The operator may be started before its CRDs are there."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from devcluster.cluster import Cluster
+from tests.support.kubectl import Kubectl
+from tests.support.objects import tiny_cpu
+from tests.support.operator_process import OperatorProcess
+from tests.support.waiting import eventually
+
+CRDS = Path(__file__).parents[2] / "crds"
+
+
+@pytest.fixture
+def bare_cluster() -> Iterator[Cluster]:
+    """A control plane that has never seen our CRDs."""
+    cluster = Cluster(f"test-bare-{os.getpid()}")
+    try:
+        cluster.up("none")
+        yield cluster
+    finally:
+        cluster.down()
+
+
+def test_it_waits_for_the_crd_and_goes_on(bare_cluster: Cluster, tmp_path: Path) -> None:
+    operator = OperatorProcess(bare_cluster.kubeconfig, tmp_path / "log")
+    operator.start()
+    try:
+        kubectl = Kubectl(bare_cluster.kubeconfig)
+        eventually(lambda: "CRD" in operator.log.read_text(), "the log says that a CRD is missing")
+        kubectl.must("apply", "--server-side", f"--kustomize={CRDS}")
+        kubectl.must("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        body = {
+            "apiVersion": "specdecode.io/v1alpha1",
+            "kind": "SpecDecodeDeployment",
+            "metadata": {"name": "tiny"},
+            "spec": tiny_cpu(),
+        }
+        assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
+        eventually(lambda: "plan" in kubectl.object("sdd", "tiny").get("status", {}), "the object is planned")
+    finally:
+        assert operator.stop() == 0

@@ -1,0 +1,237 @@
+"""The operator against a real API server: objects, ownership, status, failures."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.kubectl import Kubectl
+from tests.support.objects import H100, H200, pair_70b, tiny_cpu
+from tests.support.operator_process import OperatorProcess, service_account_kubeconfig
+from tests.support.waiting import eventually
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+RESYNC_DEADLINE_S = 40
+LAUNCHED = "Unschedulable"
+"""Reason of Ready once everything was done that can be done in a cluster without nodes."""
+CHILD_KINDS = "deployments,services,configmaps,poddisruptionbudgets"
+OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
+
+
+@pytest.fixture(scope="module")
+def operator(crds: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """The operator with exactly the rights of the installed service account."""
+    admin = Kubectl(crds.kubeconfig, "specdecode-system")
+    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    folder = tmp_path_factory.mktemp("operator")
+    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
+    process.start()
+    yield process
+    status = process.stop()
+    print(process.log.read_text())  # noqa: T201  shown when a test failed
+    assert status == 0
+
+
+@pytest.fixture(autouse=True)
+def _running(operator: OperatorProcess) -> None:
+    pass
+
+
+def apply(kubectl: Kubectl, name: str, spec: dict[str, Any]) -> None:
+    body = {
+        "apiVersion": "specdecode.io/v1alpha1",
+        "kind": "SpecDecodeDeployment",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    answer = kubectl.apply(yaml.safe_dump(body))
+    assert answer.returncode == 0, answer.stderr
+
+
+def condition(kubectl: Kubectl, name: str, type_: str) -> tuple[str, str, str]:
+    """Status, reason and message of a condition that speaks of the current spec."""
+    body = kubectl.object("sdd", name)
+    for found in body.get("status", {}).get("conditions", []):
+        if found["type"] == type_ and found["observedGeneration"] == body["metadata"]["generation"]:
+            return found["status"], found["reason"], found["message"]
+    return "", "", ""
+
+
+def wait_for(kubectl: Kubectl, name: str, type_: str, reason: str, deadline_s: float = 30) -> str:
+    """Wait for the reason of a condition; return its message."""
+
+    def look() -> str | None:
+        found = condition(kubectl, name, type_)
+        assert found[1] == reason, found
+        return found[2] or " "
+
+    return eventually(look, f"{type_} of {name} is {reason}", deadline_s)
+
+
+def children(kubectl: Kubectl) -> set[tuple[str, str]]:
+    return {(body["kind"], body["metadata"]["name"]) for body in kubectl.objects(CHILD_KINDS, OURS)}
+
+
+def versions(kubectl: Kubectl) -> dict[tuple[str, str], str]:
+    bodies = kubectl.objects(f"{CHILD_KINDS},sdd")
+    return {(b["kind"], b["metadata"]["name"]): b["metadata"]["resourceVersion"] for b in bodies}
+
+
+def test_an_object_gets_its_children_and_keeps_its_metadata(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu(replicas=2))
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    assert children(kubectl) == {
+        ("Deployment", "tiny"),
+        ("Service", "tiny"),
+        ("ConfigMap", "tiny-plan"),
+        ("PodDisruptionBudget", "tiny"),
+    }
+    body = kubectl.object("sdd", "tiny")
+    assert "finalizers" not in body["metadata"]
+    assert list(body["metadata"]["annotations"]) == ["kubectl.kubernetes.io/last-applied-configuration"]
+    assert body["status"]["observedGeneration"] == body["metadata"]["generation"] == 1
+    assert json.loads(kubectl.object("configmap", "tiny-plan")["data"]["plan.json"])["verdict"] == "Fits"
+
+
+def test_events_tell_people_what_happened(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu())
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    described = eventually(
+        lambda: (text := kubectl.must("describe", "sdd", "tiny")) and "Planned is True" in text and text,
+        "an Event tells of the plan",
+    )
+    assert "fits: " in str(described)
+
+
+def test_what_is_no_longer_wanted_goes(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu(replicas=2))
+    eventually(lambda: ("PodDisruptionBudget", "tiny") in children(kubectl), "the budget exists")
+    kubectl.must("scale", "sdd", "tiny", "--replicas=1")
+    eventually(lambda: ("PodDisruptionBudget", "tiny") not in children(kubectl), "the budget is gone")
+    assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 1
+
+
+def test_changes_by_others_are_undone(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu())
+    eventually(lambda: ("Deployment", "tiny") in children(kubectl), "the Deployment exists")
+    kubectl.must("scale", "deployment", "tiny", "--replicas=5")
+    eventually(lambda: kubectl.object("deployment", "tiny")["spec"]["replicas"] == 1, "it is scaled back")
+    kubectl.must("delete", "service", "tiny")
+    eventually(lambda: ("Service", "tiny") in children(kubectl), "the Service is back")
+
+
+def test_a_strangers_object_is_left_alone(kubectl: Kubectl) -> None:
+    kubectl.must("create", "service", "clusterip", "tiny", "--tcp=80")
+    before = kubectl.object("service", "tiny")
+    apply(kubectl, "tiny", tiny_cpu())
+    message = wait_for(kubectl, "tiny", "Ready", "ChildNameConflict")
+    assert "Service tiny" in message
+    assert condition(kubectl, "tiny", "Stalled")[0] == "True"
+    assert kubectl.object("service", "tiny") == before
+    assert children(kubectl) == set(), "nothing is half-created"
+    kubectl.must("delete", "service", "tiny")
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED, RESYNC_DEADLINE_S)
+    assert ("Service", "tiny") in children(kubectl)
+
+
+def test_objects_deleted_in_the_middle_of_a_reconcile_leave_nothing(kubectl: Kubectl) -> None:
+    for _ in range(5):
+        apply(kubectl, "tiny", tiny_cpu())
+        kubectl.must("delete", "sdd", "tiny")
+    eventually(lambda: not children(kubectl), "the garbage collector removed all children", RESYNC_DEADLINE_S)
+    apply(kubectl, "tiny", tiny_cpu())
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED, RESYNC_DEADLINE_S)
+
+
+def test_a_reconcile_with_nothing_to_do_writes_nothing(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu())
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    kubectl.must("label", "sdd", "tiny", "touched=1")
+    settle(kubectl, "first")
+    before = versions(kubectl)
+    kubectl.must("annotate", "service", "tiny", "somebody=else")
+    changed = versions(kubectl)[("Service", "tiny")]
+    settle(kubectl, "second")
+    assert versions(kubectl) == {**before, ("Service", "tiny"): changed, **new_objects(kubectl, "second")}
+
+
+def settle(kubectl: Kubectl, name: str) -> None:
+    """Wait until the operator has worked off what came before: it takes objects in their order."""
+    apply(kubectl, name, tiny_cpu(suspend=True))
+    wait_for(kubectl, name, "Ready", "Suspended")
+
+
+def new_objects(kubectl: Kubectl, name: str) -> dict[tuple[str, str], str]:
+    return {key: version for key, version in versions(kubectl).items() if key[1].startswith(name)}
+
+
+def test_a_killed_operator_goes_on_where_it_was(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    apply(kubectl, "before", tiny_cpu())
+    wait_for(kubectl, "before", "Ready", LAUNCHED)
+    uid = kubectl.object("deployment", "before")["metadata"]["uid"]
+    operator.kill()
+    apply(kubectl, "meanwhile", tiny_cpu())
+    kubectl.must("scale", "sdd", "before", "--replicas=3")
+    operator.start()
+    wait_for(kubectl, "meanwhile", "Ready", LAUNCHED)
+    eventually(lambda: kubectl.object("deployment", "before")["spec"]["replicas"] == 3, "the change is carried out")
+    assert kubectl.object("deployment", "before")["metadata"]["uid"] == uid
+
+
+def test_a_missing_permission_is_named_and_work_goes_on_once_it_is_there(kubectl: Kubectl) -> None:
+    role = kubectl.object("clusterrole", "specdecode-operator")
+    rules = [{**rule, "resources": [r for r in rule["resources"] if r != "services"]} for rule in role["rules"]]
+    without = {**role, "rules": rules}
+    for body in (without, role):
+        body["metadata"] = {"name": role["metadata"]["name"]}
+    assert without["rules"] != role["rules"]
+    try:
+        kubectl.must("replace", "--filename=-", stdin=json.dumps(without))
+        apply(kubectl, "tiny", tiny_cpu())
+        message = wait_for(kubectl, "tiny", "Ready", "Forbidden")
+        assert "services" in message
+        assert condition(kubectl, "tiny", "Ready")[0] == "Unknown"
+    finally:
+        kubectl.must("replace", "--filename=-", stdin=json.dumps(role))
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED, RESYNC_DEADLINE_S)
+
+
+def test_a_spec_that_becomes_bad_does_not_take_the_engines_down(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu())
+    eventually(lambda: ("Deployment", "tiny") in children(kubectl), "the Deployment exists")
+    before = kubectl.object("deployment", "tiny")["spec"]
+    apply(kubectl, "tiny", tiny_cpu(engine={"image": "localhost/engine:1", "extraArgs": ["--swap-space=4"]}))
+    message = wait_for(kubectl, "tiny", "Accepted", "Invalid")
+    assert "spec.engine.extraArgs[0]" in message
+    assert kubectl.object("deployment", "tiny")["spec"] == before
+    apply(kubectl, "tiny", tiny_cpu(suspend=True))
+    wait_for(kubectl, "tiny", "Ready", "Suspended")
+    assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0
+
+
+def test_plans_follow_the_nodes_of_the_cluster(kubectl: Kubectl) -> None:
+    apply(kubectl, "llama", pair_70b())
+    wait_for(kubectl, "llama", "Planned", "NoMatchingNodes")
+    try:
+        add_node(kubectl, "h100-0", H100)
+        message = wait_for(kubectl, "llama", "Planned", "DoesNotFit")
+        assert "weights" in message
+        assert "target.quantization: FP8" in message
+        assert children(kubectl) == {("ConfigMap", "llama-plan")}
+        add_node(kubectl, "h200-0", H200)
+        wait_for(kubectl, "llama", "Planned", "Fits")
+        eventually(lambda: ("Deployment", "llama") in children(kubectl), "the engines are launched")
+    finally:
+        kubectl.must("delete", "node", "--ignore-not-found", "h100-0", "h200-0")
+
+
+def add_node(kubectl: Kubectl, name: str, product: str) -> None:
+    """Add a Node object as a kubelet on a GPU machine would."""
+    labels = {"nvidia.com/gpu.product": product}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    kubectl.must("create", "--filename=-", stdin=json.dumps(body))
+    status = {"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}}}
+    kubectl.must("patch", "node", name, "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
