@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -150,18 +151,19 @@ class Cluster:
         command = [*self._enter(self._settings()), *argv]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    def load_image(self, archive: Path) -> None:
-        """Import an image archive (OCI or Docker layout) unless the same file was imported before."""
+    def load_image(self, archive: Path) -> bool:
+        """Import an image archive (OCI or Docker layout); return False where the same file was imported before."""
         with archive.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         record = self.state / "images.json"
         loaded: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
         if digest in loaded:
-            return
+            return False
         with step(f"loading {archive.name} into cluster {self.name}"):
             if problem := node.import_image(self._enter(self._settings()), archive):
                 raise ClusterError(f"loading {archive} into cluster {self.name} failed: {problem}")
         record.write_text(json.dumps(loaded | {digest: archive.name}))
+        return True
 
     def api(self) -> Api:
         """Return the API server as its administrator sees it."""
@@ -254,6 +256,8 @@ class Cluster:
             self._wait(
                 lambda: _node_ready(api, control_plane.NODE_NAME), "the node is Ready", ["kubelet", "kube-apiserver"]
             )
+            service = settings.addresses.api_service
+            self._wait(lambda: _reachable(service, 443), "Services have addresses that work", ["kube-proxy"])
         if settings.simulates:
             self._wait(
                 lambda: all(map(is_ready, api.nodes(nodes.FAKE_SELECTOR))),
@@ -316,6 +320,12 @@ def _programs(plan: nodes.NodePlan, *, simulates: bool) -> dict[str, Path]:
     if simulates:
         names.append("kwok")
     return binaries.find(*names)
+
+
+def _reachable(address: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((address, port), timeout=0.2):
+        return True
+    return False
 
 
 def _node_ready(api: Api, name: str) -> bool:

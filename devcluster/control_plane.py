@@ -1,7 +1,6 @@
 """etcd, API server, controller manager and scheduler: certificates, files and command lines."""
 
 import base64
-import ipaddress
 import json
 from pathlib import Path
 
@@ -34,9 +33,8 @@ STORAGE_CLASS = {
 
 
 def _identities(settings: Settings) -> list[Identity]:
-    service = str(next(ipaddress.ip_network(settings.addresses.services).hosts()))
     names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
-    addresses = tuple(dict.fromkeys([_LOOPBACK, settings.api_address, service]))
+    addresses = tuple(dict.fromkeys([_LOOPBACK, settings.api_address, settings.addresses.api_service]))
     return [
         Identity("etcd", "etcd", names=("localhost",), addresses=(_LOOPBACK,)),
         Identity("apiserver", "kube-apiserver", names=names, addresses=addresses),

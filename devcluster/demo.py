@@ -13,7 +13,7 @@ from typing import Any
 
 from devcluster.cluster import Cluster
 from devcluster.errors import ClusterError
-from devcluster.install import install_operator, load_images, prepare_images
+from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
 from devcluster.kubectl import Kubectl
 from devcluster.paths import REPOSITORY
 from devcluster.progress import say, step
@@ -44,7 +44,8 @@ def main() -> int:
             cluster.up("real")
         kubectl = Kubectl(cluster.kubeconfig)
         with _timed(times, "images into the cluster"):
-            load_images(cluster)
+            load_engine_image(cluster)
+            load_operator_image(cluster)
         with _timed(times, "operator installed"):
             install_operator(kubectl)
         with _timed(times, "tiny models made"):

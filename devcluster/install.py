@@ -9,6 +9,7 @@ from devcluster.paths import REPOSITORY
 from devcluster.progress import step
 
 NAMESPACE = "specdecode-system"
+OPERATOR = "specdecode-operator"
 _ROLLOUT_DEADLINE_S = 120
 
 
@@ -19,10 +20,16 @@ def prepare_images() -> None:
     build_operator_image()
 
 
-def load_images(cluster: Cluster) -> None:
-    """Load the operator's and the CPU engine's image into a cluster."""
-    cluster.load_image(build_operator_image())
+def load_engine_image(cluster: Cluster) -> None:
+    """Load the CPU engine's image into a cluster."""
     cluster.load_image(build_engine_image())
+
+
+def load_operator_image(cluster: Cluster) -> None:
+    """Load the operator's image into a cluster; an operator that runs there already is started anew from it."""
+    operator = Kubectl(cluster.kubeconfig, NAMESPACE)
+    if cluster.load_image(build_operator_image()) and operator("get", "deployment", OPERATOR).returncode == 0:
+        operator.must("rollout", "restart", f"deployment/{OPERATOR}")
 
 
 def install_operator(kubectl: Kubectl) -> None:
@@ -33,6 +40,6 @@ def install_operator(kubectl: Kubectl) -> None:
         operator = Kubectl(kubectl.kubeconfig, NAMESPACE)
         operator.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'manifests'}")
         operator.must(
-            "rollout", "status", "deployment/specdecode-operator", f"--timeout={_ROLLOUT_DEADLINE_S}s",
+            "rollout", "status", f"deployment/{OPERATOR}", f"--timeout={_ROLLOUT_DEADLINE_S}s",
             timeout_s=_ROLLOUT_DEADLINE_S + 10,
         )  # fmt: skip

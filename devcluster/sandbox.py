@@ -75,6 +75,11 @@ class Addresses:
         return f"10.203.{self.index}.0/24"
 
     @property
+    def api_service(self) -> str:
+        """Return the Service address of the API server: the first of the range."""
+        return f"10.203.{self.index}.1"
+
+    @property
     def fake_pods(self) -> str:
         """Return the range of simulated pods: a black hole."""
         return f"10.{208 + self.index}.0.0/16"

@@ -1,0 +1,54 @@
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from devcluster import binaries
+from devcluster.paths import TOOLS
+
+
+def program(directory: Path, name: str, says: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/usr/bin:/bin")
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+
+
+def test_kubebuilder_assets_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "path", "etcd", "etcd Version: 3.6.1")
+    wanted = program(tmp_path / "assets", "etcd", "etcd Version: 3.6.4")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "assets"))
+    assert binaries.find("etcd") == {"etcd": wanted}
+
+
+def test_path_comes_before_the_cache(tmp_path: Path) -> None:
+    wanted = program(tmp_path / "path", "kube-apiserver", "Kubernetes v1.34.1")
+    program(tmp_path / "cache/bin/kubernetes-1.34.4", "kube-apiserver", "Kubernetes v1.34.4")
+    assert binaries.find("kube-apiserver") == {"kube-apiserver": wanted}
+
+
+def test_a_version_that_does_not_fit_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program(tmp_path / "assets", "kube-apiserver", "Kubernetes v1.29.0")
+    program(tmp_path / "path", "kube-apiserver", "Kubernetes v1.35.0")
+    wanted = program(tmp_path / "cache/bin/kubernetes-1.34.4", "kube-apiserver", "Kubernetes v1.34.4")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "assets"))
+    assert binaries.find("kube-apiserver") == {"kube-apiserver": wanted}
+    assert "KUBEBUILDER_ASSETS: kube-apiserver is 1.29, not used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", binaries.GROUPS, ids=lambda group: group.name)
+def test_versions_are_those_of_the_go_modules(group: binaries.Group) -> None:
+    module = (TOOLS / group.name / "go.mod").read_text()
+    if group.name != "pause":  # it has no dependency
+        assert re.search(rf"\bv{re.escape(group.version)}( // indirect)?$", module, re.MULTILINE)
