@@ -23,21 +23,63 @@ setup:
     {{ uv }} pip install --python {{ python }} --no-deps --editable .
     echo "$wanted" >.venv/.set-up
 
-# Check style and formatting
+# The main job on this machine: cluster, operator, a tiny target and draft, a real vLLM that speculates
+[group('demo')]
+demo: setup
+    @{{ python }} -m devcluster.demo
+
+# Remove the demo's cluster and every trace of it
+[group('demo')]
+down: (cluster-down "--name=demo")
+
+# Build the operator's image; load it into the demo's cluster, or push it to $IMAGE_REGISTRY
+[group('operator')]
+image: setup
+    @{{ python }} -m devcluster.install image
+
+# Install CRDs and operator in the demo's cluster, or in that of $KUBECONTEXT
+[group('operator')]
+install: setup
+    @{{ python }} -m devcluster.install install
+
+# Remove the operator; CRDs and their objects stay
+[group('operator')]
+uninstall: setup
+    @{{ python }} -m devcluster.install uninstall
+
+# Write the CRDs anew from the models
+[group('operator')]
+crds: setup
+    .venv/bin/specdecode crds >crds/specdecode.io_specdecodedeployments.yaml
+    cp crds/specdecode.io_specdecodedeployments.yaml charts/specdecode-operator/crds/
+
+# Check style, formatting and the direction of imports
 [group('checks')]
 lint: setup
     .venv/bin/ruff check .
     .venv/bin/ruff format --check .
+    .venv/bin/lint-imports
 
 # Check types (mypy --strict)
 [group('checks')]
 typing: setup
-    MYPYPATH=src .venv/bin/mypy --strict --explicit-package-bases -p specdecode_operator -p devcluster
+    .venv/bin/mypy
 
-# Run the tests; arguments go to pytest
+# Run lint, typing and the tests; with arguments only pytest, which gets them
 [group('checks')]
 test *arguments: setup
-    {{ python }} -m pytest "$@"
+    #!/bin/sh
+    set -eu
+    if [ $# = 0 ]; then
+        "{{ just_executable() }}" --justfile "{{ justfile() }}" lint typing
+        set -- -m 'not long'
+    fi
+    exec {{ python }} -m pytest "$@"
+
+# Run all of `test`, then what takes minutes a test
+[group('checks')]
+test-all: test
+    {{ python }} -m pytest -m long
 
 # Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --name NAME)
 [group('cluster')]

@@ -118,7 +118,8 @@ def _report(kubectl: Kubectl, answers: list[dict[str, Any]], times: dict[str, fl
     print(f"\nPlan      {plan['explanation']}")
     print(f"Promised  {plan['kvCacheTokens']:,} KV cache tokens; the engine reports {observed['kvCacheTokens']:,}")
     print(f"Proof     {observed['acceptance']} of {observed['draftTokens']:,} drafted tokens accepted,")
-    print(f"          {observed['meanAcceptanceLength']} tokens a step, over {tokens} tokens of {len(answers)} completions")
+    length = observed["meanAcceptanceLength"]
+    print(f"          {length} tokens a step, over {tokens} tokens of {len(answers)} completions")
     print("\nConditions")
     for condition in status["conditions"]:
         if condition["type"] not in {"Reconciling", "Stalled"}:

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,36 @@ class Kubectl:
     """Runs kubectl as a person would.
 
     Calling it gives the answer whatever it is; `must` raises when it failed.
+
+    Attributes
+    ----------
+    kubeconfig
+        File that says where the cluster is; None for kubectl's own choice.
+    namespace
+        Namespace of objects that do not name theirs.
+    context
+        Entry of the kubeconfig; None for its current one.
     """
 
-    kubeconfig: Path
+    kubeconfig: Path | None
     namespace: str = "default"
+    context: str | None = None
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = _DEADLINE_S) -> Answer:
         """Return exit status, output and errors of ``kubectl ARGUMENTS``."""
-        # A cache of its own: what the user's says about this address was true of another cluster.
-        answers = self.kubeconfig.parent / "kubectl-cache"
         program = binaries.find("kubectl")["kubectl"]
+        options = [f"--namespace={self.namespace}"]
+        environment = dict(os.environ)
+        if self.context:
+            options.append(f"--context={self.context}")
+        if self.kubeconfig:
+            environment["KUBECONFIG"] = str(self.kubeconfig)
+            # A cache of its own: what the user's says about this address was true of another cluster.
+            options.append(f"--cache-dir={self.kubeconfig.parent / 'kubectl-cache'}")
         return subprocess.run(
-            [str(program), f"--cache-dir={answers}", f"--namespace={self.namespace}", *arguments],
+            [str(program), *options, *arguments],
             input=stdin,
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -51,6 +67,10 @@ class Kubectl:
         if answer.returncode != 0:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {answer.stderr.strip() or answer.stdout.strip()}")
         return answer.stdout
+
+    def within(self, namespace: str) -> "Kubectl":
+        """Return the same cluster's kubectl in another namespace."""
+        return replace(self, namespace=namespace)
 
     def object(self, kind: str, name: str) -> dict[str, Any]:
         """Return an object that must exist."""

@@ -59,9 +59,7 @@ def make_root(archive: Path) -> None:
         str(partial),
         "-",
     ]
-    done = subprocess.run(
-        command, input=package_sources(), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, input=package_sources(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"mmdebstrap failed:\n{done.stderr.strip()[-2000:]}")
     partial.replace(archive)

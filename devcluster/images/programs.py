@@ -34,9 +34,7 @@ def ensure_programs() -> None:
 def apt_get(*arguments: str) -> str:
     """Run apt-get and return its standard output."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(
-        ["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"apt-get {' '.join(arguments)} failed:\n{done.stderr.strip()[-1000:]}")
     return done.stdout

@@ -56,6 +56,13 @@ def export(reference: str, archive: Path) -> None:
     partial.replace(archive)
 
 
+def push(reference: str, destination: str) -> None:
+    """Push an image to a registry; one on this machine may speak plain HTTP."""
+    registry = destination.partition("/")[0]
+    insecure = registry.partition(":")[0] in {"localhost", "127.0.0.1"}
+    _call("push", "--quiet", f"--tls-verify={str(not insecure).lower()}", reference, f"docker://{destination}")
+
+
 def run_in(image: str, command: Sequence[str], volumes: Volumes) -> str:
     """Run a command in a throw-away container and return its standard output."""
     mounts = [f"--volume={here}:{inside}" for here, inside in volumes.items()]

@@ -19,7 +19,7 @@ from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
 @kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL)
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at an object that appeared, changed or went away."""
-    body = dict(event["object"])
+    body: dict[str, Any] = dict(event["object"])
     if event["type"] == "DELETED":
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         memo.cache.drop_deployment(key)

@@ -65,8 +65,8 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
         return Summary(FALSE, REPLICAS_LOST, message, reconciling=True)
     if trouble is not None:
         return working(trouble.reason, trouble.message)
-    serving = min(rollout.available, rollout.updated)
-    return working("Starting", f"{serving} of {rollout.wanted} engines serve; the others start")
+    current = min(rollout.available, rollout.updated) if rollout.settled else 0
+    return working("Starting", f"{current} of {rollout.wanted} engines serve this spec; the others start")
 
 
 def available_finding(rollout: Rollout) -> Finding:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200, pair_70b, tiny_cpu
 from tests.support.operator_process import OperatorProcess, service_account_kubeconfig
@@ -49,26 +50,6 @@ def apply(kubectl: Kubectl, name: str, spec: dict[str, Any]) -> None:
     }
     answer = kubectl.apply(yaml.safe_dump(body))
     assert answer.returncode == 0, answer.stderr
-
-
-def condition(kubectl: Kubectl, name: str, type_: str) -> tuple[str, str, str]:
-    """Status, reason and message of a condition that speaks of the current spec."""
-    body = kubectl.object("sdd", name)
-    for found in body.get("status", {}).get("conditions", []):
-        if found["type"] == type_ and found["observedGeneration"] == body["metadata"]["generation"]:
-            return found["status"], found["reason"], found["message"]
-    return "", "", ""
-
-
-def wait_for(kubectl: Kubectl, name: str, type_: str, reason: str, deadline_s: float = 30) -> str:
-    """Wait for the reason of a condition; return its message."""
-
-    def look() -> str | None:
-        found = condition(kubectl, name, type_)
-        assert found[1] == reason, found
-        return found[2] or " "
-
-    return eventually(look, f"{type_} of {name} is {reason}", deadline_s)
 
 
 def children(kubectl: Kubectl) -> set[tuple[str, str]]:

@@ -92,7 +92,8 @@ def pod(name: str = "llama-1", *, created: str = "2026-01-01T00:00:00Z", **statu
 
 def waiting(reason: str, message: str = "", container: str = "engine") -> Body:
     """Status of a container that waits."""
-    return {"name": container, "ready": False, "image": "i:1", "state": {"waiting": {"reason": reason, "message": message}}}
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"name": container, "ready": False, "image": "i:1", "state": state}
 
 
 def ended(exit_code: int, message: str = "", container: str = "engine", reason: str = "Error") -> Body:

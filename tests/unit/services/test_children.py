@@ -70,7 +70,8 @@ def test_the_api_key_comes_by_reference() -> None:
     spec = tiny_cpu()
     spec["serving"]["apiKeySecret"] = {"name": "clients", "key": "key"}
     env = {variable["name"]: variable for variable in pod_spec(spec)["containers"][0]["env"]}
-    assert env["VLLM_API_KEY"] == {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "clients", "key": "key"}}}
+    assert env["VLLM_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "clients", "key": "key"}}
+    assert "value" not in env["VLLM_API_KEY"]
 
 
 def test_the_pod_gets_as_long_to_end_as_its_steps_take() -> None:

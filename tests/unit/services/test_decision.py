@@ -291,11 +291,7 @@ TROUBLES = {
         'secret "key" not found',
     ),
     "missing claim": (
-        pod(
-            conditions=[
-                {"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "m" not found'}
-            ]
-        ),
+        pod(conditions=[{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "m" not found'}]),
         "WaitingForVolume",
         'persistentvolumeclaim "m" not found',
     ),
@@ -353,9 +349,7 @@ def test_figures_move_only_by_steps_and_only_after_a_rest() -> None:
 
 def test_transition_times_stand_still_while_a_status_does() -> None:
     _, first, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
-    owner = read_parent(
-        parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True))
-    )
+    owner = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
     lost = Observation(deployment(replicas=1, updated=1, available=0))
     later = compose_status(owner, intend(owner, ()), lost, NOW + timedelta(hours=1))
     times = {condition.type: condition.last_transition_time for condition in later.conditions}

@@ -1,0 +1,62 @@
+"""One real cluster for all end-to-end tests: real node, simulated GPU nodes, the operator as a pod."""
+
+import itertools
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from devcluster.cluster import Cluster
+from devcluster.install import (
+    NAMESPACE,
+    OPERATOR,
+    install_operator,
+    load_engine_image,
+    load_operator_image,
+    prepare_images,
+)
+from tests.support.kubectl import Kubectl
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster with one real node and the operator installed from its own image."""
+    prepare_images()
+    cluster = Cluster(f"test-e2e-{os.getpid()}")
+    try:
+        cluster.up("real")
+        load_engine_image(cluster)
+        load_operator_image(cluster)
+        install_operator(Kubectl(cluster.kubeconfig))
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@pytest.fixture(scope="module")
+def kubectl(cluster: Cluster) -> Kubectl:
+    """kubectl in a namespace of the module's own."""
+    name = f"e2e-{next(_numbers)}"
+    Kubectl(cluster.kubeconfig).must("create", "namespace", name)
+    return Kubectl(cluster.kubeconfig, name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the objects and logs of the cluster to the report of a failed test."""
+    report = yield
+    kubectl = getattr(item, "funcargs", {}).get("kubectl")
+    if report.failed and isinstance(kubectl, Kubectl):
+        report.sections += [(title, text) for title, text in _evidence(kubectl)]
+    return report
+
+
+def _evidence(kubectl: Kubectl) -> Iterator[tuple[str, str]]:
+    system = Kubectl(kubectl.kubeconfig, NAMESPACE)
+    yield "objects", kubectl("get", "all,sdd,pvc,configmaps", "--output=wide").stdout
+    yield "descriptions", kubectl("describe", "sdd,pods").stdout
+    yield "events", kubectl("get", "events", "--sort-by=.lastTimestamp").stdout
+    yield "engine log", kubectl("logs", f"--selector=app.kubernetes.io/managed-by={OPERATOR}", "--tail=40").stdout
+    yield "operator log", system("logs", f"deployment/{OPERATOR}", "--tail=80").stdout

@@ -1,0 +1,40 @@
+"""Killing the operator again and again on the way changes nothing in the outcome."""
+
+from pathlib import Path
+
+import pytest
+
+from devcluster.install import NAMESPACE
+from tests.support.conditions import condition, wait_for
+from tests.support.kubectl import Kubectl
+from tests.support.waiting import eventually
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+READY_DEADLINE_S = 300
+pytestmark = pytest.mark.long
+
+
+def test_a_deployment_gets_ready_while_its_operator_keeps_dying(kubectl: Kubectl) -> None:
+    system = kubectl.within(NAMESPACE)
+    kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
+    kubectl.wait("job/tiny-models", "condition=Complete", 120)
+    kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-cpu.yaml'}")
+    kills = 0
+
+    def kill_until_ready() -> bool:
+        nonlocal kills
+        if condition(kubectl, "tiny", "Ready")[0] == "True":
+            return True
+        # Each operator lives until its pod is ready: it dies in the middle of whatever it began.
+        system.must("delete", "pod", "--all", "--grace-period=0", "--force")
+        kills += 1
+        system.must("rollout", "status", "deployment/specdecode-operator", "--timeout=60s")
+        return False
+
+    eventually(kill_until_ready, "it is Ready", READY_DEADLINE_S)
+    assert kills > 1
+    assert wait_for(kubectl, "tiny", "Ready", "Serving")
+    (deployment,) = kubectl.objects("deployments")
+    assert deployment["metadata"]["generation"] == 1, "it was written once"
+    (pod,) = kubectl.objects("pods", "--selector=specdecode.io/deployment=tiny")
+    assert sum(status["restartCount"] for status in pod["status"]["containerStatuses"]) == 0

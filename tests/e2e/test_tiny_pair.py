@@ -1,0 +1,151 @@
+"""A real vLLM with a real draft model, from `kubectl apply` to proven speculation."""
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster.install import NAMESPACE
+from tests.support.conditions import condition, wait_for
+from tests.support.kubectl import Kubectl
+from tests.support.waiting import eventually
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
+CLIENT_KEY = "sesame"
+ENGINE_DEADLINE_S = 240
+PROOF_DEADLINE_S = 90
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the object said on its way to Ready."""
+
+    missing_claim: str
+    missing_secret: str
+
+
+@pytest.fixture(scope="module")
+def story(kubectl: Kubectl) -> Story:
+    """The tiny pair, applied before anything that it needs is there, and an operator killed on the way."""
+    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body["spec"]["serving"]["apiKeySecret"] = {"name": "clients", "key": "api-key"}
+    assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
+    missing_claim = wait_for(kubectl, "tiny", "Ready", "WaitingForVolume")
+    kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
+    missing_secret = wait_for(kubectl, "tiny", "Ready", "WaitingForSecret")
+    kubectl.wait("job/tiny-models", "condition=Complete", 120)
+    kubectl.must("create", "secret", "generic", "clients", f"--from-literal=api-key={CLIENT_KEY}")
+    kill_operator(kubectl)
+    kubectl.wait("sdd/tiny", "condition=Ready", ENGINE_DEADLINE_S)
+    return Story(missing_claim, missing_secret)
+
+
+def kill_operator(kubectl: Kubectl) -> None:
+    Kubectl(kubectl.kubeconfig, NAMESPACE).must("delete", "pod", "--all", "--grace-period=0", "--force")
+
+
+def complete(kubectl: Kubectl, prompt: str, key: str = CLIENT_KEY) -> dict[str, Any]:
+    """Ask the Service for a completion."""
+    spec = kubectl.object("service", "tiny")["spec"]
+    request = urllib.request.Request(
+        f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}/v1/completions",
+        json.dumps({"model": "target", "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def engine_pods(kubectl: Kubectl) -> list[dict[str, Any]]:
+    return kubectl.objects("pods", OURS)
+
+
+@pytest.mark.usefixtures("story")
+class TestServing:
+    def test_it_waited_for_what_was_missing_and_named_it(self, story: Story) -> None:
+        assert '"tiny-models" not found' in story.missing_claim
+        assert 'secret "clients" not found' in story.missing_secret
+
+    def test_a_client_needs_the_key(self, kubectl: Kubectl) -> None:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            complete(kubectl, "Hello", key="wrong")
+        assert refused.value.code == 401
+
+    def test_the_engine_has_the_kv_cache_that_was_predicted(self, kubectl: Kubectl) -> None:
+        status = kubectl.object("sdd", "tiny")["status"]
+        assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
+        assert condition(kubectl, "tiny", "BudgetAccurate")[0] == "True"
+
+    def test_speculation_is_proven_by_traffic(self, kubectl: Kubectl) -> None:
+        for prompt in ("The quick brown fox", "Speculative decoding", "Once upon a time"):
+            assert complete(kubectl, prompt)["usage"]["completion_tokens"] == 64
+        wait_for(kubectl, "tiny", "SpeculationActive", "Drafting", PROOF_DEADLINE_S)
+        observed = kubectl.object("sdd", "tiny")["status"]["observed"]
+        assert 5 < observed["acceptancePercent"] < 95, "the pair was made to agree sometimes"
+        assert observed["acceptedTokens"] < observed["draftTokens"]
+
+    def test_kubectl_get_tells_a_newcomer_what_is_going_on(self, kubectl: Kubectl) -> None:
+        header, row = kubectl.must("get", "sdd").splitlines()
+        assert header.split() == ["NAME", "READY", "PLAN", "METHOD", "K", "TP", "ACCEPTANCE", "AGE"]
+        name, ready, plan, method, k, tp, *_ = row.split()
+        assert (name, ready, plan, method, k, tp) == ("tiny", "True", "Fits", "draft_model", "3", "1")
+
+    def test_a_killed_operator_changes_nothing(self, kubectl: Kubectl) -> None:
+        before = [pod["metadata"]["uid"] for pod in engine_pods(kubectl)]
+        kill_operator(kubectl)
+        kubectl.must("label", "sdd", "tiny", "touched=1", "--overwrite")
+        Kubectl(kubectl.kubeconfig, NAMESPACE).must("rollout", "status", "deployment/specdecode-operator")
+        kubectl.must("scale", "sdd", "tiny", "--replicas=1")
+        assert condition(kubectl, "tiny", "Ready")[:2] == ("True", "Serving")
+        assert [pod["metadata"]["uid"] for pod in engine_pods(kubectl)] == before
+
+    def test_a_second_apply_changes_nothing(self, kubectl: Kubectl) -> None:
+        body = kubectl.object("sdd", "tiny")
+        manifest = {
+            "apiVersion": body["apiVersion"],
+            "kind": body["kind"],
+            "metadata": {"name": "tiny"},
+            "spec": body["spec"],
+        }
+        kubectl.must("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=json.dumps(manifest))
+        first = kubectl.object("sdd", "tiny")["metadata"]
+        kubectl.must("apply", "--server-side", "--filename=-", stdin=json.dumps(manifest))
+        second = kubectl.object("sdd", "tiny")["metadata"]
+        assert second["resourceVersion"] == first["resourceVersion"]
+        assert second["generation"] == body["metadata"]["generation"]
+
+
+@pytest.mark.usefixtures("story")
+class TestChange:
+    """Runs after the others: the engine is replaced."""
+
+    def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one(self, kubectl: Kubectl) -> None:
+        for k in (2, 4):
+            patch = {"spec": {"speculation": {"numSpeculativeTokens": k}}}
+            kubectl.must("patch", "sdd", "tiny", "--type=merge", f"--patch={json.dumps(patch)}")
+        wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
+        (pod,) = engine_pods(kubectl)
+        command = pod["spec"]["containers"][0]["command"]
+        config = json.loads(command[command.index("--speculative-config") + 1])
+        assert config["num_speculative_tokens"] == 4
+        assert complete(kubectl, "Hello")["usage"]["completion_tokens"] == 64
+
+    def test_suspend_keeps_everything_but_the_pods(self, kubectl: Kubectl) -> None:
+        kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":true}}')
+        wait_for(kubectl, "tiny", "Ready", "Suspended")
+        eventually(lambda: not engine_pods(kubectl), "no engine pod is left", 120)
+        assert kubectl.object("service", "tiny")
+        assert kubectl.object("sdd", "tiny")["status"]["plan"]["verdict"] == "Fits"
+
+    def test_deleting_it_leaves_nothing_behind(self, kubectl: Kubectl) -> None:
+        kubectl.must("delete", "sdd", "tiny")
+        kinds = "deployments,services,configmaps,poddisruptionbudgets,pods"
+        eventually(lambda: not kubectl.objects(kinds, OURS), "all children are gone", 60)
