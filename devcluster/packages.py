@@ -24,10 +24,13 @@ DEBIAN_PACKAGES = {
     "openssl": "openssl",
     "nsenter": "util-linux",
     "unshare": "util-linux",
+    "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap",
 }
 CONTROL_PLANE = ("openssl",)
 NAMESPACE = (*CONTROL_PLANE, "ip", "nsenter", "unshare")
 REAL_NODE = (*NAMESPACE, "containerd", "ctr", "runc", "cni-ptp", "iptables", "nft", "conntrack")
+IMAGE_BUILD = ("buildah", "mmdebstrap")
 
 _SYSTEM_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
@@ -53,11 +56,11 @@ def ensure(programs: Iterable[str]) -> None:
     if not which("apt-get") or os.geteuid() != 0:
         raise ClusterError(_advice(missing))
     packages = sorted({DEBIAN_PACKAGES[name] for name in missing})
-    say(f"the cluster needs {', '.join(missing)}, which this machine lacks: installing {' '.join(packages)}")
+    say(f"what follows needs {', '.join(missing)}, which this machine lacks: installing {' '.join(packages)}")
     with step(f"apt-get install {' '.join(packages)}"):
-        _apt_get("update", "-qq")
+        apt_get("update", "-qq")
         # A package that starts a service of its own must not: the cluster runs its own containerd.
-        _apt_get("install", "-y", "-qq", "--no-install-recommends", *packages)
+        apt_get("install", "-y", "-qq", "--no-install-recommends", *packages)
     if still := [name for name in missing if not _present(name)]:
         raise ClusterError(_advice(still))
 
@@ -68,11 +71,13 @@ def _present(program: str) -> bool:
     return which(program) is not None
 
 
-def _apt_get(*arguments: str) -> None:
+def apt_get(*arguments: str) -> str:
+    """Run apt-get and return its standard output."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"apt-get {' '.join(arguments)} failed: {(done.stderr or done.stdout).strip()[-1000:]}")
+    return done.stdout
 
 
 def _advice(missing: Iterable[str]) -> str:

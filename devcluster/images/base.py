@@ -7,7 +7,7 @@ from pathlib import Path
 
 from devcluster.errors import ClusterError
 from devcluster.images import store
-from devcluster.images.programs import apt_get, ensure_programs
+from devcluster.packages import apt_get
 from devcluster.paths import cache_dir
 from devcluster.progress import step
 
@@ -47,7 +47,7 @@ def ensure_base() -> str:
 
 def make_root(archive: Path) -> None:
     """Write a minimal root file system of the machine's own distribution as a tar archive."""
-    ensure_programs()
+    store.ensure_builders()
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_name(archive.stem + ".partial.tar")
     command = [

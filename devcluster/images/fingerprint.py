@@ -32,4 +32,4 @@ def _files(root: Path, inputs: Iterable[str]) -> Sequence[Path]:
     folders = [path for path in paths if path.is_dir()]
     found = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     files = [path for path in paths if not path.is_dir()]
-    return [*files, *(file for file in found if True)]
+    return [*files, *(file for file in found if "__pycache__" not in file.parts)]

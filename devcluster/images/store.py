@@ -1,12 +1,13 @@
 """Image building with buildah: no daemon, and a store of our own inside the cache."""
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from devcluster.errors import ClusterError
-from devcluster.images.programs import ensure_programs
+from devcluster.packages import IMAGE_BUILD, ensure
 from devcluster.paths import cache_dir
 
 LOG_TAIL_LINES = 40
@@ -14,6 +15,16 @@ LOG_TAIL_LINES = 40
 
 Volumes = Mapping[Path, str]
 """What a build or a command sees of this machine: path here, path inside."""
+
+
+def ensure_builders() -> None:
+    """Install the programs that build images; without root, say what to do instead."""
+    if os.geteuid() != 0:
+        raise ClusterError(
+            "building images without a container engine needs root: it makes a root file system and enters it. "
+            "Run this as root, or build with the engine you have: docker build -f Containerfile ."
+        )
+    ensure(IMAGE_BUILD)
 
 
 def has_image(reference: str) -> bool:
@@ -90,7 +101,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @cache
 def _buildah() -> tuple[str, ...]:
     """Return buildah's command line, with overlay storage where the kernel allows it (copies take time)."""
-    ensure_programs()
+    ensure_builders()
     for driver in ("overlay", "vfs"):
         store = cache_dir() / "buildah" / driver
         command = (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.errors import ClusterError
-from devcluster.images import base, pip_settings, programs
+from devcluster.images import base, pip_settings, store
 from devcluster.images.engine_image import CONTEXT
 from devcluster.images.fingerprint import fingerprint, forget_others
 from devcluster.images.operator_image import INPUTS
@@ -103,7 +103,9 @@ def test_pip_in_a_build_uses_the_machines_index(no_settings: Path, monkeypatch: 
 def test_build_sees_certificates_and_settings_only_while_it_runs(no_settings: Path, tmp_path: Path) -> None:
     certificates = tmp_path / "ca.pem"
     certificates.touch()
-    no_settings.write_text(f"[global]\ncert = {certificates}\nextra-index-url =\n  https://a.invalid\n  https://b.invalid\n")
+    no_settings.write_text(
+        f"[global]\ncert = {certificates}\nextra-index-url =\n  https://a.invalid\n  https://b.invalid\n"
+    )
     with pip_settings.pip_volumes() as volumes:
         assert volumes[certificates] == str(certificates)
         conf = next(here for here, inside in volumes.items() if inside == "/etc/pip.conf")
@@ -122,6 +124,6 @@ def test_base_uses_the_distributions_sources_only(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_root_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(store.os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match=r"needs root.*docker build -f Containerfile"):
-        programs.ensure_programs()
+        store.ensure_builders()

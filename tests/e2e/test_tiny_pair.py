@@ -53,9 +53,10 @@ def kill_operator(kubectl: Kubectl) -> None:
 def complete(kubectl: Kubectl, prompt: str, key: str = CLIENT_KEY) -> dict[str, Any]:
     """Ask the Service for a completion."""
     spec = kubectl.object("service", "tiny")["spec"]
+    question = {"model": "target", "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(
         f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}/v1/completions",
-        json.dumps({"model": "target", "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}).encode(),
+        json.dumps(question).encode(),
         {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
