@@ -53,6 +53,13 @@ class Cluster:
         except NotFoundError:
             return None
 
+    async def list(self, resource: Resource, label_selector: str | None = None) -> list[Body]:
+        """Return all objects of a kind in the cluster, or those with the labels."""
+        query = {"labelSelector": label_selector} if label_selector else {}
+        answer = await self._send(_Request("GET", resource), query=query)
+        # Items of a list do not say their kind.
+        return [{**item, "kind": resource.kind} for item in answer["items"]]
+
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields."""
         return await self._apply(child_resource(body["kind"]), body)
@@ -115,7 +122,7 @@ class Cluster:
 class _Request:
     method: str
     resource: Resource
-    namespace: str
+    namespace: str | None = None
     name: str | None = None
     subresource: str | None = None
 
@@ -126,12 +133,14 @@ class _Request:
     @property
     def permission(self) -> str:
         """What RBAC must grant for it."""
-        verb = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.method]
+        verbs = {"GET": "get" if self.name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+        verb = verbs[self.method]
         suffix = f"/{self.subresource}" if self.subresource else ""
         return f"{verb} {self.resource.qualified_plural}{suffix}"
 
     def __str__(self) -> str:
-        return f"{self.permission} {self.namespace}/{self.name or ''}".rstrip("/")
+        where = "/".join(part for part in (self.namespace, self.name) if part)
+        return f"{self.permission} {where}".rstrip()
 
 
 def _error(request: _Request, status: int, text: bytes) -> ClusterError:
@@ -155,7 +164,8 @@ def _refusal(request: _Request, message: str) -> ClusterError:
     """Tell a missing permission from what only passes with time."""
     if "is being terminated" in message or "exceeded quota" in message:
         return ClusterError(f"{request}: {message}")
+    where = f"namespace {request.namespace}" if request.namespace else "the whole cluster"
     return ForbiddenError(
-        f"the operator may not {request.permission} in namespace {request.namespace}:"
+        f"the operator may not {request.permission} in {where}:"
         f" grant it (manifests/operator-role.yaml has the whole list), or see what denied it: {message}"
     )

@@ -7,16 +7,17 @@ from specdecode_operator.api import base, deployment
 
 @dataclass(frozen=True)
 class Resource:
-    """One namespaced kind of the Kubernetes API."""
+    """One kind of the Kubernetes API."""
 
     api_version: str
     kind: str
     plural: str
 
-    def path(self, namespace: str, name: str | None = None, subresource: str | None = None) -> str:
-        """URL path of one object, or of its collection without a name."""
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path of one object, or of the whole collection of a namespace or of the cluster."""
         root = "/apis" if "/" in self.api_version else "/api"
-        parts = [root, self.api_version, "namespaces", namespace, self.plural, name, subresource]
+        within = ("namespaces", namespace) if namespace else ()
+        parts = (root, self.api_version, *within, self.plural, name, subresource)
         return "/".join(part for part in parts if part)
 
     @property
@@ -37,6 +38,7 @@ CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POD = Resource("v1", "Pod", "pods")
 EVENT = Resource("v1", "Event", "events")
+NODE = Resource("v1", "Node", "nodes")
 
 CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT)
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""

@@ -6,8 +6,10 @@ from contextlib import AsyncExitStack
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
+from specdecode_operator.cluster.resources import CHILDREN, NODE, POD
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.labels import OWNED_SELECTOR
 
 _RESYNC_S = 15.0
 """How often engines are asked what they do, and everything is looked at again."""
@@ -28,6 +30,7 @@ class OperatorState:
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
+        await self._prime(cluster)
         reconciler = Reconciler(cluster, self.cache, probe)
         self._tasks = [
             asyncio.create_task(self.queue.run(reconciler.reconcile)),
@@ -52,6 +55,18 @@ class OperatorState:
         """Ask for a look at every object."""
         for key in self.cache.deployments():
             self.queue.add(key)
+
+    async def _prime(self, cluster: Cluster) -> None:
+        """See nodes, children and pods before the first object is judged.
+
+        The watches bring them in any order: without this, a serving object
+        would look like one whose nodes and engines are gone.
+        """
+        for node in await cluster.list(NODE):
+            self.cache.put_node(node)
+        for resource in (*CHILDREN, POD):
+            for body in await cluster.list(resource, OWNED_SELECTOR):
+                self.cache.put(resource.kind, body)
 
     async def _resync(self) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""

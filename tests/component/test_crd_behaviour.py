@@ -29,7 +29,6 @@ speculation: {method: ngram, numSpeculativeTokens: 4, ngram: {promptLookupMin: 2
 target: {model: target}
 speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}}
 accelerator: {type: CPU, cpuCores: 2, memoryGiB: 4, kvCacheGiB: 1}
-parallelism: {tensor: 2}
 models: {volume: {persistentVolumeClaim: {claimName: tiny-models}}}
 serving: {maxModelLen: 512, maxNumSeqs: 8, enforceEager: true}
 engine: {image: "localhost:5000/specdecode/engine-cpu:dev"}

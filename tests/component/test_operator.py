@@ -209,6 +209,21 @@ def test_plans_follow_the_nodes_of_the_cluster(kubectl: Kubectl) -> None:
         kubectl.must("delete", "node", "--ignore-not-found", "h100-0", "h200-0")
 
 
+def test_a_restart_does_not_disturb_what_is_planned(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    try:
+        add_node(kubectl, "h200-0", H200)
+        apply(kubectl, "llama", pair_70b())
+        wait_for(kubectl, "llama", "Ready", LAUNCHED)
+        settle(kubectl, "first")
+        before = versions(kubectl)
+        operator.kill()
+        operator.start()
+        settle(kubectl, "second")
+        assert versions(kubectl) == {**before, **new_objects(kubectl, "second")}
+    finally:
+        kubectl.must("delete", "node", "--ignore-not-found", "h200-0")
+
+
 def add_node(kubectl: Kubectl, name: str, product: str) -> None:
     """Add a Node object as a kubelet on a GPU machine would."""
     labels = {"nvidia.com/gpu.product": product}

@@ -1,0 +1,189 @@
+"""What the documents say holds: links, recipes, examples, reasons and the sizing table."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.api.base import API_VERSION
+from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
+from specdecode_operator.services.facts import gather_facts
+from specdecode_operator.sizing.budget import EngineLimits, Pair, estimate
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.units import GIB
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md", "examples/*.md") for path in ROOT.glob(pattern))
+NAMING_RECIPES = [
+    *DOCUMENTS,
+    *sorted((ROOT / ".github/workflows").glob("*.yml")),
+    ROOT / ".pre-commit-config.yaml",
+    ROOT / ".ci/run",
+]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+PRODUCTS = {"H100": "NVIDIA-H100-80GB-HBM3", "H200": "NVIDIA-H200"}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def fenced_blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def prose(document: Path) -> str:
+    """The document without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(document: Path) -> set[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def table(document: Path, first_column: str) -> list[list[str]]:
+    """Rows of the table whose header begins with this column."""
+    lines = iter(document.read_text().splitlines())
+    assert any(line.startswith(f"| {first_column} |") for line in lines), f"no table {first_column}"
+    next(lines)
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def recipes() -> set[str]:
+    """Names of the public recipes of the justfile."""
+    justfile = (ROOT / "justfile").read_text()
+    return set(re.findall(r"^([a-z][a-z-]*)(?: [^:=\n]*)?:(?!=)", justfile, re.MULTILINE)) - {"default"}
+
+
+def deployments(text: str) -> Iterator[dict[str, Any]]:
+    for document in yaml.safe_load_all(text):
+        if document and document.get("kind") == KIND:
+            yield document
+
+
+def check_deployment(body: dict[str, Any]) -> None:
+    """Its fields are those of the models, and its spec holds together."""
+    assert body["apiVersion"] == API_VERSION
+    assert set(body) == {"apiVersion", "kind", "metadata", "spec"}
+    gather_facts(SpecDecodeDeploymentSpec.model_validate(body["spec"]))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = document.parent / path if path else document
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("document", NAMING_RECIPES, ids=relative)
+def test_recipes_that_are_named_exist(document: Path) -> None:
+    named = set(re.findall(r"\./just +([a-z][a-z-]*)", document.read_text()))
+    assert named <= recipes(), f"in the justfile are {sorted(recipes())}"
+
+
+def test_contributors_find_every_recipe() -> None:
+    described = set(re.findall(r"`\./just ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert recipes() <= described
+
+
+def test_deployments_in_the_readme_hold_together() -> None:
+    found = [body for block in fenced_blocks(ROOT / "README.md", "yaml") for body in deployments(block)]
+    assert found, "the README shows a deployment"
+    for body in found:
+        check_deployment(body)
+
+
+def test_every_yaml_block_in_the_documents_parses() -> None:
+    for document in DOCUMENTS:
+        for block in fenced_blocks(document, "yaml"):
+            assert list(yaml.safe_load_all(block))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative)
+def test_examples_hold_together(example: Path) -> None:
+    text = example.read_text()
+    assert all(body.get("kind") for body in yaml.safe_load_all(text))
+    for body in deployments(text):
+        assert body["metadata"]["name"] in example.stem, "named like its file"
+        check_deployment(body)
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    (shown,) = (body for block in fenced_blocks(ROOT / "README.md", "yaml") for body in deployments(block))
+    assert shown == yaml.safe_load((ROOT / "examples/llama-70b.yaml").read_text())
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    listed = {re.findall(r"\((.+?)\)", row[0])[0] for row in table(ROOT / "examples/README.md", "file")}
+    assert listed == {path.name for path in EXAMPLES}
+
+
+def test_reasons_in_troubleshooting_are_ones_that_the_operator_gives() -> None:
+    folders = ("services", "handlers", "cluster")
+    code = "\n".join(path.read_text() for folder in folders for path in (ROOT / "operator" / folder).glob("*.py"))
+    code += (ROOT / "operator/sizing/budget.py").read_text()
+    for row in table(ROOT / "README.md", "reason"):
+        reason = row[0].strip("`")
+        assert f'"{reason}"' in code, reason
+
+
+def test_every_trouble_is_in_troubleshooting() -> None:
+    explained = {row[0].strip("`") for row in table(ROOT / "README.md", "reason")}
+    reasons_of: dict[str, Callable[[str], list[str]]] = {
+        "services/rollout.py": lambda code: re.findall(r'Trouble\("(\w+)"', code),
+        "handlers/reconciler.py": lambda code: re.findall(r'(?:working|stalled)\("(\w+)"', code),
+    }
+    for path, reasons in reasons_of.items():
+        found = set(reasons((ROOT / "operator" / path).read_text()))
+        assert found, path
+        assert found <= explained
+
+
+def llama_pair(target: str, draft: str) -> Pair:
+    """The 70B pair with the settings that docs/sizing.md names."""
+    geometry, draft_geometry = (find_geometry(f"meta-llama/Llama-3.1-{size}-Instruct") for size in ("70B", "8B"))
+    assert geometry is not None
+    limits = EngineLimits(
+        max_model_len=8192,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        block_size=16,
+        kv_cache_element_bytes=None,
+        memory_utilization_percent=92,
+        enforce_eager=False,
+        min_concurrency=1,
+    )
+    if draft == "none":
+        return Pair(geometry, Precision(target), None, None, "none", 0, limits)
+    return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, limits)
+
+
+@pytest.mark.parametrize("row", table(ROOT / "docs/sizing.md", "GPU"), ids=" ".join)
+def test_the_sizing_table_is_what_sizing_says(row: list[str]) -> None:
+    product, target, draft, *figures = row
+    device = find_device(PRODUCTS[product])
+    assert device is not None
+    budget = estimate(llama_pair(target, draft), device, 2)
+    assert figures == [
+        f"{budget.weights_bytes / GIB:.2f}",
+        f"{budget.available_kv_bytes / GIB:.2f}",
+        f"{budget.kv_cache_tokens:,}",
+        f"{budget.max_concurrency:.1f}",
+        budget.verdict.value,
+    ]
