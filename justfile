@@ -96,6 +96,11 @@ cluster-down *arguments: setup
 cluster-status *arguments: setup
     @{{ python }} -m devcluster status "$@"
 
+# List the embedded cluster's nodes, add or remove simulated ones (--add 2xH100:8,1xH200:8)
+[group('cluster')]
+cluster-nodes *arguments: setup
+    @{{ python }} -m devcluster nodes "$@"
+
 # Show the daemons' logs (kubelet, kube-apiserver, … or all)
 [group('cluster')]
 cluster-logs *arguments: setup

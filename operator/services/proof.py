@@ -41,7 +41,7 @@ def speculation_finding(facts: Facts, readings: Mapping[str, Reading], observed:
         )
     if sum(engine.generation_tokens for engine in engines.values()) >= _ENOUGH_GENERATED_TOKENS:
         return finding(FALSE, "NotDrafting", "the engines generate, but nothing was drafted")
-    return finding(UNKNOWN, "NoTraffic", "ready to draft; no request has come yet")
+    return finding(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
 
 
 def budget_finding(plan: Plan, readings: Mapping[str, Reading]) -> Finding:
