@@ -96,7 +96,7 @@ def read_parent(body: Mapping[str, Any]) -> Parent:
 
 def intend(parent: Parent, nodes: tuple[NodeFacts, ...]) -> Intent:
     """Decide what should exist for a spec."""
-    previous = parent.status.plan if parent.status.observed_generation == parent.generation else None
+    previous = parent.status.plan
     try:
         facts = gather_facts(_parse(parent.spec))
         plan = make_plan(facts, nodes, previous)
@@ -108,7 +108,7 @@ def intend(parent: Parent, nodes: tuple[NodeFacts, ...]) -> Intent:
         )
     accepted = Finding("Accepted", TRUE, "Valid", "the spec holds together")
     if isinstance(plan, WaitingForNodes):
-        waiting = Finding("Planned", UNKNOWN, "NoMatchingNodes", plan.message)
+        waiting = Finding("Planned", UNKNOWN, plan.reason, plan.message)
         # The last plan is shown while the nodes that it was made for are away.
         return Intent(Obstacle(working(waiting.reason, waiting.message), previous), [accepted, waiting])
     planned = planned_finding(facts, plan)

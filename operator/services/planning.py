@@ -1,12 +1,15 @@
 """Decides where and how a pair runs, from its facts and the GPUs of the cluster."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.services.facts import Facts, InvalidSpecError
+from specdecode_operator.sizing.budget import Verdict
 from specdecode_operator.sizing.devices import find_device, known_products
+from specdecode_operator.sizing.divisibility import supported_tensors
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.plan import GpuPool, Plan, plan_on_cpu, plan_on_gpus
 from specdecode_operator.sizing.units import GIB
@@ -16,14 +19,15 @@ from specdecode_operator.sizing.units import GIB
 class WaitingForNodes:
     """No node of the cluster can be planned for yet."""
 
+    reason: str
     message: str
 
 
 def make_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None) -> Plan | WaitingForNodes:
     """Return the plan for a spec.
 
-    A plan that serves already is kept while it still fits: that a better node
-    appeared is no reason to restart engines.
+    A plan in force is kept while the spec allows it and it fits: neither a
+    better node nor a cordoned one is a reason to restart engines.
 
     Raises
     ------
@@ -34,38 +38,48 @@ def make_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus |
     if facts.on_cpu:
         return plan_on_cpu(facts.pair, (accelerator.memory_gib or 0) * GIB, (accelerator.kv_cache_gib or 0) * GIB)
     _refuse_unknown_products(facts)
-    pools = _pools(facts, nodes)
+    return _kept_plan(facts, nodes, previous) or _new_plan(facts, nodes)
+
+
+def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...]) -> Plan | WaitingForNodes:
+    """Choose among the nodes that take pods."""
+    pools = _pools(facts, [node for node in nodes if node.schedulable])
     if not pools:
-        return WaitingForNodes(_no_node_message(facts, nodes))
+        return WaitingForNodes("NoMatchingNodes", _no_node_message(facts, nodes))
     tensor = facts.spec.parallelism.tensor
     most = max(pool.gpus_per_node for pool in pools)
     if tensor is not None and tensor > most:
-        message = (
-            f"no node that may be used has more than {most} GPUs, and one replica cannot span nodes yet:"
-            f" use {most} or less"
+        return WaitingForNodes(
+            "NodesTooSmall",
+            f"spec.parallelism.tensor: {tensor}: no node that may be used has more than {most} GPUs, and one replica"
+            f" cannot span nodes yet: use {most} or less, or add larger nodes",
         )
-        raise InvalidSpecError([Problem("spec.parallelism.tensor", str(tensor), message)])
-    try:
-        plan = plan_on_gpus(facts.pair, pools, tensor)
-    except PlanError as error:
-        raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
-    return _kept_plan(facts, pools, plan, previous) or plan
+    return _plan(facts, pools, tensor)
 
 
-def _kept_plan(facts: Facts, pools: tuple[GpuPool, ...], plan: Plan, previous: PlanStatus | None) -> Plan | None:
-    """The choice of the previous plan, where it differs from the new one and still fits."""
-    if previous is None or previous.verdict == "DoesNotFit":
+def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None) -> Plan | None:
+    """The choice of the plan in force, judged for the present spec; None where there is none to keep."""
+    if previous is None or facts.spec.parallelism.tensor not in (None, previous.tensor):
         return None
-    if (previous.product, previous.tensor) == (plan.chosen.product, plan.chosen.tensor):
-        return None
-    same_product = tuple(pool for pool in pools if pool.product == previous.product)
+    same_product = [pool for pool in _pools(facts, nodes) if pool.product == previous.product]
     if not same_product or previous.tensor > same_product[0].gpus_per_node:
         return None
-    kept = plan_on_gpus(facts.pair, same_product, previous.tensor)
-    return replace(kept, rows=plan.rows) if kept.verdict != "DoesNotFit" else None
+    if previous.tensor not in supported_tensors(
+        facts.pair.target, facts.pair.draft, facts.pair.target_precision, facts.pair.draft_precision
+    ):
+        return None
+    kept = _plan(facts, same_product, previous.tensor)
+    return kept if kept.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override else None
 
 
-def _pools(facts: Facts, nodes: tuple[NodeFacts, ...]) -> tuple[GpuPool, ...]:
+def _plan(facts: Facts, pools: Sequence[GpuPool], tensor: int | None) -> Plan:
+    try:
+        return plan_on_gpus(facts.pair, pools, tensor)
+    except PlanError as error:
+        raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
+
+
+def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
     """Products that may be used, each with the GPUs of its largest node."""
     wanted = facts.spec.accelerator.product
     largest: dict[str, int] = {}
@@ -75,7 +89,7 @@ def _pools(facts: Facts, nodes: tuple[NodeFacts, ...]) -> tuple[GpuPool, ...]:
     if not largest and facts.spec.accelerator.per_node:
         # Node pools that scale from zero have no node to ask; the spec speaks for them.
         largest = dict.fromkeys(wanted, facts.spec.accelerator.per_node)
-    return tuple(GpuPool(product, gpus) for product, gpus in sorted(largest.items()))
+    return [GpuPool(product, gpus) for product, gpus in sorted(largest.items())]
 
 
 def _refuse_unknown_products(facts: Facts) -> None:

@@ -114,23 +114,67 @@ def test_node_pools_that_scale_from_zero_are_planned_from_the_spec() -> None:
     assert status.plan.product == H200
 
 
-def test_a_plan_in_force_stays_when_better_nodes_appear() -> None:
-    fp8 = pair_70b(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "FP8"}, parallelism={})
-    _, before, _ = decide(parent(fp8), nodes=(H100_NODE,))
+def test_more_gpus_than_a_node_has_waits_for_larger_nodes() -> None:
+    intent, _, conditions = decide(parent(pair_70b(parallelism={"tensor": 16})))
+    assert intent.children == []
+    assert summary(conditions) == ("Unknown", "NodesTooSmall", "True", "False")
+    assert "spec.parallelism.tensor: 16" in conditions["Planned"].message
+    assert "use 8 or less" in conditions["Planned"].message
+
+
+FP8_70B = pair_70b(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "FP8"}, parallelism={})
+
+
+def test_a_fresh_plan_takes_the_fewest_gpus() -> None:
+    _, status, _ = decide(parent(FP8_70B))
+    assert status.plan is not None
+    assert (status.plan.product, status.plan.tensor) == (H200, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "generation", "nodes"),
+    [
+        (FP8_70B, 1, (H100_NODE, H200_NODE)),
+        ({**FP8_70B, "replicas": 3}, 2, (H100_NODE, H200_NODE)),
+        (FP8_70B, 1, (NodeFacts("h100-0", H100, 8, schedulable=False), H200_NODE)),
+        (FP8_70B, 1, (NodeFacts("h100-0", H100, 8, schedulable=False),)),
+    ],
+    ids=["a better node appears", "it is scaled", "its node is cordoned", "all nodes are cordoned"],
+)
+def test_a_plan_in_force_stays(spec: dict[str, Any], generation: int, nodes: tuple[NodeFacts, ...]) -> None:
+    _, before, _ = decide(parent(FP8_70B), nodes=(H100_NODE,))
     assert before.plan is not None
-    assert before.plan.tensor == 2
-    _, fresh, _ = decide(parent(fp8))
-    assert fresh.plan is not None
-    assert fresh.plan.tensor == 1, "one H200 would do"
-    _, kept, _ = decide(parent(fp8, status=before.model_dump(by_alias=True, mode="json", exclude_none=True)))
+    assert (before.plan.product, before.plan.tensor) == (H100, 2)
+    status = before.model_dump(by_alias=True, mode="json", exclude_none=True)
+    _, kept, _ = decide(parent(spec, generation=generation, status=status), nodes=nodes)
     assert kept.plan is not None
     assert (kept.plan.product, kept.plan.tensor) == (H100, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes"),
+    [
+        ({"parallelism": {"tensor": 4}}, (H100_NODE, H200_NODE)),
+        ({"accelerator": {"product": [H200]}}, (H100_NODE, H200_NODE)),
+        ({}, (H200_NODE,)),
+        ({"serving": {"maxModelLen": 131_072, "minConcurrency": 8}}, (H100_NODE, H200_NODE)),
+    ],
+    ids=["other parallelism", "other product", "its nodes are gone", "it fits no more"],
+)
+def test_a_plan_gives_way_to_what_the_spec_or_the_cluster_says(
+    changes: dict[str, Any], nodes: tuple[NodeFacts, ...]
+) -> None:
+    _, before, _ = decide(parent(FP8_70B), nodes=(H100_NODE,))
+    status = before.model_dump(by_alias=True, mode="json", exclude_none=True)
+    _, after, conditions = decide(parent({**FP8_70B, **changes}, generation=2, status=status), nodes=nodes)
+    assert after.plan is not None
+    assert (after.plan.product, after.plan.tensor) != (H100, 2)
+    assert conditions["Planned"].status == "True"
 
 
 BAD_SPECS = {
     "unknown model": (pair_70b(target={"model": "acme/unheard-of"}), "spec.target.model", "config.json"),
     "three ways do not divide 64 heads": (pair_70b(parallelism={"tensor": 3}), "spec.parallelism.tensor", "64"),
-    "more GPUs than a node has": (pair_70b(parallelism={"tensor": 16}), "spec.parallelism.tensor", "8"),
     "longer than the model": (
         pair_70b(serving={"maxModelLen": 262_144}),
         "spec.serving.maxModelLen",
