@@ -4,6 +4,7 @@ MANAGER = "specdecode-operator"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 DEPLOYMENT_LABEL = "specdecode.io/deployment"
 APPLIED_HASH_ANNOTATION = "specdecode.io/applied-hash"
+TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 
 

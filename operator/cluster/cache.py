@@ -1,46 +1,46 @@
 """What the watches have seen, so that a reconcile asks the API server for little."""
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
 
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.client import Body
 from specdecode_operator.cluster.fleet import NodeFacts, node_facts
+from specdecode_operator.cluster.resources import POD
 from specdecode_operator.labels import DEPLOYMENT_LABEL
 
-
-@dataclass(frozen=True)
-class Key:
-    """Names one SpecDecodeDeployment."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        """Namespace and name, as kubectl users write them."""
-        return f"{self.namespace}/{self.name}"
+_REMEMBERED_DELETIONS = 10_000
 
 
 class Cache:
     """Latest bodies of our objects, of what belongs to them, and facts of the nodes.
 
-    A watch may lag behind a write of our own. That is harmless: server-side
-    apply of what already stands changes nothing.
+    Events may come late, twice or not at all: an older version never replaces
+    a newer one, what was deleted does not come back, and `retain` drops what a
+    full list no longer has.
     """
 
     def __init__(self) -> None:
         self._deployments: dict[Key, Body] = {}
         self._belongings: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
-        self._nodes: dict[str, NodeFacts] = {}
+        self._nodes: dict[str, tuple[NodeFacts, int]] = {}
+        self._deleted: OrderedDict[str, None] = OrderedDict()
 
     def put_deployment(self, body: Body) -> Key:
         """Remember a SpecDecodeDeployment; return its key."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
-        self._deployments[key] = _newer(self._deployments.get(key), body)
+        newest = self._newest(self._deployments.get(key), body)
+        if newest is not None:
+            self._deployments[key] = newest
         return key
 
-    def drop_deployment(self, key: Key) -> None:
-        """Forget a SpecDecodeDeployment that is gone."""
-        self._deployments.pop(key, None)
+    def drop_deployment(self, body: Body) -> Key:
+        """Forget a SpecDecodeDeployment that is gone, but not one made anew under its name; return its key."""
+        key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+        self._remember_deletion(body)
+        if _uid(self._deployments.get(key)) == _uid(body):
+            del self._deployments[key]
+        return key
 
     def deployment(self, key: Key) -> Body | None:
         """Latest body of a SpecDecodeDeployment."""
@@ -50,21 +50,26 @@ class Cache:
         """Keys of all SpecDecodeDeployments."""
         return tuple(self._deployments)
 
-    def put(self, kind: str, body: Body, *, gone: bool = False) -> Key | None:
-        """Remember (or forget) a labelled child or pod; return the key it belongs to."""
-        metadata = body["metadata"]
-        owner = (metadata.get("labels") or {}).get(DEPLOYMENT_LABEL)
-        if owner is None:
-            return None
-        key = Key(metadata["namespace"], owner)
-        identity = (kind, metadata["name"])
-        if gone:
-            self._belongings[key].pop(identity, None)
+    def put(self, kind: str, body: Body) -> Key | None:
+        """Remember a labelled child or pod; return the key it belongs to."""
+        key = _owner(body)
+        if key is not None:
+            identity = (kind, body["metadata"]["name"])
+            newest = self._newest(self._belongings[key].get(identity), _slim(kind, body))
+            if newest is not None:
+                self._belongings[key][identity] = newest
+        return key
+
+    def drop(self, kind: str, body: Body) -> Key | None:
+        """Forget a labelled child or pod that is gone; return the key it belonged to."""
+        self._remember_deletion(body)
+        key = _owner(body)
+        if key is not None:
+            identity = (kind, body["metadata"]["name"])
+            if _uid(self._belongings[key].get(identity)) == _uid(body):
+                del self._belongings[key][identity]
             if not self._belongings[key]:
                 del self._belongings[key]
-        else:
-            known = self._belongings[key].get(identity)
-            self._belongings[key][identity] = _newer(known, body)
         return key
 
     def belongings(self, key: Key, kind: str) -> list[Body]:
@@ -73,30 +78,84 @@ class Cache:
         names = sorted(name for found_kind, name in found if found_kind == kind)
         return [found[kind, name] for name in names]
 
-    def put_node(self, body: Body, *, gone: bool = False) -> bool:
+    def put_node(self, body: Body) -> bool:
         """Remember a node; return whether anything changed that plans depend on."""
-        name = body["metadata"]["name"]
-        facts = None if gone else node_facts(body)
-        if facts == self._nodes.get(name):
-            return False
+        name, facts = body["metadata"]["name"], node_facts(body)
         if facts is None:
-            del self._nodes[name]
-        else:
-            self._nodes[name] = facts
-        return True
+            return self._nodes.pop(name, None) is not None
+        known = self._nodes.get(name)
+        self._nodes[name] = (facts, _version(body))
+        return known is None or known[0] != facts
+
+    def drop_node(self, body: Body) -> bool:
+        """Forget a node that is gone; return whether plans may depend on it."""
+        return self._nodes.pop(body["metadata"]["name"], None) is not None
 
     def nodes(self) -> tuple[NodeFacts, ...]:
-        """GPU nodes that can take pods, by name."""
-        return tuple(self._nodes[name] for name in sorted(self._nodes))
+        """Nodes with GPUs, by name."""
+        return tuple(self._nodes[name][0] for name in sorted(self._nodes))
+
+    def retain_deployments(self, listed: Iterable[Body], version: int) -> None:
+        """Drop the SpecDecodeDeployments that a full list of this version lacks: their deletion was missed."""
+        present = {_uid(body) for body in listed}
+        for body in [*self._deployments.values()]:
+            if _version(body) <= version and _uid(body) not in present:
+                self.drop_deployment(body)
+
+    def retain(self, kind: str, listed: Iterable[Body], version: int) -> None:
+        """Drop the children or pods of a kind that a full list of this version lacks."""
+        present = {_uid(body) for body in listed}
+        known = [
+            body
+            for bodies in self._belongings.values()
+            for (found_kind, _), body in bodies.items()
+            if found_kind == kind
+        ]
+        for body in known:
+            if _version(body) <= version and _uid(body) not in present:
+                self.drop(kind, body)
+
+    def retain_nodes(self, listed: Iterable[Body], version: int) -> None:
+        """Drop the nodes that a full list of this version lacks."""
+        present = {body["metadata"]["name"] for body in listed}
+        for name, (_, seen) in [*self._nodes.items()]:
+            if seen <= version and name not in present:
+                del self._nodes[name]
+
+    def _newest(self, known: Body | None, seen: Body) -> Body | None:
+        """The later of two versions: the answer to a write may overtake older watch events.
+
+        Resource versions of one kind are ordered numbers:
+        https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+        """
+        if _uid(seen) in self._deleted:
+            return known
+        if known is None or _uid(known) != _uid(seen):
+            return seen
+        return known if _version(known) > _version(seen) else seen
+
+    def _remember_deletion(self, body: Body) -> None:
+        self._deleted[str(_uid(body))] = None
+        while len(self._deleted) > _REMEMBERED_DELETIONS:
+            self._deleted.popitem(last=False)
 
 
-def _newer(known: Body | None, seen: Body) -> Body:
-    """The later of two versions: the answer to a write may overtake older watch events.
+def _owner(body: Body) -> Key | None:
+    name = (body["metadata"].get("labels") or {}).get(DEPLOYMENT_LABEL)
+    return Key(body["metadata"]["namespace"], name) if name else None
 
-    Resource versions of one kind are ordered numbers:
-    https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
-    """
-    if known is None or known["metadata"]["uid"] != seen["metadata"]["uid"]:
-        return seen
-    versions = (int(body["metadata"]["resourceVersion"]) for body in (known, seen))
-    return known if next(versions) > next(versions) else seen
+
+def _slim(kind: str, body: Body) -> Body:
+    """Leave out what no decision reads: with thousands of objects it is most of the memory."""
+    kept = ("metadata", "status") if kind == POD.kind else tuple(body)
+    slim = {field: body[field] for field in kept if field in body}
+    slim["metadata"] = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    return slim
+
+
+def _uid(body: Body | None) -> str | None:
+    return None if body is None else str(body["metadata"]["uid"])
+
+
+def _version(body: Body) -> int:
+    return int(body["metadata"]["resourceVersion"])

@@ -16,12 +16,14 @@ from specdecode_operator.cluster.errors import (
     ForbiddenError,
     InvalidObjectError,
     NotFoundError,
+    RefusedForNowError,
 )
 from specdecode_operator.cluster.resources import EVENT, Resource, child_resource
 
 FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
 _MESSAGE_LIMIT = 500
+_TYPED_PATCH = "failed to create typed patch object"
 
 Body = dict[str, Any]
 """An object as the API server has it."""
@@ -53,16 +55,22 @@ class Cluster:
         except NotFoundError:
             return None
 
-    async def list(self, resource: Resource, label_selector: str | None = None) -> list[Body]:
-        """Return all objects of a kind in the cluster, or those with the labels."""
+    async def list(self, resource: Resource, label_selector: str | None = None) -> tuple[list[Body], int]:
+        """Return all objects of a kind in the cluster, or those with the labels, and the list's version."""
         query = {"labelSelector": label_selector} if label_selector else {}
         answer = await self._send(_Request("GET", resource), query=query)
-        # Items of a list do not say their kind.
-        return [{**item, "kind": resource.kind} for item in answer["items"]]
+        return answer["items"], int(answer["metadata"]["resourceVersion"])
 
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields."""
         return await self._apply(child_resource(body["kind"]), body)
+
+    async def scale_to_zero(self, body: Body) -> Body:
+        """Set a child's replicas to 0 and leave the rest of it alone."""
+        metadata = body["metadata"]
+        request = _Request("PATCH", child_resource(body["kind"]), metadata["namespace"], metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._send(request, {"spec": {"replicas": 0}}, query, "application/merge-patch+json")
 
     async def apply_status(self, resource: Resource, body: Body) -> Body:
         """Write the status subresource by server-side apply."""
@@ -151,6 +159,9 @@ def _error(request: _Request, status: int, text: bytes) -> ClusterError:
         message = ""
     if status == HTTPStatus.FORBIDDEN:
         return _refusal(request, message)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR and _TYPED_PATCH in message:
+        # Server-side apply answers so to unknown fields and wrong types.
+        return InvalidObjectError(f"{request}: {message}")
     kinds: dict[int, type[ClusterError]] = {
         HTTPStatus.BAD_REQUEST: InvalidObjectError,
         HTTPStatus.NOT_FOUND: NotFoundError,
@@ -163,7 +174,7 @@ def _error(request: _Request, status: int, text: bytes) -> ClusterError:
 def _refusal(request: _Request, message: str) -> ClusterError:
     """Tell a missing permission from what only passes with time."""
     if "is being terminated" in message or "exceeded quota" in message:
-        return ClusterError(f"{request}: {message}")
+        return RefusedForNowError(f"{request}: {message}")
     where = f"namespace {request.namespace}" if request.namespace else "the whole cluster"
     return ForbiddenError(
         f"the operator may not {request.permission} in {where}:"

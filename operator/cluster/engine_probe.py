@@ -11,6 +11,7 @@ from specdecode_operator.engine.metrics import EngineReading, UnreadableMetricsE
 from specdecode_operator.engine.profiles import EngineProfile
 
 _TIMEOUT_S = 5.0
+_MOST_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,25 @@ class EngineProbe:
         address = pod["status"].get("podIP", "")
         host = f"[{address}]" if ":" in address else address
         try:
-            response = await self._client.get(f"http://{host}:{port}/metrics")
-            response.raise_for_status()
-            return read_metrics(response.text, profile)
+            async with asyncio.timeout(_TIMEOUT_S):
+                return read_metrics(await self._fetch(f"http://{host}:{port}/metrics"), profile)
         except httpx.HTTPStatusError as error:
             return Unreachable(f"/metrics answered {error.response.status_code}")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             return Unreachable(f"/metrics did not answer ({type(error).__name__})")
         except UnreadableMetricsError as error:
             return Unreachable(str(error))
+
+    async def _fetch(self, url: str) -> str:
+        """Read a page whole, but no more than an engine would ever say: pods are not to be trusted."""
+        content = bytearray()
+        async with self._client.stream("GET", url) as response:
+            response.raise_for_status()
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > _MOST_BYTES:
+                    raise UnreadableMetricsError(f"/metrics is longer than {_MOST_BYTES} bytes")
+        return content.decode(errors="replace")
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

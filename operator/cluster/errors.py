@@ -23,3 +23,7 @@ class ForbiddenError(ClusterError):
 
 class InvalidObjectError(ClusterError):
     """The API server refuses the object as it is; another try will not help."""
+
+
+class RefusedForNowError(ClusterError):
+    """A quota, or a namespace that is going, stands in the way: it may pass without a change of the object."""

@@ -71,8 +71,9 @@ def _cpu_environment(cpu: CpuSettings, tensor_parallel_size: int) -> dict[str, s
 
 def env_problems(env: Iterable[EnvVar]) -> list[Problem]:
     """Return the variables of ``spec.engine.env`` that the operator owns, each with what to do."""
-    return [
-        Problem(f"spec.engine.env[{index}].name", variable.name, _OWNED[variable.name])
-        for index, variable in enumerate(env)
-        if variable.name in _OWNED
-    ]
+    return owned_variable_problems([variable.name for variable in env], "spec.engine.env")
+
+
+def owned_variable_problems(names: Iterable[str], field: str) -> list[Problem]:
+    """Return the variables in a list of a spec that the operator owns, each with what to do."""
+    return [Problem(f"{field}[{index}].name", name, _OWNED[name]) for index, name in enumerate(names) if name in _OWNED]

@@ -1,6 +1,5 @@
 """What a running engine says about itself at /metrics."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -173,8 +172,12 @@ def _number(label: str, text: str) -> float:
     return _checked(label, value)
 
 
+_LARGEST = 2**53
+"""Beyond it a floating-point counter no longer counts, and the API server takes no such number either."""
+
+
 def _checked(name: str, value: float) -> float:
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= _LARGEST:
         msg = f"{name} is {value}, which cannot be"
         raise UnreadableMetricsError(msg)
     return value

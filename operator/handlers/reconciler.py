@@ -1,52 +1,43 @@
-"""Carries one object from what is to what should be: look, decide, apply, report."""
+"""Carries one object from what is to what should be: look, decide, launch, report."""
 
 import logging
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from specdecode_operator.api import base, deployment
+from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import Condition, ConditionStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.cluster.cache import Cache, Key
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.errors import ForbiddenError, InvalidObjectError, NotFoundError
-from specdecode_operator.cluster.resources import CHILDREN, DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT, child_resource
+from specdecode_operator.cluster.engine_probe import EngineProbe, Reading, Unreachable
+from specdecode_operator.cluster.errors import (
+    ClusterError,
+    ForbiddenError,
+    InvalidObjectError,
+    NotFoundError,
+    RefusedForNowError,
+)
+from specdecode_operator.cluster.resources import DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.launcher import ChildNameTakenError, Launcher
 from specdecode_operator.services.decision import (
     Intent,
     Launch,
     Observation,
     Parent,
     blocked,
+    broken,
     compose_status,
     intend,
     news,
     read_parent,
 )
-from specdecode_operator.services.drift import is_owned, needs_apply
-from specdecode_operator.services.readiness import stalled, working
-
-Body = dict[str, Any]
+from specdecode_operator.services.readiness import Summary, stalled, working
+from specdecode_operator.services.rollout import current_pods
 
 _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
 
 _logger = logging.getLogger(__name__)
-
-
-class ChildNameTakenError(Exception):
-    """An object that is not ours has the name of a child."""
-
-    def __init__(self, kind: str, name: str, *, leaving: bool) -> None:
-        self.leaving = leaving
-        if leaving:
-            message = f"{kind} {name} of an earlier object of this name is still being removed"
-        else:
-            message = (
-                f"{kind} {name} exists and does not belong to this object; it is left untouched:"
-                " delete or rename it, or rename this object"
-            )
-        super().__init__(message)
 
 
 class Reconciler:
@@ -56,85 +47,76 @@ class Reconciler:
         self._cluster = cluster
         self._cache = cache
         self._probe = probe
+        self._launcher = Launcher(cluster, cache)
         self._figures_written_s: dict[Key, float] = {}
+        self._silent_rounds: dict[Key, int] = {}
 
     async def reconcile(self, key: Key) -> None:
-        """Bring one SpecDecodeDeployment and its children in line."""
+        """Bring one SpecDecodeDeployment and its children in line.
+
+        Raises
+        ------
+        ClusterError
+            When the status cannot say what hinders; the queue tries again.
+        """
         body = self._cache.deployment(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._figures_written_s.pop(key, None)
+            self._silent_rounds.pop(key, None)
             return
         parent = read_parent(body)
-        intent = intend(parent, self._cache.nodes())
-        intent = await self._launch(parent, intent)
-        status = compose_status(parent, intent, await self._observe(parent, intent), datetime.now(UTC))
+        try:
+            intent = intend(parent, self._cache.nodes())
+        except Exception as error:
+            await self._report_if_new(parent, broken(parent, error), Observation())
+            raise
+        failure = await self._launch(parent, intent)
+        if failure is not None:
+            intent = blocked(intent, failure)
+        await self._report_if_new(parent, intent, await self._observe(parent, intent))
+
+    async def _report_if_new(self, parent: Parent, intent: Intent, observation: Observation) -> None:
+        status = compose_status(parent, intent, observation, datetime.now(UTC))
         if status != parent.status:
             await self._report(parent, status)
 
-    async def _launch(self, parent: Parent, intent: Intent) -> Intent:
-        """Apply the children; what stands in the way becomes part of the intent."""
+    async def _launch(self, parent: Parent, intent: Intent) -> Summary | None:
+        """Apply the children; return what stands in the way."""
         try:
-            await self._apply_children(parent, intent)
+            await self._launcher.launch(parent, intent)
         except ChildNameTakenError as error:
-            obstacle = (
-                working("WaitingForCleanup", str(error)) if error.leaving else stalled("ChildNameConflict", str(error))
-            )
-            return blocked(intent, obstacle)
+            reason = "WaitingForCleanup" if error.leaving else "ChildNameConflict"
+            return working(reason, str(error)) if error.leaving else stalled(reason, str(error))
         except ForbiddenError as error:
-            return blocked(intent, working("Forbidden", str(error)))
+            return working("Forbidden", str(error))
+        except RefusedForNowError as error:
+            return working("RefusedForNow", str(error))
         except InvalidObjectError as error:
-            return blocked(intent, stalled("ChildRefused", str(error)))
-        return intent
-
-    async def _apply_children(self, parent: Parent, intent: Intent) -> None:
-        owned = self._owned_children(parent)
-        missing = [child for child in intent.children if _identity(child) not in owned]
-        for child in missing:
-            # All names are checked before the first write, so that nothing is half-created.
-            await self._check_name(parent, child)
-        for child in intent.children:
-            if needs_apply(child, owned.get(_identity(child))):
-                self._cache.put(child["kind"], await self._cluster.apply(child))
-        if not isinstance(intent.course, Launch):
-            return  # engines of an earlier spec stay
-        wanted = {_identity(child) for child in intent.children}
-        for identity, child in owned.items():
-            if identity not in wanted:
-                await self._cluster.delete(child)
-
-    def _owned_children(self, parent: Parent) -> dict[tuple[str, str], Body]:
-        return {
-            (resource.kind, child["metadata"]["name"]): {**child, "kind": resource.kind}
-            for resource in CHILDREN
-            for child in self._cache.belongings(parent.key, resource.kind)
-            if is_owned(child, parent.uid)
-        }
-
-    async def _check_name(self, parent: Parent, child: Body) -> None:
-        kind, name = _identity(child)
-        live = await self._cluster.get(child_resource(kind), parent.key.namespace, name)
-        if live is None or is_owned(live, parent.uid):
-            return
-        owners = live["metadata"].get("ownerReferences") or []
-        leaving = any(
-            owner["kind"] == deployment.KIND
-            and owner["apiVersion"].startswith(f"{base.GROUP}/")
-            and owner["name"] == parent.key.name
-            for owner in owners
-        )
-        raise ChildNameTakenError(kind, name, leaving=leaving)
+            return stalled("ChildRefused", str(error))
+        except ClusterError as error:
+            if parent.status.observed_generation == parent.generation:
+                raise  # what the status says still holds
+            return working("ClusterUnreachable", str(error))
+        return None
 
     async def _observe(self, parent: Parent, intent: Intent) -> Observation:
-        pods = self._cache.belongings(parent.key, POD.kind)
-        owned = self._owned_children(parent)
+        owned = self._launcher.owned(parent)
         engine = owned.get((DEPLOYMENT.kind, parent.key.name))
-        readings = {}
+        pods = current_pods(self._cache.belongings(parent.key, POD.kind), engine)
+        readings: dict[str, Reading] = {}
         if isinstance(intent.course, Launch):
             facts = intent.course.facts
             readings = dict(await self._probe.read_all(pods, facts.spec.serving.port, facts.profile))
+        silent = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
+        self._silent_rounds[parent.key] = self._silent_rounds.get(parent.key, 0) + 1 if silent else 0
         written_s = self._figures_written_s.get(parent.key)
-        rested = written_s is None or time.monotonic() - written_s >= _FIGURES_REST_S
-        return Observation(engine, pods, readings, rested)
+        return Observation(
+            engine,
+            pods,
+            readings,
+            rested=written_s is None or time.monotonic() - written_s >= _FIGURES_REST_S,
+            silent_rounds=self._silent_rounds[parent.key],
+        )
 
     async def _report(self, parent: Parent, status: SpecDecodeDeploymentStatus) -> None:
         """Write the status, and tell what changed in Events."""
@@ -147,7 +129,10 @@ class Reconciler:
         try:
             self._cache.put_deployment(await self._cluster.apply_status(SPECDECODE_DEPLOYMENT, body))
         except NotFoundError:
-            return  # deleted meanwhile: the garbage collector removes what it owned
+            # Deleted meanwhile, though no event said so: the garbage collector removes what it owned.
+            self._launcher.forget(parent)
+            self._cache.drop_deployment(body)
+            return
         if status.observed != parent.status.observed:
             self._figures_written_s[parent.key] = time.monotonic()
         for condition in news(parent.status.conditions, status.conditions):
@@ -182,13 +167,12 @@ class Reconciler:
             "lastTimestamp": now,
             "count": 1,
         }
-        await self._cluster.post_event(parent.key.namespace, event)
+        try:
+            await self._cluster.post_event(parent.key.namespace, event)
+        except ClusterError as error:
+            _logger.warning("%s: no Event could be posted: %s", parent.key, error)
 
 
 def _is_bad(condition: Condition) -> bool:
     """Whether a person should look: something is false that is not so on the way."""
     return condition.status is ConditionStatus.FALSE and condition.reason not in {"Starting", "Disabled", "NotAccepted"}
-
-
-def _identity(body: Body) -> tuple[str, str]:
-    return body["kind"], body["metadata"]["name"]

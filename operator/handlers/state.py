@@ -1,18 +1,32 @@
 """What the handlers of one operator process share."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import itertools
+import logging
+from contextlib import AsyncExitStack, suppress
+
+import kopf
 
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.resources import CHILDREN, NODE, POD
+from specdecode_operator.cluster.errors import ClusterError, NotFoundError
+from specdecode_operator.cluster.resources import CHILDREN, NODE, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconciler import Reconciler
 from specdecode_operator.labels import OWNED_SELECTOR
 
+_STUCK_S = 300.0
+_ROUNDS_TO_RELIST = 20
 _RESYNC_S = 15.0
 """How often engines are asked what they do, and everything is looked at again."""
+
+
+_logger = logging.getLogger(__name__)
+
+
+class OperatorStuckError(kopf.PermanentError):
+    """The process must be started anew."""
 
 
 class OperatorState:
@@ -30,11 +44,11 @@ class OperatorState:
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
-        await self._prime(cluster)
+        await self._look_at_everything(cluster)
         reconciler = Reconciler(cluster, self.cache, probe)
         self._tasks = [
             asyncio.create_task(self.queue.run(reconciler.reconcile)),
-            asyncio.create_task(self._resync()),
+            asyncio.create_task(self._resync(cluster)),
         ]
 
     async def stop(self) -> None:
@@ -45,31 +59,45 @@ class OperatorState:
         await self._connections.aclose()
 
     def check(self) -> None:
-        """Raise when a background task has ended: the operator is of no use then."""
-        for task in self._tasks:
-            if task.done():
-                msg = "a background task of the operator has ended"
-                raise RuntimeError(msg)
+        """Raise when a background task has ended or hangs: the operator is of no use then."""
+        if any(task.done() for task in self._tasks):
+            raise OperatorStuckError("a background task of the operator has ended")
+        if self.queue.stuck_s() > _STUCK_S:
+            raise OperatorStuckError(f"objects wait, but none was finished for {_STUCK_S:.0f} s")
 
     def add_all(self) -> None:
         """Ask for a look at every object."""
         for key in self.cache.deployments():
             self.queue.add(key)
 
-    async def _prime(self, cluster: Cluster) -> None:
-        """See nodes, children and pods before the first object is judged.
+    async def _look_at_everything(self, cluster: Cluster) -> None:
+        """See nodes, children, pods and objects in full.
 
-        The watches bring them in any order: without this, a serving object
-        would look like one whose nodes and engines are gone.
+        At the start, because watches bring them in any order, and a serving
+        object would look like one whose nodes and engines are gone. Later,
+        because a watch that starts anew does not tell what was deleted
+        meanwhile.
         """
-        for node in await cluster.list(NODE):
+        nodes, version = await cluster.list(NODE)
+        for node in nodes:
             self.cache.put_node(node)
+        self.cache.retain_nodes(nodes, version)
         for resource in (*CHILDREN, POD):
-            for body in await cluster.list(resource, OWNED_SELECTOR):
+            bodies, version = await cluster.list(resource, OWNED_SELECTOR)
+            for body in bodies:
                 self.cache.put(resource.kind, body)
+            self.cache.retain(resource.kind, bodies, version)
+        with suppress(NotFoundError):  # without its CRD there is no such kind
+            self.cache.retain_deployments(*await cluster.list(SPECDECODE_DEPLOYMENT))
 
-    async def _resync(self) -> None:
+    async def _resync(self, cluster: Cluster) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
-        while True:
+        for round_ in itertools.count(1):
             await asyncio.sleep(_RESYNC_S)
-            self.add_all()
+            if round_ % _ROUNDS_TO_RELIST == 0:
+                try:
+                    await self._look_at_everything(cluster)
+                except ClusterError as error:
+                    _logger.warning("the list of everything is put off: %s", error)
+            for key in self.cache.deployments():
+                self.queue.add_unless_failing(key)

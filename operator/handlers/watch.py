@@ -10,7 +10,6 @@ from typing import Any
 import kopf
 
 from specdecode_operator.api import base, deployment
-from specdecode_operator.cluster.cache import Key
 from specdecode_operator.cluster.resources import CHILDREN, POD
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
@@ -21,9 +20,7 @@ async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> 
     """Look at an object that appeared, changed or went away."""
     body: dict[str, Any] = dict(event["object"])
     if event["type"] == "DELETED":
-        key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
-        memo.cache.drop_deployment(key)
-        memo.queue.forget(key)
+        memo.queue.forget(memo.cache.drop_deployment(body))
     else:
         memo.queue.add(memo.cache.put_deployment(body))
 
@@ -31,13 +28,16 @@ async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> 
 @kopf.on.event("nodes")
 async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Plan anew when the GPUs of the cluster changed."""
-    if memo.cache.put_node(dict(event["object"]), gone=event["type"] == "DELETED"):
+    body: dict[str, Any] = dict(event["object"])
+    if memo.cache.drop_node(body) if event["type"] == "DELETED" else memo.cache.put_node(body):
         memo.add_all()
 
 
 async def on_belonging(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
     """Look at the object that a child or an engine pod belongs to."""
-    key = memo.cache.put(resource.kind or "", dict(event["object"]), gone=event["type"] == "DELETED")
+    body: dict[str, Any] = dict(event["object"])
+    remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
+    key = remember(resource.kind or "", body)
     if key is not None and memo.cache.deployment(key) is not None:
         memo.queue.add(key)
 

@@ -11,23 +11,33 @@ from typing import Any
 from pydantic import ValidationError
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.key import Key
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.status import Condition, ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.cluster.cache import Key
 from specdecode_operator.cluster.engine_probe import Reading
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.labels import selector_labels
 from specdecode_operator.services import proof
 from specdecode_operator.services.children import render_children, render_plan
 from specdecode_operator.services.facts import Facts, InvalidSpecError, gather_facts
-from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding, stamp
+from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding, kept, stamp
 from specdecode_operator.services.plan_status import plan_status, planned_finding
 from specdecode_operator.services.planning import WaitingForNodes, make_plan
-from specdecode_operator.services.readiness import Summary, available_finding, stalled, summarize, working
+from specdecode_operator.services.readiness import (
+    Summary,
+    available_finding,
+    stalled,
+    summarize,
+    without_engines,
+    working,
+)
 from specdecode_operator.services.rollout import read_rollout
 from specdecode_operator.sizing.plan import Plan
 
 Body = dict[str, Any]
+
+_MISSES_BELIEVED = 3
+"""Times in a row that no engine answers before that is news."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +86,16 @@ class Observation:
     rested: bool = True
     """Whether the figures in the status may be written again already."""
 
+    silent_rounds: int = 0
+    """How many times in a row no engine answered."""
+
 
 def read_parent(body: Mapping[str, Any]) -> Parent:
     """Take an object apart; a status that cannot be read counts as none."""
     metadata = body["metadata"]
-    raw_status = {name: value for name, value in (body.get("status") or {}).items() if name != "kopf"}
     try:
-        status = SpecDecodeDeploymentStatus.model_validate(raw_status)
+        # Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing.
+        status = SpecDecodeDeploymentStatus.model_validate(body.get("status") or {}, extra="ignore")
     except ValidationError:
         status = SpecDecodeDeploymentStatus()
     return Parent(
@@ -109,8 +122,9 @@ def intend(parent: Parent, nodes: tuple[NodeFacts, ...]) -> Intent:
     accepted = Finding("Accepted", TRUE, "Valid", "the spec holds together")
     if isinstance(plan, WaitingForNodes):
         waiting = Finding("Planned", UNKNOWN, plan.reason, plan.message)
+        summary = without_engines(facts.spec) or working(waiting.reason, waiting.message)
         # The last plan is shown while the nodes that it was made for are away.
-        return Intent(Obstacle(working(waiting.reason, waiting.message), previous), [accepted, waiting])
+        return Intent(Obstacle(summary, previous), [accepted, waiting])
     planned = planned_finding(facts, plan)
     if planned.status is FALSE:
         summary = stalled(planned.reason, planned.message)
@@ -130,6 +144,12 @@ def blocked(intent: Intent, summary: Summary) -> Intent:
     return Intent(Obstacle(summary, plan), intent.findings)
 
 
+def broken(parent: Parent, error: Exception) -> Intent:
+    """Return the intent for an object that the operator itself stumbles over."""
+    message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
+    return Intent(Obstacle(working("InternalError", message), parent.status.plan), [])
+
+
 def compose_status(
     parent: Parent, intent: Intent, observation: Observation, now: datetime
 ) -> SpecDecodeDeploymentStatus:
@@ -143,9 +163,10 @@ def compose_status(
         ]
     else:
         plan = plan_status(course.facts, course.plan)
-        observed = proof.settle(
-            proof.observe(course.facts, observation.readings), parent.status.observed, rested=observation.rested
-        )
+        observed = parent.status.observed
+        if not 0 < observation.silent_rounds < _MISSES_BELIEVED:
+            seen = proof.observe(course.facts, observation.readings)
+            observed = proof.settle(seen, observed, rested=observation.rested)
         summary, findings = _proof(parent, course, observation, observed)
     deployment_status = (observation.deployment or {}).get("status", {})
     return SpecDecodeDeploymentStatus(
@@ -168,13 +189,14 @@ def _proof(
     spec = launch.facts.spec
     rollout = read_rollout(observation.deployment, observation.pods, 0 if spec.suspend else spec.replicas)
     speculation = proof.speculation_finding(launch.facts, observation.readings, observed)
-    ready_before = next((c for c in parent.status.conditions if c.type == "Ready"), None)
-    summary = summarize(rollout, speculation, ready_before, parent.generation, suspended=spec.suspend)
-    return summary, [
-        available_finding(rollout),
-        speculation,
-        proof.budget_finding(launch.plan, observation.readings),
-    ]
+    budget = proof.budget_finding(launch.plan, observation.readings)
+    before = {condition.type: condition for condition in parent.status.conditions}
+    if 0 < observation.silent_rounds < _MISSES_BELIEVED:
+        # A busy engine may miss a question; what it proved stands until it stays silent.
+        speculation = kept(before.get("SpeculationActive"), parent.generation) or speculation
+        budget = kept(before.get("BudgetAccurate"), parent.generation) or budget
+    summary = without_engines(spec) or summarize(rollout, speculation, before.get("Ready"), parent.generation)
+    return summary, [available_finding(rollout), speculation, budget]
 
 
 def news(old: list[Condition], new: list[Condition]) -> list[Condition]:
@@ -196,9 +218,12 @@ def _is_worth_telling(condition: Condition) -> bool:
 
 
 def _parse(spec: Body) -> SpecDecodeDeploymentSpec:
-    """Parse a spec; the CRD refuses what fails here, unless an older one is installed."""
+    """Parse a spec; the CRD refuses what fails here, unless an older one is installed.
+
+    Fields of a newer CRD are passed over, as the API server passes over fields of no CRD.
+    """
     try:
-        return SpecDecodeDeploymentSpec.model_validate(spec)
+        return SpecDecodeDeploymentSpec.model_validate(spec, extra="ignore")
     except ValidationError as error:
         problems = [
             Problem(".".join(["spec", *map(str, detail["loc"])]), str(detail["input"])[:64], detail["msg"])

@@ -7,32 +7,27 @@ from specdecode_operator.labels import APPLIED_HASH_ANNOTATION
 Body = dict[str, Any]
 
 
-def needs_apply(desired: Body, live: Body | None) -> bool:
+def needs_apply(desired: Body, live: Body, applied: Body | None) -> bool:
     """Whether applying the desired object would change the live one.
 
-    The hash catches what is no longer asked for; the comparison catches what
-    somebody else changed. Applying once too often is harmless.
+    ``applied`` is the `content` of the API server's answer when it was last
+    applied: values come back in other words (1024Mi as 1Gi), so the live
+    object is compared with that answer and not with what was sent. Without an
+    answer, after a start, it is applied once; that changes nothing.
     """
-    if live is None:
+    annotations = live["metadata"].get("annotations") or {}
+    if annotations.get(APPLIED_HASH_ANNOTATION) != desired["metadata"]["annotations"][APPLIED_HASH_ANNOTATION]:
         return True
-    applied = (live["metadata"].get("annotations") or {}).get(APPLIED_HASH_ANNOTATION)
-    if applied != desired["metadata"]["annotations"][APPLIED_HASH_ANNOTATION]:
-        return True
-    return not _contains(live, desired)
+    return applied is None or content(live) != applied
 
 
-def _contains(live: Any, desired: Any) -> bool:
-    """Whether live says all that desired says; the API server may have added defaults."""
-    if isinstance(desired, dict) and isinstance(live, dict):
-        return all(
-            _contains(live[key], value) if key in live else value in ("", None, [], {})
-            for key, value in desired.items()
-        )
-    if isinstance(desired, list) and isinstance(live, list):
-        return len(live) == len(desired) and all(map(_contains, live, desired))
-    return bool(live == desired)
+def content(body: Body) -> Body:
+    """What a person could change of an object: all but its status and its book-keeping."""
+    metadata = body["metadata"]
+    kept = {field: value for field, value in body.items() if field not in {"apiVersion", "kind", "metadata", "status"}}
+    return {**kept, "labels": metadata.get("labels"), "ownerReferences": metadata.get("ownerReferences")}
 
 
 def is_owned(body: Body, uid: str) -> bool:
-    """Whether this very object is the controller of a child."""
+    """Whether an object of this UID owns a child."""
     return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences") or [])

@@ -31,6 +31,7 @@ from specdecode_operator.sizing.divisibility import tensor_problems
 from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, geometry_from_config
 from specdecode_operator.sizing.pair import EngineLimits, Pair
 from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.weights import parameter_count
 
 _KV_ELEMENT_BYTES = {
     KvCacheDtype.AUTO: None,
@@ -39,6 +40,10 @@ _KV_ELEMENT_BYTES = {
     KvCacheDtype.FP8_E4M3: 1,
     KvCacheDtype.FP8_E5M2: 1,
 }
+
+
+_MOST_PARAMETERS = 10**14
+"""A hundred times the largest models that are known."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ def gather_facts(spec: SpecDecodeDeploymentSpec) -> Facts:
     pair = _pair(spec, profile)
     settings = engine_settings(spec, pair, spec.parallelism.tensor or 1)
     problems = [
+        *_size_problems(pair),
         *_length_problems(spec, pair),
         *(vocabulary_problems(pair.target.vocab_size, pair.draft.vocab_size) if pair.draft else ()),
         *_tensor_problems(spec, pair),
@@ -172,6 +178,18 @@ def _precision(field: str, wanted: Quantization, geometry: ModelGeometry) -> Pre
         )
         raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
     return precision
+
+
+def _size_problems(pair: Pair) -> list[Problem]:
+    """Geometries whose numbers each look possible, but not together: sums of them fit no 64-bit field."""
+    models = [("spec.target.config", pair.target), ("spec.speculation.draft.config", pair.draft)]
+    return [
+        Problem(
+            field, geometry.name, f"describes a model of {parameter_count(geometry):.1e} parameters: check its sizes"
+        )
+        for field, geometry in models
+        if geometry is not None and parameter_count(geometry) > _MOST_PARAMETERS
+    ]
 
 
 def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> list[Problem]:

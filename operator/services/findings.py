@@ -20,6 +20,13 @@ class Finding:
     message: str
 
 
+def kept(condition: Condition | None, generation: int) -> Finding | None:
+    """The finding behind a condition of the same spec."""
+    if condition is None or condition.observed_generation != generation:
+        return None
+    return Finding(condition.type, condition.status, condition.reason, condition.message)
+
+
 def stamp(findings: list[Finding], previous: list[Condition], generation: int, now: datetime) -> list[Condition]:
     """Conditions for the findings; the time stands still while a status does."""
     before = {condition.type: condition for condition in previous}

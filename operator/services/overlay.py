@@ -9,6 +9,7 @@ from typing import Any
 
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine.environment import owned_variable_problems
 
 ENGINE_CONTAINER = "engine"
 
@@ -31,6 +32,7 @@ _PROTECTED_IN_ENGINE = {
     "readinessProbe": "the operator's own probes belong to the rollout",
     "livenessProbe": "the operator's own probes belong to the rollout",
     "lifecycle": "the operator drains the engine with it",
+    "envFrom": "it could undo what the operator sets: name single variables in env",
 }
 _OWN_VOLUMES = frozenset({"models", "tmp", "shm"})
 _OWN_LABEL_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
@@ -94,7 +96,11 @@ def _list_problems(value: Any, path: str) -> list[Problem]:
     problems = []
     for field, content in value.items():
         where = f"{path}.{field}"
-        if field in _MERGE_KEYS:
+        if field.startswith("$"):
+            problems.append(
+                Problem(where, str(content)[:64], "patch directives are not supported: write what you want")
+            )
+        elif field in _MERGE_KEYS:
             key = _MERGE_KEYS[field]
             if not isinstance(content, list):
                 problems.append(Problem(where, type(content).__name__, "must be a list"))
@@ -110,13 +116,20 @@ def _list_problems(value: Any, path: str) -> list[Problem]:
 def _engine_problems(containers: Any) -> list[Problem]:
     if not isinstance(containers, list):
         return []
-    return [
-        Problem(f"spec.podTemplate.spec.containers[{index}].{field}", "set", fix)
-        for index, container in enumerate(containers)
-        if isinstance(container, dict) and container.get("name") == ENGINE_CONTAINER
-        for field, fix in _PROTECTED_IN_ENGINE.items()
-        if field in container
-    ]
+    problems = []
+    for index, container in enumerate(containers):
+        if not isinstance(container, dict) or container.get("name") != ENGINE_CONTAINER:
+            continue
+        where = f"spec.podTemplate.spec.containers[{index}]"
+        problems += [
+            Problem(f"{where}.{field}", "set", fix) for field, fix in _PROTECTED_IN_ENGINE.items() if field in container
+        ]
+        env = container.get("env")
+        names = (
+            [variable.get("name") for variable in env if isinstance(variable, dict)] if isinstance(env, list) else []
+        )
+        problems += owned_variable_problems([str(name) for name in names], f"{where}.env")
+    return problems
 
 
 def _volume_problems(volumes: Any) -> list[Problem]:

@@ -39,9 +39,16 @@ def speculation_finding(facts: Facts, readings: Mapping[str, Reading], observed:
             f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
             f" with K={facts.pair.num_speculative_tokens}",
         )
-    if sum(engine.generation_tokens for engine in engines.values()) >= _ENOUGH_GENERATED_TOKENS:
-        return finding(FALSE, "NotDrafting", "the engines generate, but nothing was drafted")
-    return finding(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
+    return finding(*_nothing_drafted(facts, sum(engine.generation_tokens for engine in engines.values())))
+
+
+def _nothing_drafted(facts: Facts, generated_tokens: int) -> tuple[ConditionStatus, str, str]:
+    """What it means that no engine has proposed a token yet."""
+    if generated_tokens < _ENOUGH_GENERATED_TOKENS:
+        return UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it"
+    if facts.method is Method.NGRAM:
+        return UNKNOWN, "NoMatches", "the engines generate, but no n-gram of a prompt came up again yet"
+    return FALSE, "NotDrafting", "the engines generate, but nothing was drafted"
 
 
 def budget_finding(plan: Plan, readings: Mapping[str, Reading]) -> Finding:

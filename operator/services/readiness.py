@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.services.rollout import Rollout
@@ -42,14 +43,17 @@ def working(reason: str, message: str) -> Summary:
     return Summary(UNKNOWN, reason, message, reconciling=True)
 
 
-def summarize(
-    rollout: Rollout, speculation: Finding, previous: Condition | None, generation: int, *, suspended: bool
-) -> Summary:
-    """Sum up an object whose plan is in force."""
-    if suspended:
+def without_engines(spec: SpecDecodeDeploymentSpec) -> Summary | None:
+    """Sum up an object that wants no engine; None for one that does."""
+    if spec.suspend:
         return Summary(TRUE, "Suspended", "spec.suspend is true: no engine runs, everything else is kept")
-    if rollout.wanted == 0:
+    if spec.replicas == 0:
         return Summary(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
+    return None
+
+
+def summarize(rollout: Rollout, speculation: Finding, previous: Condition | None, generation: int) -> Summary:
+    """Sum up an object whose plan is in force and that wants engines."""
     if rollout.complete:
         return _serving(rollout, speculation)
     return _not_complete(rollout, was_ready=_was_ready(previous, generation))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
+
 Body = dict[str, Any]
 
 _ARGPARSE_EXIT_CODE = 2
@@ -34,8 +36,8 @@ class Rollout:
 
     @property
     def complete(self) -> bool:
-        """Whether every wanted engine serves the current spec."""
-        return self.settled and self.updated >= self.wanted and self.available >= self.wanted
+        """Whether every wanted engine serves the current spec, and none of an earlier one is left."""
+        return self.settled and self.replicas <= self.updated and min(self.updated, self.available) >= self.wanted
 
 
 def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:
@@ -43,21 +45,43 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
     if deployment is None:
         return Rollout(wanted, 0, 0, 0, settled=False, trouble=None)
     status = deployment.get("status", {})
+    settled = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
     return Rollout(
         wanted=wanted,
         replicas=status.get("replicas", 0),
         updated=status.get("updatedReplicas", 0),
         available=status.get("availableReplicas", 0),
-        settled=status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0),
-        trouble=_first_trouble(pods),
+        settled=settled,
+        trouble=_first_trouble(pods) or (_controller_trouble(status) if settled else None),
     )
 
 
+def current_pods(pods: list[Body], deployment: Body | None) -> list[Body]:
+    """Pods of the template that the Deployment has now; what older ones suffer says nothing of this spec."""
+    if deployment is None:
+        return []
+    wanted = _template_hash(deployment["spec"]["template"])
+    return [pod for pod in pods if _template_hash(pod) == wanted]
+
+
+def _template_hash(body: Body) -> str | None:
+    value: str | None = (body["metadata"].get("annotations") or {}).get(TEMPLATE_HASH_ANNOTATION)
+    return value
+
+
 def _first_trouble(pods: list[Body]) -> Trouble | None:
-    """Trouble of the newest pod that has any: it runs the current template."""
+    """Trouble of the newest pod that has any."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
     troubles = (_trouble(pod) for pod in newest_first if "deletionTimestamp" not in pod["metadata"])
     return next((trouble for trouble in troubles if trouble is not None), None)
+
+
+def _controller_trouble(status: Body) -> Trouble | None:
+    """Why there are no pods at all: a quota, or a policy that admits none."""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return Trouble("PodsRefused", f"no engine pod can be created: {condition.get('message', '')}")
+    return None
 
 
 def _trouble(pod: Body) -> Trouble | None:
@@ -84,11 +108,11 @@ def _container_trouble(container: Body) -> Trouble | None:
     waiting = container.get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:
-        case "CreateContainerConfigError":
+        case "CreateContainerConfigError" if "secret" in message.lower():
             return Trouble("WaitingForSecret", f"{message}; goes on when it exists")
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
             return Trouble("ImagePullFailed", f"image {container.get('image')}: {message or reason}")
-        case "CreateContainerError" | "RunContainerError":
+        case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":
             return Trouble("ContainerFailed", message or reason)
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     return _ended(container["name"], ended) if ended and ended.get("exitCode") else None

@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from specdecode_operator.cluster.cache import Key
+import pytest
+
+from specdecode_operator.api.key import Key
 from specdecode_operator.handlers.queue import Work, WorkQueue
 
 A, B = Key("default", "a"), Key("default", "b")
@@ -82,3 +85,38 @@ async def test_a_failure_is_tried_again_and_does_not_stop_the_others() -> None:
     async with running(queue, work):
         await done.wait()
     assert attempts == [A, B, A]
+
+
+async def test_a_key_that_keeps_failing_for_days_neither_floods_nor_breaks_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Virtual time: retries are armed, but fired by the test."""
+    delays: list[float] = []
+    pending: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def call_later(delay_s: float, *arguments: Any) -> asyncio.TimerHandle:
+        delays.append(delay_s)
+        handle = loop.call_at(loop.time(), *arguments)
+        pending.append(handle)
+        return handle
+
+    async def work(key: Key) -> None:
+        if key == B:
+            done.set()
+            return
+        if len(delays) == 2000:
+            queue.add(B)
+            return
+        # Events go on coming while it fails: that must not arm a second chain of retries.
+        queue.add_unless_failing(A)
+        raise RuntimeError
+
+    queue = WorkQueue(workers=1)
+    async with running(queue, work):
+        monkeypatch.setattr(loop, "call_later", call_later)
+        queue.add(A)
+        await done.wait()
+    assert delays[:7] == [1, 2, 4, 8, 16, 32, 60]
+    assert max(delays) == 60

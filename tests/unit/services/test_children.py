@@ -7,7 +7,7 @@ import pytest
 
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.services.decision import intend, read_parent
-from specdecode_operator.services.drift import needs_apply
+from specdecode_operator.services.drift import content, needs_apply
 from specdecode_operator.services.overlay import merge, overlay_problems
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
@@ -133,6 +133,12 @@ def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
         ({"spec": {"containers": [{"image": "x"}]}}, "spec.podTemplate.spec.containers[0]"),
         ({"spec": {"containers": "engine"}}, "spec.podTemplate.spec.containers"),
         ({"spec": {"containers": [{"name": "engine", "env": [{"value": "x"}]}]}}, "containers[0].env[0]"),
+        (
+            {"spec": {"containers": [{"name": "engine", "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]}]}},
+            "spec.podTemplate.spec.containers[0].env[0].name",
+        ),
+        ({"spec": {"containers": [{"name": "engine", "envFrom": []}]}}, "containers[0].envFrom"),
+        ({"spec": {"$patch": "delete"}}, "spec.podTemplate.spec.$patch"),
     ],
     ids=str,
 )
@@ -147,32 +153,49 @@ def test_no_overlay_is_no_problem() -> None:
     assert overlay_problems(None) == []
 
 
-def live(desired: dict[str, Any]) -> dict[str, Any]:
-    """What the API server makes of it: defaults are filled in."""
+def answer(desired: dict[str, Any]) -> dict[str, Any]:
+    """What the API server makes of it: defaults are filled in, and quantities come back in other words."""
     body = copy.deepcopy(desired)
     body["metadata"]["resourceVersion"] = "7"
-    body["spec"]["template"]["spec"]["dnsPolicy"] = "ClusterFirst"
-    body["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = "IfNotPresent"
+    pod = body["spec"]["template"]["spec"]
+    pod["dnsPolicy"] = "ClusterFirst"
+    pod["containers"][0]["resources"]["limits"]["memory"] = "8192Mi"
     return body
 
 
 def test_an_object_that_is_as_asked_for_is_not_applied_again() -> None:
     desired = render(tiny_cpu())["Deployment"]
-    assert needs_apply(desired, None)
-    assert not needs_apply(desired, live(desired))
+    live = answer(desired)
+    applied = content(live)
+    live["status"] = {"replicas": 1}
+    live["metadata"]["resourceVersion"] = "8"
+    live["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "1"
+    assert not needs_apply(desired, live, applied)
+
+
+def test_an_object_that_this_process_never_applied_is_applied_once() -> None:
+    desired = render(tiny_cpu())["Deployment"]
+    assert needs_apply(desired, answer(desired), None)
 
 
 def test_drift_is_seen() -> None:
     desired = render(tiny_cpu())["Deployment"]
-    scaled = live(desired)
+    applied = content(answer(desired))
+    scaled, longer, stolen = answer(desired), answer(desired), answer(desired)
     scaled["spec"]["replicas"] = 5
-    assert needs_apply(desired, scaled)
-    longer = live(desired)
     longer["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "X", "value": "1"})
-    assert needs_apply(desired, longer)
+    stolen["metadata"]["ownerReferences"] = []
+    for live in (scaled, longer, stolen):
+        assert needs_apply(desired, live, applied)
 
 
 def test_what_is_no_longer_asked_for_is_seen() -> None:
     before = render(tiny_cpu(podTemplate={"spec": {"priorityClassName": "high"}}))["Deployment"]
     after = render(tiny_cpu())["Deployment"]
-    assert needs_apply(after, live(before))
+    assert needs_apply(after, answer(before), content(answer(before)))
+
+
+def test_characters_beyond_the_first_plane_survive_rendering() -> None:
+    spec = tiny_cpu(engine={"image": "localhost/engine:1", "env": [{"name": "GREETING", "value": "\U0001f680"}]})
+    env = {variable["name"]: variable.get("value") for variable in pod_spec(spec)["containers"][0]["env"]}
+    assert env["GREETING"] == "\U0001f680"

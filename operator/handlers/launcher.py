@@ -1,0 +1,107 @@
+"""Brings the children of one object in line with what is decided, and takes over nothing."""
+
+from specdecode_operator.api import base, deployment
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Body, Cluster
+from specdecode_operator.cluster.resources import CHILDREN, DEPLOYMENT, child_resource
+from specdecode_operator.services.decision import Intent, Launch, Parent
+from specdecode_operator.services.drift import content, is_owned, needs_apply
+
+Identity = tuple[str, str]
+
+
+class ChildNameTakenError(Exception):
+    """An object that is not ours has the name of a child."""
+
+    def __init__(self, kind: str, name: str, *, leaving: bool) -> None:
+        self.leaving = leaving
+        if leaving:
+            message = f"{kind} {name} of an earlier object of this name is still being removed"
+        else:
+            message = (
+                f"{kind} {name} exists and does not belong to this object; it is left untouched:"
+                " delete or rename it, or rename this object"
+            )
+        super().__init__(message)
+
+
+class Launcher:
+    """Applies and removes children by inventory: our label and our UID."""
+
+    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._applied: dict[str, Body] = {}
+        """What the API server made of a child when it was last applied, by the child's UID."""
+
+    def owned(self, parent: Parent) -> dict[Identity, Body]:
+        """Children of this very object, by kind and name."""
+        return {
+            (resource.kind, child["metadata"]["name"]): {**child, "kind": resource.kind}
+            for resource in CHILDREN
+            for child in self._cache.belongings(parent.key, resource.kind)
+            if is_owned(child, parent.uid)
+        }
+
+    async def launch(self, parent: Parent, intent: Intent) -> None:
+        """Apply what is missing or drifted; remove what is no longer wanted.
+
+        Raises
+        ------
+        ChildNameTakenError
+            Before anything was written.
+        ClusterError
+            When the API server refuses or cannot be reached.
+        """
+        owned = self.owned(parent)
+        for child in intent.children:
+            # All names are checked before the first write, so that nothing is half-created.
+            if _identity(child) not in owned:
+                await self._check_name(parent, child)
+        for child in intent.children:
+            await self._apply(child, owned.get(_identity(child)))
+        if not isinstance(intent.course, Launch):
+            await self._stop_unwanted_engines(parent, owned)
+            return  # other engines of an earlier spec stay
+        wanted = {_identity(child) for child in intent.children}
+        for identity, child in owned.items():
+            if identity not in wanted:
+                await self._cluster.delete(child)
+                self._applied.pop(child["metadata"]["uid"], None)
+
+    async def _stop_unwanted_engines(self, parent: Parent, owned: dict[Identity, Body]) -> None:
+        """Stop the engines of an earlier spec when the present one wants none, whatever else is wrong with it."""
+        wants_none = parent.spec.get("suspend") is True or parent.spec.get("replicas") == 0
+        engines = owned.get((DEPLOYMENT.kind, parent.key.name))
+        if wants_none and engines is not None and engines["spec"].get("replicas", 1) != 0:
+            self._cache.put(DEPLOYMENT.kind, await self._cluster.scale_to_zero(engines))
+
+    def forget(self, parent: Parent) -> None:
+        """Drop what is remembered of the children of an object that is gone."""
+        for child in self.owned(parent).values():
+            self._applied.pop(child["metadata"]["uid"], None)
+
+    async def _apply(self, child: Body, live: Body | None) -> None:
+        applied = self._applied.get(live["metadata"]["uid"]) if live else None
+        if live is not None and not needs_apply(child, live, applied):
+            return
+        answer = await self._cluster.apply(child)
+        self._applied[answer["metadata"]["uid"]] = content(answer)
+        self._cache.put(child["kind"], answer)
+
+    async def _check_name(self, parent: Parent, child: Body) -> None:
+        kind, name = _identity(child)
+        live = await self._cluster.get(child_resource(kind), parent.key.namespace, name)
+        if live is None or is_owned(live, parent.uid):
+            return
+        leaving = any(
+            owner["kind"] == deployment.KIND
+            and owner["apiVersion"].startswith(f"{base.GROUP}/")
+            and owner["name"] == parent.key.name
+            for owner in live["metadata"].get("ownerReferences") or []
+        )
+        raise ChildNameTakenError(kind, name, leaving=leaving)
+
+
+def _identity(body: Body) -> Identity:
+    return body["kind"], body["metadata"]["name"]

@@ -1,0 +1,74 @@
+"""The cache under late, double and missing events."""
+
+from typing import Any
+
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.cache import Cache
+
+KEY = Key("default", "llama")
+
+
+def body(uid: str, version: int, name: str = "llama", **metadata: Any) -> dict[str, Any]:
+    labels = {"specdecode.io/deployment": "llama"}
+    base = {"namespace": "default", "name": name, "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": {**base, **metadata}}
+
+
+def versions(cache: Cache, kind: str = "Service") -> list[str]:
+    return [found["metadata"]["resourceVersion"] for found in cache.belongings(KEY, kind)]
+
+
+def test_an_older_version_does_not_replace_a_newer_one() -> None:
+    cache = Cache()
+    cache.put("Service", body("a", 9))
+    cache.put("Service", body("a", 10))
+    cache.put("Service", body("a", 9))
+    assert versions(cache) == ["10"], "versions are numbers, not text"
+
+
+def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
+    cache = Cache()
+    cache.put("Service", body("a", 1))
+    cache.drop("Service", body("a", 2))
+    cache.put("Service", body("a", 3))
+    assert versions(cache) == []
+
+
+def test_a_late_deletion_does_not_take_its_successor_with_it() -> None:
+    cache = Cache()
+    cache.put_deployment(body("new", 5))
+    cache.drop_deployment(body("old", 4))
+    found = cache.deployment(KEY)
+    assert found is not None
+    assert found["metadata"]["uid"] == "new"
+    cache.put("Service", body("new", 5))
+    cache.drop("Service", body("old", 4))
+    assert versions(cache) == ["5"]
+
+
+def test_a_full_list_drops_what_it_lacks_but_nothing_newer() -> None:
+    cache = Cache()
+    for uid, version in (("kept", 1), ("missed", 2), ("newer", 9)):
+        cache.put("Pod", body(uid, version, name=uid))
+    cache.put("Service", body("other-kind", 1))
+    cache.retain("Pod", [body("kept", 1, name="kept")], version=5)
+    assert versions(cache, "Pod") == ["1", "9"]
+    assert versions(cache) == ["1"]
+    cache.put_deployment(body("missed", 2))
+    cache.retain_deployments([], version=5)
+    assert cache.deployment(KEY) is None
+
+
+def test_only_what_plans_depend_on_makes_a_node_news() -> None:
+    def node(version: int, gpus: str = "8", **spec: Any) -> dict[str, Any]:
+        labels = {"nvidia.com/gpu.product": "NVIDIA-H200"}
+        metadata = {"name": "n", "labels": labels, "resourceVersion": str(version)}
+        return {"metadata": metadata, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": gpus}}}
+
+    cache = Cache()
+    assert cache.put_node(node(1))
+    assert not cache.put_node(node(2)), "a heartbeat"
+    assert cache.put_node(node(3, unschedulable=True))
+    assert [found.schedulable for found in cache.nodes()] == [False]
+    assert cache.put_node(node(4, gpus="8k")), "no count that a device plugin would give"
+    assert cache.nodes() == ()
