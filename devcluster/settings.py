@@ -1,12 +1,17 @@
 """What a cluster was asked to be, kept in its state directory."""
 
 import json
+import random
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from devcluster.errors import ClusterError
 from devcluster.nodes import NodePlan, parse
 from devcluster.sandbox import Addresses
+
+_PORTS = range(16_000, 30_000)
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,17 @@ class Settings:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Return ports that nobody listens on, from below the range that outgoing connections take theirs from.
+
+    A port that the kernel chooses lies in that range: the API server's own connections to etcd
+    could take it before the API server listens on it.
+    """
+    ports: list[int] = []
+    candidates = list(_PORTS)
+    random.shuffle(candidates)
+    for port in candidates:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise ClusterError(f"fewer than {count} ports of {_PORTS.start} to {_PORTS.stop - 1} are free on this machine")

@@ -193,6 +193,56 @@ def test_a_spec_that_becomes_bad_does_not_take_the_engines_down(kubectl: Kubectl
     assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0
 
 
+def test_a_pod_template_that_the_api_server_refuses_is_told(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu(podTemplate={"spec": {"tolerationz": []}}))
+    message = wait_for(kubectl, "tiny", "Ready", "ChildRefused")
+    assert "tolerationz" in message
+    assert condition(kubectl, "tiny", "Stalled")[0] == "True"
+    apply(kubectl, "tiny", tiny_cpu())
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+
+
+def test_an_exhausted_quota_is_told_and_waited_for(kubectl: Kubectl) -> None:
+    kubectl.must("create", "quota", "small", "--hard=count/services=0")
+    apply(kubectl, "tiny", tiny_cpu())
+    message = wait_for(kubectl, "tiny", "Ready", "RefusedForNow")
+    assert "exceeded quota: small" in message
+    kubectl.must("delete", "quota", "small")
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED, RESYNC_DEADLINE_S)
+
+
+def test_pods_that_a_quota_refuses_are_told(kubectl: Kubectl) -> None:
+    kubectl.must("create", "quota", "no-pods", "--hard=pods=0")
+    apply(kubectl, "tiny", tiny_cpu())
+    assert "no-pods" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
+
+
+def test_values_that_come_back_in_other_words_are_not_applied_again(kubectl: Kubectl) -> None:
+    accelerator = {"type": "CPU", "cpuCores": 1, "memoryGiB": 1024, "kvCacheGiB": 1}
+    template = {"spec": {"hostNetwork": False, "containers": [{"name": "engine", "env": [{"name": "A", "value": ""}]}]}}
+    apply(kubectl, "tiny", tiny_cpu(accelerator=accelerator, podTemplate=template))
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    settle(kubectl, "first")
+    before = written_by_operator(kubectl)
+    kubectl.must("label", "sdd", "tiny", "touched=1")
+    settle(kubectl, "second")
+    assert written_by_operator(kubectl) == before
+
+
+def written_by_operator(kubectl: Kubectl) -> list[tuple[str, str]]:
+    """Who wrote the Deployment when: a write that changes nothing leaves no trace, another would."""
+    text = kubectl.must("get", "deployment", "tiny", "--show-managed-fields", "--output=json")
+    return [(entry["manager"], entry["time"]) for entry in json.loads(text)["metadata"]["managedFields"]]
+
+
+def test_suspending_stops_engines_whatever_else_is_wrong(kubectl: Kubectl) -> None:
+    apply(kubectl, "tiny", tiny_cpu())
+    eventually(lambda: ("Deployment", "tiny") in children(kubectl), "the Deployment exists")
+    apply(kubectl, "tiny", tiny_cpu(suspend=True, engine={"image": "localhost/engine:1", "extraArgs": ["--nonsense"]}))
+    wait_for(kubectl, "tiny", "Accepted", "Invalid")
+    eventually(lambda: kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0, "the engines are stopped")
+
+
 def test_plans_follow_the_nodes_of_the_cluster(kubectl: Kubectl) -> None:
     apply(kubectl, "llama", pair_70b())
     wait_for(kubectl, "llama", "Planned", "NoMatchingNodes")
