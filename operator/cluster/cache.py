@@ -3,8 +3,8 @@
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.client import Body
 from specdecode_operator.cluster.fleet import NodeFacts, node_facts
 from specdecode_operator.cluster.resources import POD
 from specdecode_operator.labels import DEPLOYMENT_LABEL

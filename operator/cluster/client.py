@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.errors import (
     ClusterError,
     ConflictError,
@@ -24,9 +24,6 @@ FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
 _MESSAGE_LIMIT = 500
 _TYPED_PATCH = "failed to create typed patch object"
-
-Body = dict[str, Any]
-"""An object as the API server has it."""
 
 
 class Cluster:

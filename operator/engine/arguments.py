@@ -50,7 +50,6 @@ def _quantization(settings: EngineSettings, profile: EngineProfile) -> Values:
 
 
 ARGUMENTS: tuple[Argument, ...] = (
-    Argument("--revision", "spec.target.revision", lambda s, _: _one(s.revision)),
     Argument("--served-model-name", "spec.serving.servedModelNames", lambda s, _: s.served_model_names),
     Argument("--host", None, lambda _s, _p: ("0.0.0.0",)),  # noqa: S104 (the pod's own network)
     Argument("--port", "spec.serving.port", lambda s, _: _one(s.port)),

@@ -1,8 +1,9 @@
 """What a running engine says about itself at /metrics."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -39,6 +40,18 @@ class SpeculationReading:
     draft_tokens: int
     accepted_tokens: int
     accepted_per_position: tuple[int, ...]
+
+    @classmethod
+    def total(cls, readings: Iterable["SpeculationReading"]) -> "SpeculationReading":
+        """Sum the counters of several engines."""
+        readings = list(readings)
+        positions = zip_longest(*(reading.accepted_per_position for reading in readings), fillvalue=0)
+        return cls(
+            drafts=sum(reading.drafts for reading in readings),
+            draft_tokens=sum(reading.draft_tokens for reading in readings),
+            accepted_tokens=sum(reading.accepted_tokens for reading in readings),
+            accepted_per_position=tuple(sum(position) for position in positions),
+        )
 
     @property
     def acceptance_percent(self) -> int | None:

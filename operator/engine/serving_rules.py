@@ -24,7 +24,6 @@ def _name_problems(settings: EngineSettings) -> Iterator[Problem]:
     """A value that starts with a dash would be read as a flag."""
     named = [
         ("spec.target.model", settings.model),
-        ("spec.target.revision", settings.revision or ""),
         *((f"spec.serving.servedModelNames[{i}]", name) for i, name in enumerate(settings.served_model_names)),
     ]
     for field, value in named:

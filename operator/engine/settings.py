@@ -63,7 +63,7 @@ class SpeculationSettings:
         K by the number of running requests; K above holds elsewhere.
     draft_model
         Hub id or path as the engine sees it, for method draft_model.
-    draft_revision, draft_online_quantization, draft_max_model_len
+    draft_online_quantization, draft_max_model_len
         As for the target, for method draft_model.
     prompt_lookup_min, prompt_lookup_max
         Bounds of the n-gram, for method ngram.
@@ -73,7 +73,6 @@ class SpeculationSettings:
     num_speculative_tokens: int
     schedule: tuple[ScheduleRange, ...] = ()
     draft_model: str | None = None
-    draft_revision: str | None = None
     draft_online_quantization: OnlineQuantization | None = None
     draft_max_model_len: int | None = None
     prompt_lookup_min: int | None = None
@@ -94,8 +93,6 @@ class EngineSettings:
         As in ``spec.serving``, with the model's own length filled in.
     memory_utilization_percent
         Share of each GPU that the engine may use; without meaning on the CPU.
-    revision
-        Pinned revision of a hub model.
     dtype
         Precision of what is not quantized; ``auto`` is the checkpoint's.
     online_quantization
@@ -121,7 +118,6 @@ class EngineSettings:
     tensor_parallel_size: int
     port: int
     shutdown_timeout_s: int
-    revision: str | None = None
     dtype: Literal["auto", "bfloat16"] = "auto"
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False

@@ -63,7 +63,6 @@ def _draft(settings: EngineSettings, speculation: SpeculationSettings, profile: 
     quantization = speculation.draft_online_quantization
     return {
         "model": speculation.draft_model,
-        "revision": speculation.draft_revision,
         "quantization": None if quantization is None else profile.online_quantization[quantization],
         "max_model_len": speculation.draft_max_model_len,
         "draft_tensor_parallel_size": settings.tensor_parallel_size,

@@ -1,8 +1,9 @@
 """Brings the children of one object in line with what is decided, and takes over nothing."""
 
 from specdecode_operator.api import base, deployment
+from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Body, Cluster
+from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.resources import CHILDREN, DEPLOYMENT, child_resource
 from specdecode_operator.services.decision import Intent, Launch, Parent
 from specdecode_operator.services.drift import content, is_owned, needs_apply

@@ -10,6 +10,7 @@ import jinja2
 import yaml
 
 from specdecode_operator.api import base, deployment
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SecretKey, SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.fleet import GPU_RESOURCE, PRODUCT_LABEL
@@ -27,8 +28,6 @@ from specdecode_operator.services.engine_settings import SHUTDOWN_TIMEOUT_S, eng
 from specdecode_operator.services.facts import Facts
 from specdecode_operator.services.overlay import merge
 from specdecode_operator.sizing.plan import Plan
-
-Body = dict[str, Any]
 
 _PRE_STOP_S = 5
 _STARTUP_BUDGET_S = 1800

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.problems import Problem
@@ -33,8 +34,6 @@ from specdecode_operator.services.readiness import (
 )
 from specdecode_operator.services.rollout import read_rollout
 from specdecode_operator.sizing.plan import Plan
-
-Body = dict[str, Any]
 
 _MISSES_BELIEVED = 3
 """Times in a row that no engine answers before that is news."""

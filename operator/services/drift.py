@@ -1,10 +1,7 @@
 """Tells whether a live object still is what was asked for."""
 
-from typing import Any
-
+from specdecode_operator.api.base import Body
 from specdecode_operator.labels import APPLIED_HASH_ANNOTATION
-
-Body = dict[str, Any]
 
 
 def needs_apply(desired: Body, live: Body, applied: Body | None) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from specdecode_operator.api.deployment import Method
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus
 from specdecode_operator.cluster.engine_probe import Reading, Unreachable
-from specdecode_operator.engine.metrics import EngineReading
+from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
 from specdecode_operator.services.facts import Facts
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.sizing.plan import Plan
@@ -75,20 +75,18 @@ def observe(facts: Facts, readings: Mapping[str, Reading]) -> ObservedStatus | N
     tokens = [engine.kv_cache_tokens for engine in engines.values() if engine.kv_cache_tokens is not None]
     concurrency = [e.kv_cache_max_concurrency for e in engines.values() if e.kv_cache_max_concurrency is not None]
     counters = [engine.speculation for engine in engines.values() if engine.speculation is not None]
-    drafts = sum(counter.drafts for counter in counters)
-    drafted = sum(counter.draft_tokens for counter in counters)
-    accepted = sum(counter.accepted_tokens for counter in counters)
-    percent = round(100 * accepted / drafted) if drafted else None
+    total = SpeculationReading.total(counters)
+    percent, length = total.acceptance_percent, total.mean_acceptance_length
     return ObservedStatus(
         engines=len(engines),
         kv_cache_tokens=min(tokens, default=None),
         max_concurrency=f"{min(concurrency):.2f}" if concurrency else None,
         num_speculative_tokens=facts.pair.num_speculative_tokens if counters else None,
-        draft_tokens=drafted if counters else None,
-        accepted_tokens=accepted if counters else None,
+        draft_tokens=total.draft_tokens if counters else None,
+        accepted_tokens=total.accepted_tokens if counters else None,
         acceptance=f"{percent}%" if percent is not None else None,
         acceptance_percent=percent,
-        mean_acceptance_length=f"{1 + accepted / drafts:.2f}" if drafts else None,
+        mean_acceptance_length=f"{length:.2f}" if length is not None else None,
     )
 
 

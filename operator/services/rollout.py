@@ -1,11 +1,9 @@
 """Reads from Deployment and pods how far the engines are, and what holds them up."""
 
 from dataclasses import dataclass
-from typing import Any
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
-
-Body = dict[str, Any]
 
 _ARGPARSE_EXIT_CODE = 2
 _LAST_WORDS_LIMIT = 300

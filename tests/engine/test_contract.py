@@ -59,7 +59,6 @@ GOOD = {
 } | {
     "gpu-everything": replace(
         GPU,
-        revision="main",
         dtype="bfloat16",
         online_quantization=OnlineQuantization.FP8,
         kv_cache_dtype="fp8",

@@ -87,7 +87,6 @@ def test_memory_utilization_is_the_percent_without_noise(percent: int) -> None:
 @pytest.mark.parametrize(
     ("change", "flag", "value"),
     [
-        ({"revision": "abc"}, "--revision", "abc"),
         ({"online_quantization": OnlineQuantization.FP8}, "--quantization", "fp8_per_tensor"),
         ({"dtype": "bfloat16"}, "--dtype", "bfloat16"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype", "fp8"),
@@ -106,7 +105,7 @@ def test_each_setting_reaches_its_flag(change: dict[str, Any], flag: str, value:
 
 def test_what_is_absent_is_not_rendered() -> None:
     line = command_line(PLAIN, PROFILE)
-    assert not {"--revision", "--quantization", "--enforce-eager", "--speculative-config"} & set(line)
+    assert not {"--quantization", "--enforce-eager", "--speculative-config"} & set(line)
     assert "--enforce-eager" in command_line(replace(PLAIN, enforce_eager=True), PROFILE)
 
 
@@ -123,7 +122,6 @@ def test_every_flag_that_is_written_is_one_that_the_engine_knows() -> None:
 def test_draft_config_has_everything_that_was_given() -> None:
     speculation = replace(
         DRAFT_MODEL,
-        draft_revision="r1",
         draft_online_quantization=OnlineQuantization.FP8,
         draft_max_model_len=4096,
     )
@@ -131,7 +129,6 @@ def test_draft_config_has_everything_that_was_given() -> None:
         "method": "draft_model",
         "num_speculative_tokens": 5,
         "model": "/models/draft",
-        "revision": "r1",
         "quantization": "fp8_per_tensor",
         "max_model_len": 4096,
         "draft_tensor_parallel_size": 2,

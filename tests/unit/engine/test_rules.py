@@ -99,7 +99,6 @@ BAD_SERVING = [
     (replace(PLAIN, max_num_seqs=9000), "spec.serving.maxNumBatchedTokens", "8192", "9000"),
     (replace(PLAIN, cpu=CPU), "spec.serving.blockSize", "16", "multiple of 32"),
     (replace(PLAIN, model="--middleware=x"), "spec.target.model", "--middleware=x", "dash"),
-    (replace(PLAIN, revision="-r"), "spec.target.revision", "-r", "dash"),
     (replace(PLAIN, served_model_names=("a", "-b")), "spec.serving.servedModelNames[1]", "-b", "dash"),
 ]
 

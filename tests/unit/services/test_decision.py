@@ -18,6 +18,7 @@ from specdecode_operator.services.decision import (
     news,
     read_parent,
 )
+from specdecode_operator.services.rollout import current_pods
 from tests.support.objects import H100, H200, deployment, ended, pair_70b, parent, pod, tiny_cpu, waiting
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -260,6 +261,62 @@ def test_drafting_is_proven_with_its_figures() -> None:
     assert conditions["SpeculationActive"].status == "True"
     assert status.observed is not None
     assert (status.observed.acceptance, status.observed.mean_acceptance_length) == ("71%", "3.13")
+
+
+def test_the_figures_of_several_engines_are_weighed_by_their_work() -> None:
+    seen = {"a": reading(speculation=drafted(100, 30)), "b": reading(speculation=drafted(300, 270), kv_cache_tokens=9)}
+    _, status, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], seen))
+    assert status.observed is not None
+    assert (status.observed.engines, status.observed.acceptance, status.observed.kv_cache_tokens) == (2, "25%", 9)
+
+
+def test_a_busy_engine_that_misses_a_question_keeps_what_it_proved() -> None:
+    proven = {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)}
+    _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], proven))
+    later = parent(tiny_cpu(), status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
+    silent = {"llama-1": Unreachable("/metrics did not answer (TimeoutError)")}
+    _, missed, _ = decide(later, Observation(SERVING, [], silent, silent_rounds=2))
+    assert missed == before
+    _, _, conditions = decide(later, Observation(SERVING, [], silent, silent_rounds=3))
+    assert conditions["SpeculationActive"].reason == "Unreachable"
+
+
+def test_ngram_that_finds_nothing_to_propose_is_no_fault() -> None:
+    spec = tiny_cpu(speculation={"method": "ngram", "numSpeculativeTokens": 3})
+    _, _, conditions = decide(parent(spec), Observation(SERVING, [], {"llama-1": reading(generation_tokens=500)}))
+    assert conditions["SpeculationActive"].reason == "NoMatches"
+    assert summary(conditions) == ("True", "Serving", "False", "False")
+
+
+def test_pods_of_an_earlier_template_say_nothing_of_this_spec() -> None:
+    def annotated(value: str) -> dict[str, Any]:
+        return {"metadata": {"annotations": {"specdecode.io/template-hash": value}}}
+
+    live = {"metadata": {}, "spec": {"template": annotated("new")}}
+    assert current_pods([annotated("old"), annotated("new")], live) == [annotated("new")]
+
+
+def test_an_old_engine_that_still_serves_does_not_make_a_rollout_complete() -> None:
+    rolling = deployment(replicas=3, updated=2, available=2)
+    _, _, conditions = decide(parent(tiny_cpu(replicas=2)), Observation(rolling))
+    assert summary(conditions)[0] == "Unknown"
+
+
+def test_fields_of_a_newer_operator_are_passed_over() -> None:
+    spec = {**tiny_cpu(), "fieldOfTomorrow": 1}
+    _, before, conditions = decide(parent(spec))
+    assert conditions["Accepted"].status == "True"
+    status = {**before.model_dump(by_alias=True, mode="json", exclude_none=True), "tomorrow": 1}
+    assert read_parent(parent(spec, status=status)).status == before
+
+
+def test_sizes_that_are_impossible_together_are_refused() -> None:
+    spec = tiny_cpu()
+    huge = {**spec["target"]["config"], "hidden_size": 2**20, "num_hidden_layers": 2000, "intermediate_size": 2**24}
+    spec["target"] = {"model": "pair/target", "config": huge}
+    _, _, conditions = decide(parent(spec))
+    assert conditions["Accepted"].status == "False"
+    assert "spec.target.config" in conditions["Accepted"].message
 
 
 @pytest.mark.parametrize(
