@@ -6,16 +6,22 @@ from typing import Any
 
 import kopf
 
+from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.resources import CHILDREN, POD
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.labels import OWNED_SELECTOR
+
+_RETRY_S = 5
 
 
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) -> None:
     """Set up kopf, connect and begin to work."""
     configure(settings)
-    await memo.start()
+    try:
+        await memo.start()
+    except ClusterError as error:
+        raise kopf.TemporaryError(str(error), delay=_RETRY_S) from error
 
 
 @kopf.on.cleanup()

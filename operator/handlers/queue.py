@@ -22,19 +22,18 @@ class WorkQueue:
     def __init__(self, workers: int = 16) -> None:
         self._workers = workers
         self._queue: asyncio.Queue[Key] = asyncio.Queue()
-        self._waiting: set[Key] = set()
+        self._waiting: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
-        self._last_end_s = time.monotonic()
 
     def add(self, key: Key) -> None:
         """Ask for work on a key; asking twice before it starts is asking once."""
         if key in self._running:
             self._again.add(key)
         elif key not in self._waiting:
-            self._waiting.add(key)
+            self._waiting[key] = time.monotonic()
             self._queue.put_nowait(key)
 
     def add_unless_failing(self, key: Key) -> None:
@@ -48,9 +47,10 @@ class WorkQueue:
         self._again.discard(key)
         self._cancel_retry(key)
 
-    def stuck_s(self) -> float:
-        """How long nothing was finished although something waits."""
-        return time.monotonic() - self._last_end_s if self._waiting else 0.0
+    def longest_wait_s(self) -> float:
+        """How long the oldest key has waited for a worker."""
+        oldest = next(iter(self._waiting.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
 
     async def run(self, work: Work) -> None:
         """Work until cancelled."""
@@ -61,7 +61,7 @@ class WorkQueue:
     async def _run_worker(self, work: Work) -> None:
         while True:
             key = await self._queue.get()
-            self._waiting.discard(key)
+            self._waiting.pop(key, None)
             self._running.add(key)
             self._cancel_retry(key)
             try:
@@ -72,7 +72,6 @@ class WorkQueue:
                 self._failures.pop(key, None)
             finally:
                 self._running.discard(key)
-                self._last_end_s = time.monotonic()
             if key in self._again:
                 self._again.discard(key)
                 self.add(key)

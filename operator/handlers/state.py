@@ -21,7 +21,6 @@ _ROUNDS_TO_RELIST = 20
 _RESYNC_S = 15.0
 """How often engines are asked what they do, and everything is looked at again."""
 
-
 _logger = logging.getLogger(__name__)
 
 
@@ -39,7 +38,14 @@ class OperatorState:
         self._connections = AsyncExitStack()
 
     async def start(self) -> None:
-        """Connect, and begin to work."""
+        """Connect, and begin to work.
+
+        Raises
+        ------
+        ClusterError
+            When the cluster cannot be reached or looked at; may be called again.
+        """
+        await self._connections.aclose()
         cluster = await Cluster.connect()
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
@@ -62,8 +68,8 @@ class OperatorState:
         """Raise when a background task has ended or hangs: the operator is of no use then."""
         if any(task.done() for task in self._tasks):
             raise OperatorStuckError("a background task of the operator has ended")
-        if self.queue.stuck_s() > _STUCK_S:
-            raise OperatorStuckError(f"objects wait, but none was finished for {_STUCK_S:.0f} s")
+        if self.queue.longest_wait_s() > _STUCK_S:
+            raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s")
 
     def add_all(self) -> None:
         """Ask for a look at every object."""
