@@ -96,7 +96,7 @@ class Reconciler:
         except ClusterError as error:
             if parent.status.observed_generation == parent.generation:
                 raise  # what the status says still holds
-            return working("ClusterUnreachable", str(error))
+            return working("ApiServerError", str(error))
         return None
 
     async def _observe(self, parent: Parent, intent: Intent) -> Observation:
