@@ -117,6 +117,9 @@ def _printer_columns() -> list[dict[str, Any]]:
         _column("TP", "integer", ".status.plan.tensor", "GPUs over which a replica is spread."),
         _column("Acceptance", "string", ".status.observed.acceptance", "Accepted share of the proposed tokens."),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+        _column(
+            "Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", priority=1
+        ),
         _column("Target", "string", ".spec.target.model", "The model that is served.", priority=1),
         _column("Draft", "string", ".spec.speculation.draft.model", "The model that proposes tokens.", priority=1),
     ]

@@ -258,7 +258,7 @@ class Engine(ApiModel):
     """Which vLLM runs, and what is passed to it as is."""
 
     version: EngineVersion = "0.32"
-    """vLLM version: major and minor, and patch if it matters."""
+    """vLLM version, major and minor, such as 0.32."""
 
     image: ImageReference | None = None
     """Engine image with a tag or a digest. Absent: the project's image of that version."""

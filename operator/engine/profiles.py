@@ -95,8 +95,8 @@ class EngineProfile:
         Value of ``--quantization`` that makes a precision while loading.
     default_block_sizes
         Tokens in one KV cache block where nobody says, by platform.
-    cpu_block_size_multiple
-        The CPU backend takes only multiples of this as block size.
+    block_size_multiples
+        Block sizes must be multiples of this, by platform.
     draft_path_markers
         Parts of a draft's path that flip the method, with the method they flip to.
     extra_draft_slots
@@ -112,7 +112,7 @@ class EngineProfile:
     removed_flags: Mapping[str, str]
     online_quantization: Mapping[OnlineQuantization, str]
     default_block_sizes: Mapping[Platform, int]
-    cpu_block_size_multiple: int
+    block_size_multiples: Mapping[Platform, int]
     draft_path_markers: Mapping[str, str]
     extra_draft_slots: Mapping[Method, int]
     metrics: MetricNames
@@ -165,7 +165,9 @@ def _load(version: str) -> EngineProfile:
         default_block_sizes=MappingProxyType(
             {Platform(name): tokens for name, tokens in facts["default_block_sizes"].items()}
         ),
-        cpu_block_size_multiple=facts["cpu_block_size_multiple"],
+        block_size_multiples=MappingProxyType(
+            {Platform(name): tokens for name, tokens in facts["block_size_multiples"].items()}
+        ),
         draft_path_markers=MappingProxyType(facts["draft_path_markers"]),
         extra_draft_slots=MappingProxyType({Method(name): slots for name, slots in facts["extra_draft_slots"].items()}),
         metrics=MetricNames(**facts["metrics"]),

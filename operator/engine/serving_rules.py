@@ -39,8 +39,8 @@ def _batch_problems(settings: EngineSettings) -> Iterator[Problem]:
 
 
 def _block_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """The CPU backend has no kernel for other block sizes and says so only after loading."""
-    multiple = profile.cpu_block_size_multiple
-    if settings.platform is Platform.CPU and settings.block_size % multiple:
-        message = f"must be a multiple of {multiple} for accelerator type CPU, such as 128"
+    """The attention backends have no kernel for other block sizes and say so only after loading."""
+    multiple, usual = profile.block_size_multiples[settings.platform], profile.default_block_sizes[settings.platform]
+    if settings.block_size % multiple:
+        message = f"must be a multiple of {multiple} for accelerator type {settings.platform.upper()}, such as {usual}"
         yield Problem("spec.serving.blockSize", str(settings.block_size), message)

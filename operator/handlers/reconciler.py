@@ -92,7 +92,8 @@ class Reconciler:
         except RefusedForNowError as error:
             return working("RefusedForNow", str(error))
         except InvalidObjectError as error:
-            return stalled("ChildRefused", str(error))
+            hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
+            return stalled("ChildRefused", f"{error}{hint if parent.spec.get('podTemplate') else ''}")
         except ClusterError as error:
             if parent.status.observed_generation == parent.generation:
                 raise  # what the status says still holds

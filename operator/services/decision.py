@@ -27,6 +27,7 @@ from specdecode_operator.services.planning import WaitingForNodes, make_plan
 from specdecode_operator.services.readiness import (
     Summary,
     available_finding,
+    earlier_engines_finding,
     stalled,
     summarize,
     without_engines,
@@ -157,8 +158,11 @@ def compose_status(
     if isinstance(course, Obstacle):
         summary, plan, observed = course.summary, course.plan, None
         findings = [
-            Finding(type_, UNKNOWN, "NotLaunched", "this spec is not launched")
-            for type_ in ("Available", "SpeculationActive", "BudgetAccurate")
+            earlier_engines_finding(observation.deployment),
+            *(
+                Finding(type_, UNKNOWN, "NotLaunched", "nothing is launched for this spec")
+                for type_ in ("SpeculationActive", "BudgetAccurate")
+            ),
         ]
     else:
         plan = plan_status(course.facts, course.plan)

@@ -18,6 +18,7 @@ from specdecode_operator.api.deployment import (
     Target,
 )
 from specdecode_operator.api.problems import Problem
+from specdecode_operator.cluster.fleet import GPU_RESOURCE
 from specdecode_operator.engine.environment import env_problems
 from specdecode_operator.engine.extra_args import extra_args_problems
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
@@ -98,7 +99,7 @@ def gather_facts(spec: SpecDecodeDeploymentSpec) -> Facts:
         *image_problems(spec.engine.image, settings.platform, profile),
         *extra_args_problems(spec.engine.extra_args, profile),
         *env_problems(spec.engine.env),
-        *overlay_problems(spec.pod_template),
+        *overlay_problems(spec.pod_template, _owned_resources(settings.platform)),
     ]
     if problems:
         raise InvalidSpecError(problems)
@@ -192,6 +193,13 @@ def _size_problems(pair: Pair) -> list[Problem]:
     ]
 
 
+def _owned_resources(platform: Platform) -> dict[str, str]:
+    """Resources of the engine container that the plan decides, with the field for each."""
+    if platform is Platform.GPU:
+        return {GPU_RESOURCE: "spec.parallelism.tensor"}
+    return {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"}
+
+
 def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> list[Problem]:
     wanted, longest = spec.serving.max_model_len, pair.target.max_position_embeddings
     if wanted is None or wanted <= longest:
@@ -207,8 +215,9 @@ def _tensor_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> list[Problem
     geometries = [("target", pair.target, pair.target_precision)]
     if pair.draft is not None and pair.draft_precision is not None:
         geometries.append(("draft", pair.draft, pair.draft_precision))
-    return [
-        Problem("spec.parallelism.tensor", str(tensor), f"{role} {geometry.name}: {problem.message}")
-        for role, geometry, precision in geometries
-        for problem in tensor_problems(geometry, tensor, precision)
-    ]
+    problems = []
+    for role, geometry, precision in geometries:
+        reasons = "; ".join(problem.message for problem in tensor_problems(geometry, tensor, precision))
+        if reasons:
+            problems.append(Problem("spec.parallelism.tensor", str(tensor), f"{role}: {reasons}"))
+    return problems

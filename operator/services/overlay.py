@@ -5,10 +5,12 @@ a merge key are merged element by element, others are replaced.
 https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.api.problems import Problem
+from specdecode_operator.cluster.fleet import PRODUCT_LABEL
 from specdecode_operator.engine.environment import owned_variable_problems
 
 ENGINE_CONTAINER = "engine"
@@ -61,15 +63,20 @@ def _merge_list(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
     return list(merged.values())
 
 
-def overlay_problems(template: PodTemplate | None) -> list[Problem]:
-    """Report what the overlay may not touch, and elements without their merge key."""
+def overlay_problems(template: PodTemplate | None, owned_resources: Mapping[str, str]) -> list[Problem]:
+    """Report what the overlay may not touch, and elements without their merge key.
+
+    ``owned_resources`` are the engine's resources that the plan decides, each
+    with the field to use instead.
+    """
     if template is None:
         return []
     spec = template.spec or {}
     return [
+        *_node_selector_problems(spec.get("nodeSelector")),
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, "spec.podTemplate.spec"),
-        *_engine_problems(spec.get("containers")),
+        *_engine_problems(spec.get("containers"), owned_resources),
         *_volume_problems(spec.get("volumes")),
     ]
 
@@ -113,7 +120,26 @@ def _list_problems(value: Any, path: str) -> list[Problem]:
     return problems
 
 
-def _engine_problems(containers: Any) -> list[Problem]:
+def _node_selector_problems(selector: Any) -> list[Problem]:
+    if not isinstance(selector, dict) or PRODUCT_LABEL not in selector:
+        return []
+    value = str(selector[PRODUCT_LABEL])
+    return [Problem(f"spec.podTemplate.spec.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.product")]
+
+
+def _resource_problems(resources: Any, where: str, owned: Mapping[str, str]) -> list[Problem]:
+    if not isinstance(resources, dict):
+        return []
+    return [
+        Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"the plan decides it: use {field}")
+        for kind, amounts in resources.items()
+        if isinstance(amounts, dict)
+        for name, field in owned.items()
+        if name in amounts
+    ]
+
+
+def _engine_problems(containers: Any, owned_resources: Mapping[str, str]) -> list[Problem]:
     if not isinstance(containers, list):
         return []
     problems = []
@@ -125,10 +151,10 @@ def _engine_problems(containers: Any) -> list[Problem]:
             Problem(f"{where}.{field}", "set", fix) for field, fix in _PROTECTED_IN_ENGINE.items() if field in container
         ]
         env = container.get("env")
-        names = (
-            [variable.get("name") for variable in env if isinstance(variable, dict)] if isinstance(env, list) else []
-        )
-        problems += owned_variable_problems([str(name) for name in names], f"{where}.env")
+        variables = env if isinstance(env, list) else []
+        names = [str(variable.get("name")) for variable in variables if isinstance(variable, dict)]
+        problems += owned_variable_problems(names, f"{where}.env")
+        problems += _resource_problems(container.get("resources"), f"{where}.resources", owned_resources)
     return problems
 
 

@@ -108,8 +108,9 @@ def _refuse_unknown_products(facts: Facts) -> None:
 
 def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
     wanted = ", ".join(facts.spec.accelerator.product or known_products())
+    missing = "spec.accelerator.perNode" if facts.spec.accelerator.product else "spec.accelerator.product and perNode"
     present = ", ".join(sorted({node.product for node in nodes})) or "none"
     return (
         f"no schedulable node has the label nvidia.com/gpu.product with one of: {wanted} (GPUs seen: {present});"
-        " waits for one, or set spec.accelerator.product and perNode for node pools that scale from zero"
+        f" waits for one; for node pools that scale from zero set {missing}"
     )

@@ -8,7 +8,7 @@ from specdecode_operator.cluster.engine_probe import Reading, Unreachable
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
 from specdecode_operator.services.facts import Facts
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
-from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.sizing.plan import CPU_PRODUCT, Plan
 
 _ENOUGH_GENERATED_TOKENS = 64
 """Output after which a drafter that proposed nothing is called idle: short requests may end before a first draft."""
@@ -59,12 +59,14 @@ def budget_finding(plan: Plan, readings: Mapping[str, Reading]) -> Finding:
         return _no_engine("BudgetAccurate", silent)
     budget = plan.chosen.budget
     predicted, smallest = budget.kv_cache_tokens, min(reported)
-    margin_tokens = budget.margin_bytes // budget.kv_bytes_per_token
+    # On CPU the KV cache is given, not left over: nothing about it is estimated.
+    margin_tokens = 0 if plan.chosen.product == CPU_PRODUCT else budget.margin_bytes // budget.kv_bytes_per_token
     residual = f"{(smallest - predicted) / predicted:+.1%}" if predicted else "nothing predicted"
     message = f"the engine reports {smallest:,} KV cache tokens, {predicted:,} were predicted ({residual})"
     if smallest >= predicted - margin_tokens:
         return Finding("BudgetAccurate", TRUE, "AsPromised", message)
-    return Finding("BudgetAccurate", FALSE, "LessThanPromised", f"{message}, margin {margin_tokens:,}")
+    message += f", with a margin of {margin_tokens:,}: is the config in the spec really that of these models?"
+    return Finding("BudgetAccurate", FALSE, "LessThanPromised", message)
 
 
 def observe(facts: Facts, readings: Mapping[str, Reading]) -> ObservedStatus | None:

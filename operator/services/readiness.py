@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
@@ -70,17 +71,30 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
     if trouble is not None:
         return working(trouble.reason, trouble.message)
     current = min(rollout.available, rollout.updated) if rollout.settled else 0
-    return working("Starting", f"{current} of {rollout.wanted} engines serve this spec; the others start")
+    return working(
+        "Starting", f"{current} of {rollout.wanted} engines serve this spec, {rollout.wanted - current} to come"
+    )
 
 
 def available_finding(rollout: Rollout) -> Finding:
     """Whether every wanted engine serves."""
     counts = f"{rollout.available} of {rollout.wanted} engines serve"
+    if rollout.wanted == 0:
+        return Finding("Available", TRUE, "NoEngineWanted", "no engine is asked for")
     if rollout.complete:
         return Finding("Available", TRUE, "EnginesServe", counts)
     if rollout.trouble is not None:
         return Finding("Available", FALSE, rollout.trouble.reason, f"{counts}: {rollout.trouble.message}")
     return Finding("Available", FALSE, "Starting", counts)
+
+
+def earlier_engines_finding(deployment: Body | None) -> Finding:
+    """Whether engines serve that were launched before something came in the way."""
+    serving = (deployment or {}).get("status", {}).get("availableReplicas", 0)
+    if serving:
+        message = f"{serving} engines that were launched earlier go on serving; nothing is launched for this spec"
+        return Finding("Available", TRUE, "EarlierEnginesServe", message)
+    return Finding("Available", UNKNOWN, "NotLaunched", "nothing is launched for this spec")
 
 
 def _serving(rollout: Rollout, speculation: Finding) -> Summary:

@@ -98,7 +98,9 @@ def _trouble(pod: Body) -> Trouble | None:
 
 def _unscheduled(message: str) -> Trouble:
     if "persistentvolumeclaim" in message:
-        return Trouble("WaitingForVolume", f"{message}; goes on when the claim exists and is bound")
+        where = "spec.models.volume, or a volume of spec.podTemplate"
+        what = message.removesuffix(". not found")
+        return Trouble("WaitingForVolume", f"{what} ({where}); goes on when the claim is there and bound")
     return Trouble("Unschedulable", f"no node takes the engine pod: {message}")
 
 
@@ -107,7 +109,8 @@ def _container_trouble(container: Body) -> Trouble | None:
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:
         case "CreateContainerConfigError" if "secret" in message.lower():
-            return Trouble("WaitingForSecret", f"{message}; goes on when it exists")
+            where = "spec.serving.apiKeySecret, spec.models.hubTokenSecret, or spec.podTemplate"
+            return Trouble("WaitingForSecret", f"{message} ({where}); goes on when it exists")
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
             return Trouble("ImagePullFailed", f"image {container.get('image')}: {message or reason}")
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":

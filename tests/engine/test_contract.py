@@ -22,6 +22,7 @@ from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,
     OnlineQuantization,
+    Platform,
     ScheduleRange,
     SpeculationSettings,
 )
@@ -240,7 +241,7 @@ def test_scheduler_uses_the_schedule_that_the_user_wrote(answers: Any, index: in
 
 @pytest.mark.parametrize("size", ["16", "32", "48", "128"])
 def test_cpu_block_sizes_are_those_that_the_backend_takes(answers: Any, size: str) -> None:
-    assert answers["cpu_block_sizes"][size]["ok"] == (int(size) % PROFILE.cpu_block_size_multiple == 0)
+    assert answers["cpu_block_sizes"][size]["ok"] == (int(size) % PROFILE.block_size_multiples[Platform.CPU] == 0)
 
 
 def test_variables_are_ones_that_the_engine_reads(engine: Engine) -> None:

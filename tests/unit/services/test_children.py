@@ -116,6 +116,13 @@ def test_the_overlay_is_merged_by_name() -> None:
     assert {"/extra", "/models"} <= mounts
 
 
+def test_an_affinity_of_the_user_leaves_the_planned_product_in_force() -> None:
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    pod = pod_spec(pair_70b(podTemplate={"spec": {"affinity": affinity, "nodeSelector": {"zone": "a"}}}))
+    assert pod["affinity"] == affinity
+    assert pod["nodeSelector"] == {"zone": "a", "nvidia.com/gpu.product": H200}
+
+
 def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
     base = {"a": {"b": 1, "c": 2}}
     before = copy.deepcopy(base)
@@ -139,6 +146,11 @@ def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
         ),
         ({"spec": {"containers": [{"name": "engine", "envFrom": []}]}}, "containers[0].envFrom"),
         ({"spec": {"$patch": "delete"}}, "spec.podTemplate.spec.$patch"),
+        (
+            {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
+            "containers[0].resources.limits.nvidia.com/gpu",
+        ),
+        ({"spec": {"nodeSelector": {"nvidia.com/gpu.product": H200}}}, "spec.nodeSelector.nvidia.com/gpu.product"),
     ],
     ids=str,
 )
@@ -150,7 +162,7 @@ def test_what_the_overlay_may_not_touch_is_named(template: dict[str, Any], field
 
 
 def test_no_overlay_is_no_problem() -> None:
-    assert overlay_problems(None) == []
+    assert overlay_problems(None, {}) == []
 
 
 def answer(desired: dict[str, Any]) -> dict[str, Any]:

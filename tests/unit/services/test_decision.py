@@ -66,9 +66,7 @@ def test_a_pair_that_fits_is_planned_on_the_product_that_holds_it() -> None:
     assert (status.plan.verdict, status.plan.product, status.plan.tensor) == ("Fits", H200, 2)
     assert conditions["Planned"].status == "True"
     engine = intent.children[-1]
-    affinity = engine["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert terms[0]["matchExpressions"][0]["values"] == [H200]
+    assert engine["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H200}
     container = engine["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
 
@@ -345,6 +343,25 @@ def test_an_engine_that_does_not_answer_is_said_to_be_unreachable() -> None:
     assert conditions["SpeculationActive"].reason == "Unreachable"
     assert "ConnectTimeout" in conditions["SpeculationActive"].message
     assert status.observed is None
+
+
+def test_on_cpu_every_missing_token_is_told_for_nothing_there_is_estimated() -> None:
+    seen = Observation(SERVING, [], {"llama-1": reading(kv_cache_tokens=419_200)})
+    _, _, conditions = decide(parent(tiny_cpu()), seen)
+    assert conditions["BudgetAccurate"].reason == "LessThanPromised"
+    assert "config" in conditions["BudgetAccurate"].message
+
+
+def test_engines_that_go_on_serving_behind_a_bad_spec_are_told() -> None:
+    bad = tiny_cpu(engine={"image": "localhost/engine:1", "extraArgs": ["--swap-space=4"]})
+    _, _, conditions = decide(parent(bad), Observation(SERVING))
+    assert (conditions["Available"].status, conditions["Available"].reason) == ("True", "EarlierEnginesServe")
+    assert summary(conditions) == ("False", "Invalid", "False", "True")
+
+
+def test_a_block_size_without_a_kernel_is_refused_on_gpu_too() -> None:
+    _, _, conditions = decide(parent(pair_70b(serving={"maxModelLen": 8192, "blockSize": 7})))
+    assert "spec.serving.blockSize: 7: must be a multiple of 16" in conditions["Accepted"].message
 
 
 def test_less_kv_cache_than_promised_is_told() -> None:
