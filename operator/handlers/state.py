@@ -34,6 +34,9 @@ class OperatorState:
     def __init__(self) -> None:
         self.cache = Cache()
         self.queue = WorkQueue()
+        self.watched = False
+        """Whether a watch has brought an object of ours. kopf may miss a CRD that is made after its
+        start, when the API server serves it later than it says so: until then objects are listed."""
         self._tasks: list[asyncio.Task[None]] = []
         self._connections = AsyncExitStack()
 
@@ -93,17 +96,25 @@ class OperatorState:
             for body in bodies:
                 self.cache.put(resource.kind, body)
             self.cache.retain(resource.kind, bodies, version)
+        await self._look_at_objects(cluster)
+
+    async def _look_at_objects(self, cluster: Cluster) -> None:
         with suppress(NotFoundError):  # without its CRD there is no such kind
-            self.cache.retain_deployments(*await cluster.list(SPECDECODE_DEPLOYMENT))
+            bodies, version = await cluster.list(SPECDECODE_DEPLOYMENT)
+            for body in bodies:
+                self.cache.put_deployment(body)
+            self.cache.retain_deployments(bodies, version)
 
     async def _resync(self, cluster: Cluster) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
         for round_ in itertools.count(1):
             await asyncio.sleep(_RESYNC_S)
-            if round_ % _ROUNDS_TO_RELIST == 0:
-                try:
+            try:
+                if round_ % _ROUNDS_TO_RELIST == 0:
                     await self._look_at_everything(cluster)
-                except ClusterError as error:
-                    _logger.warning("the list of everything is put off: %s", error)
+                elif not self.watched:
+                    await self._look_at_objects(cluster)
+            except ClusterError as error:
+                _logger.warning("a list is put off: %s", error)
             for key in self.cache.deployments():
                 self.queue.add_unless_failing(key)

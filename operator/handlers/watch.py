@@ -18,6 +18,7 @@ from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
 @kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL)
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at an object that appeared, changed or went away."""
+    memo.watched = True
     body: dict[str, Any] = dict(event["object"])
     if event["type"] == "DELETED":
         memo.queue.forget(memo.cache.drop_deployment(body))

@@ -157,8 +157,12 @@ def test_get_prints_what_a_person_asks_first(kubectl: Kubectl) -> None:
     assert header.split() == ["NAME", "READY", "PLAN", "METHOD", "K", "TP", "ACCEPTANCE", "AGE"]
     assert row.split()[:7] == ["good", "True", "Fits", "draft_model", "5", "2", "71%"]
     header, row = kubectl("get", "sdd", "-o", "wide").stdout.splitlines()
-    assert header.split()[8:] == ["TARGET", "DRAFT"]
-    assert row.split()[8:] == ["meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"]
+    assert header.split()[8:] == ["REASON", "TARGET", "DRAFT"]
+    assert row.split()[8:] == [
+        "AllReplicasServe",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "meta-llama/Llama-3.1-8B-Instruct",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["specdecodedeployment", "sdd", "specdecode", "all"])

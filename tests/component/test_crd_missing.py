@@ -42,6 +42,6 @@ def test_it_waits_for_the_crd_and_goes_on(bare_cluster: Cluster, tmp_path: Path)
             "spec": tiny_cpu(),
         }
         assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
-        eventually(lambda: "plan" in kubectl.object("sdd", "tiny").get("status", {}), "the object is planned")
+        eventually(lambda: "plan" in kubectl.object("sdd", "tiny").get("status", {}), "the object is planned", 60)
     finally:
         assert operator.stop() == 0
