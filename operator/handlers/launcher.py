@@ -1,7 +1,10 @@
 """Brings the children of one object in line with what is decided, and takes over nothing."""
 
+from collections import defaultdict
+
 from specdecode_operator.api import base, deployment
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.resources import CHILDREN, DEPLOYMENT, child_resource
@@ -32,8 +35,8 @@ class Launcher:
     def __init__(self, cluster: Cluster, cache: Cache) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._applied: dict[str, Body] = {}
-        """What the API server made of a child when it was last applied, by the child's UID."""
+        self._applied: defaultdict[Key, dict[str, Body]] = defaultdict(dict)
+        """What the API server made of the children when they were last applied, by their UIDs."""
 
     def owned(self, parent: Parent) -> dict[Identity, Body]:
         """Children of this very object, by kind and name."""
@@ -60,7 +63,7 @@ class Launcher:
             if _identity(child) not in owned:
                 await self._check_name(parent, child)
         for child in intent.children:
-            await self._apply(child, owned.get(_identity(child)))
+            await self._apply(parent.key, child, owned.get(_identity(child)))
         if not isinstance(intent.course, Launch):
             await self._stop_unwanted_engines(parent, owned)
             return  # other engines of an earlier spec stay
@@ -68,7 +71,7 @@ class Launcher:
         for identity, child in owned.items():
             if identity not in wanted:
                 await self._cluster.delete(child)
-                self._applied.pop(child["metadata"]["uid"], None)
+                self._applied[parent.key].pop(child["metadata"]["uid"], None)
 
     async def _stop_unwanted_engines(self, parent: Parent, owned: dict[Identity, Body]) -> None:
         """Stop the engines of an earlier spec when the present one wants none, whatever else is wrong with it."""
@@ -77,17 +80,16 @@ class Launcher:
         if wants_none and engines is not None and engines["spec"].get("replicas", 1) != 0:
             self._cache.put(DEPLOYMENT.kind, await self._cluster.scale_to_zero(engines))
 
-    def forget(self, parent: Parent) -> None:
+    def forget(self, key: Key) -> None:
         """Drop what is remembered of the children of an object that is gone."""
-        for child in self.owned(parent).values():
-            self._applied.pop(child["metadata"]["uid"], None)
+        self._applied.pop(key, None)
 
-    async def _apply(self, child: Body, live: Body | None) -> None:
-        applied = self._applied.get(live["metadata"]["uid"]) if live else None
+    async def _apply(self, key: Key, child: Body, live: Body | None) -> None:
+        applied = self._applied[key].get(live["metadata"]["uid"]) if live else None
         if live is not None and not needs_apply(child, live, applied):
             return
         answer = await self._cluster.apply(child)
-        self._applied[answer["metadata"]["uid"]] = content(answer)
+        self._applied[key][answer["metadata"]["uid"]] = content(answer)
         self._cache.put(child["kind"], answer)
 
     async def _check_name(self, parent: Parent, child: Body) -> None:

@@ -61,8 +61,7 @@ class Reconciler:
         """
         body = self._cache.deployment(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._figures_written_s.pop(key, None)
-            self._silent_rounds.pop(key, None)
+            self._forget(key)
             return
         parent = read_parent(body)
         try:
@@ -74,6 +73,12 @@ class Reconciler:
         if failure is not None:
             intent = blocked(intent, failure)
         await self._report_if_new(parent, intent, await self._observe(parent, intent))
+
+    def _forget(self, key: Key) -> None:
+        """Drop what is remembered of an object that is gone."""
+        self._launcher.forget(key)
+        self._figures_written_s.pop(key, None)
+        self._silent_rounds.pop(key, None)
 
     async def _report_if_new(self, parent: Parent, intent: Intent, observation: Observation) -> None:
         status = compose_status(parent, intent, observation, datetime.now(UTC))
@@ -131,8 +136,8 @@ class Reconciler:
             self._cache.put_deployment(await self._cluster.apply_status(SPECDECODE_DEPLOYMENT, body))
         except NotFoundError:
             # Deleted meanwhile, though no event said so: the garbage collector removes what it owned.
-            self._launcher.forget(parent)
             self._cache.drop_deployment(body)
+            self._forget(parent.key)
             return
         if status.observed != parent.status.observed:
             self._figures_written_s[parent.key] = time.monotonic()

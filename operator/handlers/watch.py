@@ -21,7 +21,9 @@ async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> 
     memo.watched = True
     body: dict[str, Any] = dict(event["object"])
     if event["type"] == "DELETED":
-        memo.queue.forget(memo.cache.drop_deployment(body))
+        key = memo.cache.drop_deployment(body)
+        memo.queue.forget(key)
+        memo.queue.add(key)  # so that the reconciler forgets it too
     else:
         memo.queue.add(memo.cache.put_deployment(body))
 
