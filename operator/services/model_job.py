@@ -17,8 +17,8 @@ from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER, MODEL_KEY_ANNO
 from specdecode_operator.resolver import read_model_facts
 from specdecode_operator.resolver.answer import unpack
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
-from specdecode_operator.services.children import owned, render_template, secret_key
 from specdecode_operator.services.engine_settings import model_path
+from specdecode_operator.services.manifests import owned, render_template, secret_key
 from specdecode_operator.services.model_facts import ModelSource
 from specdecode_operator.services.overlay import merge
 from specdecode_operator.services.rollout import Trouble, pod_trouble

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.services.children import owned
+from specdecode_operator.services.manifests import owned
 from specdecode_operator.services.rollout import Rollout, template_hash
 
 _CRASHES_BELIEVED: Final = 3
