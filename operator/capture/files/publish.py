@@ -1,0 +1,175 @@
+"""Publication: a capture's files are whole and checked, or they are not there.
+
+Every file is flushed to the disk and checksummed under its ``.part`` name and renamed; then comes the manifest; last,
+one rename of the folder makes the capture appear under its final name. Killed anywhere before, an attempt stays
+beside it as it was, labelled by its manifest.partial.json.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST, PART_SUFFIX, PARTIAL_MANIFEST
+from specdecode_operator.capture.files.lines import GZIP_SUFFIX, open_to_read
+from specdecode_operator.capture.files.manifest import FileEntry, Manifest, PartialManifest
+from specdecode_operator.capture.files.segments import FOLDER
+
+UNFINISHED: Final = "Unfinished"
+_CHUNK_BYTES: Final = 2**20
+_TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+
+
+def seal(attempt: Path) -> dict[str, FileEntry]:
+    """Flush and checksum an attempt's files and take their ``.part`` away; what is sealed stays as it is."""
+    entries = {}
+    for name in DATA_FILES:
+        part, sealed = attempt / f"{name}{PART_SUFFIX}", attempt / name
+        if part.exists():
+            _flush(part)
+            entries[name] = file_entry(part)
+            os.rename(part, sealed)  # noqa: PTH104  the module is tested by failing its every os call
+    _flush(attempt)
+    return entries
+
+
+def publish(attempt: Path, final: Path, manifest: Manifest) -> None:
+    """Make a sealed attempt the capture of its name.
+
+    Parameters
+    ----------
+    attempt
+        Its folder.
+    final
+        Where it shall be, in the same folder.
+    manifest
+        What it holds.
+
+    Raises
+    ------
+    CaptureError
+        When a finished capture is there already; the attempt stays.
+    """
+    refuse_finished(final)
+    _write_whole(attempt / MANIFEST, _pretty(manifest))
+    # The recorders' raw lines are in the files now, and a published capture never changes again.
+    shutil.rmtree(attempt / FOLDER, ignore_errors=True)
+    (attempt / PARTIAL_MANIFEST).unlink(missing_ok=True)
+    _flush(attempt)
+    try:
+        os.rename(attempt, final)  # noqa: PTH104
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise _finished(final) from error
+        raise
+    _flush(final.parent)
+
+
+def refuse_finished(final: Path) -> None:
+    """Raise a CaptureError where a capture is finished already."""
+    if final.exists():
+        raise _finished(final)
+
+
+def _finished(final: Path) -> CaptureError:
+    return CaptureError(
+        "AlreadyPublished", f"{final} holds a finished capture, which is never overwritten: choose another name"
+    )
+
+
+def label_partial(attempt: Path, manifest: PartialManifest) -> None:
+    """Say in an attempt's folder why its files are partial; on a full disk, in place of what was said before."""
+    manifest = msgspec.structs.replace(manifest, files=dict(_sizes(attempt)))
+    try:
+        _write_whole(attempt / PARTIAL_MANIFEST, _pretty(manifest))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # The blocks of the label written at the start are still there to be written again.
+        with suppress(OSError), (attempt / PARTIAL_MANIFEST).open("r+b") as stream:
+            stream.write(_pretty(msgspec.structs.replace(manifest, files={})))
+            stream.truncate()
+
+
+def verify(folder: Path) -> list[str]:
+    """Return what differs between a published folder and its manifest; empty if every file is as it was."""
+    try:
+        files = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Files).files
+    except FileNotFoundError:
+        return [f"{MANIFEST} is missing: this is no published capture"]
+    except msgspec.DecodeError as error:
+        return [f"{MANIFEST} cannot be read: {error}"]
+    faults = [fault for name, entry in files.items() for fault in _differences(folder / name, entry)]
+    extra = [name for name in DATA_FILES if name not in files and (folder / name).exists()]
+    return faults + [f"{name} is not in the manifest" for name in extra]
+
+
+class _Files(msgspec.Struct):
+    files: dict[str, FileEntry]
+
+
+def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
+    compressed = path.with_name(f"{path.name}{GZIP_SUFFIX}")
+    present = path if path.is_file() or not compressed.is_file() else compressed
+    try:
+        found = file_entry(present)
+    except FileNotFoundError:
+        yield f"{path.name} is missing"
+    except (OSError, EOFError, zlib.error) as error:
+        yield f"{present.name} cannot be read: {error}"
+    else:
+        if found.bytes != expected.bytes:
+            yield f"{path.name} has {found.bytes} bytes instead of {expected.bytes}"
+        elif found != expected:
+            yield f"{path.name} has another checksum than in the manifest"
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Return size, lines and checksum of a file, read piece by piece; of what is in it where it is compressed."""
+    digest, size_bytes, lines, last = hashlib.sha256(), 0, 0, b"\n"
+    with open_to_read(path) as stream:
+        while piece := stream.read(_CHUNK_BYTES):
+            digest.update(piece)
+            size_bytes += len(piece)
+            lines += piece.count(b"\n")
+            last = piece[-1:]
+    return FileEntry(bytes=size_bytes, lines=lines + (last != b"\n"), sha256=digest.hexdigest())
+
+
+def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != PARTIAL_MANIFEST:
+            yield str(path.relative_to(folder)), path.stat().st_size
+
+
+def _pretty(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}{PART_SUFFIX}")
+    try:
+        part.write_bytes(content)
+        _flush(part)
+        os.rename(part, path)  # noqa: PTH104
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def _flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

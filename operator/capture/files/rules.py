@@ -1,0 +1,252 @@
+"""What vllm-vcr's reader demands of a line: the rules by which it refuses a whole file for one bad line.
+
+Restated from release 0.2.1 (crates sim-trace and sim-protocol) in our own words. A trace's reader also refuses a
+field it knows when that comes twice in a line, and any line that is no UTF-8.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from specdecode_operator.capture.files.formats import Count, FinishReason, Record, TraceMeta
+
+_U64: Final = 2**64
+_FINISH_REASONS: Final = " ".join(FinishReason.__args__)  # type: ignore[attr-defined]
+_RECORD_FIELDS: Final = tuple(field.encode_name for field in msgspec.structs.fields(Record))
+_RECORD_KEYS: Final = tuple(f'"{name}"'.encode() for name in _RECORD_FIELDS)
+
+_Line = TypeVar("_Line")
+
+
+class CacheStats(Struct, kw_only=True, frozen=True):
+    """The prefix cache's counters of one step."""
+
+    reset: bool
+    requests: Count
+    queries: Count
+    hits: Count
+    preempted_requests: Count
+    preempted_queries: Count
+    preempted_hits: Count
+
+
+class SpeculationStats(Struct, kw_only=True, frozen=True):
+    """Counters of drafting in one step."""
+
+    num_spec_tokens: Count
+    num_drafts: Count
+    num_draft_tokens: Count
+    num_accepted_tokens: Count
+    num_accepted_tokens_per_pos: list[Count]
+
+
+class SchedulerStats(Struct, kw_only=True, frozen=True):
+    """What a reader needs of vLLM's statistics; the last three are for builds for older engines."""
+
+    num_running_reqs: Count
+    num_waiting_reqs: Count
+    step_counter: Count
+    current_wave: Count
+    kv_cache_usage: float
+    prefix_cache_stats: CacheStats
+    kv_cache_eviction_events: list[Any]
+    num_skipped_waiting_reqs: Count = 0
+    connector_prefix_cache_stats: CacheStats | None = None
+    spec_decoding_stats: SpeculationStats | None = None
+    encoder_cache_usage: float = 0.0
+    waiting_lora_adapters: dict[str, Count] = {}
+    running_lora_adapters: dict[str, Count] = {}
+
+
+class StepLine(Struct, kw_only=True, frozen=True):
+    """One line of step statistics; engine and duration are ours."""
+
+    ts_ms: float
+    scheduler: SchedulerStats
+    engine: int = 0
+    duration_ms: float | None = None
+
+
+class _Header(Struct):
+    meta: TraceMeta
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One rule that a line breaks.
+
+    Attributes
+    ----------
+    rule
+        Its name.
+    message
+        What is wrong, with the values.
+    """
+
+    rule: str
+    message: str
+
+
+class UnreadableLineError(Exception):
+    """A line that cannot even be decoded.
+
+    Attributes
+    ----------
+    broken
+        The rule that it breaks.
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.broken = Broken(rule, message)
+
+
+_HEADER: Final = msgspec.json.Decoder(_Header)
+_STEP: Final = msgspec.json.Decoder(StepLine)
+
+
+def is_meta(text: bytes) -> bool:
+    """Whether a trace's first line is its header rather than a record.
+
+    Raises
+    ------
+    UnreadableLineError
+        When it is no JSON.
+    """
+    value = decode(msgspec.json.Decoder(), text)
+    return isinstance(value, dict) and "meta" in value
+
+
+def decode_meta(text: bytes) -> TraceMeta:
+    """Return the header of a trace.
+
+    Raises
+    ------
+    UnreadableLineError
+        When a field has the wrong type.
+    """
+    return decode(_HEADER, text).meta
+
+
+def decode_record(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
+    """Return a record of a trace that is not its first line.
+
+    Raises
+    ------
+    UnreadableLineError
+        When it breaks a rule of its form.
+    """
+    try:
+        record = decode(decoder, text)
+    except UnreadableLineError as error:
+        if error.broken.rule == "missing-field" and b'"meta"' in text and is_meta(text):
+            raise UnreadableLineError(
+                "second-meta", "a second meta line: only the first line may be one, drop it"
+            ) from error
+        raise
+    if name := _repeated(text):
+        raise UnreadableLineError("repeated-field", f"{name} comes twice")
+    return record
+
+
+def decode_step(text: bytes) -> StepLine:
+    """Return one line of step statistics.
+
+    Raises
+    ------
+    UnreadableLineError
+        When it breaks a rule of its form.
+    """
+    return decode(_STEP, text)
+
+
+def decode(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
+    """Return a line as the decoder's type.
+
+    Raises
+    ------
+    UnreadableLineError
+        When it is no UTF-8, no JSON, or of another shape.
+    """
+    try:
+        text.decode()
+        return decoder.decode(text)
+    except UnicodeDecodeError as error:
+        raise UnreadableLineError("utf-8", f"byte {error.start} is no UTF-8") from error
+    except msgspec.ValidationError as error:
+        raise UnreadableLineError(_rule_of(str(error)), _explained(str(error))) from error
+    except msgspec.DecodeError as error:
+        raise UnreadableLineError("json", f"no JSON: {error}") from error
+    except RecursionError as error:
+        raise UnreadableLineError("json", "no JSON: nested too deep") from error
+
+
+def _rule_of(message: str) -> str:
+    if "missing required field" in message:
+        return "missing-field"
+    return "finish-reason" if "finish_reason" in message else "type"
+
+
+def _explained(message: str) -> str:
+    if "finish_reason" in message:
+        return f"{message}: it may be {_FINISH_REASONS}"
+    return message
+
+
+def _repeated(text: bytes) -> str | None:
+    """Return a field of the reader that comes twice in one object; counting bytes first spares a second parse."""
+    if not any(text.count(key) > 1 for key in _RECORD_KEYS):
+        return None
+    # Objects inside are closed first, so the last list of names is the record's own.
+    names: list[str] = []
+    json.loads(text, object_pairs_hook=lambda pairs: names.__setitem__(slice(None), [key for key, _ in pairs]))
+    return next((name for name in _RECORD_FIELDS if names.count(name) > 1), None)
+
+
+def broken_rules(record: Record) -> Iterator[Broken]:
+    """Return the rules that a decoded record breaks."""
+    gaps = len(record.itl_ms or ())
+    if record.output_tokens > 1 and record.itl_ms is None and record.itl_summary is None:
+        yield Broken("no-gaps", f"output_tokens is {record.output_tokens}, but neither itl_ms nor itl_summary is there")
+    yield from _broken_context(record, gaps)
+    if record.itl_tokens is not None:
+        yield from _broken_chunks(record.itl_tokens, gaps, record.output_tokens)
+    ids = record.output_token_ids
+    if ids is not None and len(ids) != record.output_tokens:
+        yield Broken("token-ids", f"output_token_ids has {len(ids)} ids for output_tokens {record.output_tokens}")
+    for name, value in _wide_numbers(record):
+        if value >= _U64:
+            yield Broken("type", f"{name}: {value} does not fit into 64 bits")
+
+
+def _broken_context(record: Record, gaps: int) -> Iterator[Broken]:
+    context = record.itl_ctx
+    if context is None:
+        return
+    for name, values in (("num_running", context.num_running), ("prefill_tokens", context.prefill_tokens)):
+        if len(values) != gaps:
+            yield Broken("context-length", f"itl_ctx.{name} has {len(values)} entries for {gaps} gaps in itl_ms")
+
+
+def _broken_chunks(tokens: list[int], gaps: int, output_tokens: int) -> Iterator[Broken]:
+    if len(tokens) != gaps:
+        yield Broken("chunk-length", f"itl_tokens has {len(tokens)} entries for {gaps} gaps in itl_ms")
+    if 0 in tokens:
+        yield Broken("chunk-zero", f"itl_tokens has a 0 at position {tokens.index(0)}: every chunk has a token")
+    if sum(tokens) >= output_tokens:
+        yield Broken(
+            "chunk-sum", f"itl_tokens sums to {sum(tokens)}, which leaves the first chunk none of {output_tokens}"
+        )
+
+
+def _wide_numbers(record: Record) -> Iterable[tuple[str, int]]:
+    yield "prompt_tokens", record.prompt_tokens
+    yield "cached_tokens", record.cached_tokens
+    yield "output_tokens", record.output_tokens
+    yield "concurrency", record.concurrency
+    for value in record.block_hashes or ():
+        yield "block_hashes", value

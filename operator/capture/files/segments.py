@@ -1,0 +1,188 @@
+"""Segments: what the recorders of a capture wrote, whichever process, engine and start they come from.
+
+An engine that starts anew writes new segments beside the old ones, so an older one is interrupted, never truncated.
+The segments of one start are told from another's by the API server's index: it comes once in a start.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.lines import Line, read_lines
+from specdecode_operator.capture.files.segment_lines import Closed, Header, Off, SegmentLine
+
+FOLDER: Final = "segments"
+CLOSE_FILE: Final = "close"
+"""Made beside the segments by the load generator: the order to finish."""
+
+_PATTERN: Final = "segment-*.jsonl"
+_TAIL_BYTES: Final = 64 * 1024
+_DECODER: Final[msgspec.json.Decoder[SegmentLine]] = msgspec.json.Decoder(SegmentLine)
+
+
+@dataclass(frozen=True)
+class Torn:
+    """The end of a segment that was cut off in the middle of a line.
+
+    Attributes
+    ----------
+    path
+        The segment.
+    line
+        Number of that line.
+    size_bytes
+        What was there of it, and is left out.
+    """
+
+    path: Path
+    line: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of segments.
+
+    Attributes
+    ----------
+    path
+        Where it is.
+    header
+        Its first line.
+    closed
+        Its last line, if it came to its end.
+    """
+
+    path: Path
+    header: Header
+    closed: Closed | None
+
+
+def segment_paths(folder: Path) -> list[Path]:
+    """Return the segments in a folder, by name."""
+    return sorted(folder.glob(_PATTERN))
+
+
+def read_segment(path: Path, torn: Callable[[Torn], None] = lambda _: None) -> Iterator[SegmentLine]:
+    """Return the lines of one segment; a torn last line is left out and reported to `torn`.
+
+    Raises
+    ------
+    CaptureError
+        For any other line that cannot be read.
+    """
+    previous: Line | None = None
+    for line in read_lines(path):
+        if previous is not None:
+            yield _decoded(path, previous)
+        previous = line
+    if previous is None:
+        return
+    try:
+        last = _DECODER.decode(previous.text)
+    except msgspec.DecodeError:
+        torn(Torn(path, previous.number, len(previous.text)))
+        return
+    yield last
+
+
+def _decoded(path: Path, line: Line) -> SegmentLine:
+    try:
+        return _DECODER.decode(line.text)
+    except msgspec.DecodeError as error:
+        raise CaptureError(
+            "SegmentUnreadable", f"{path.name}, line {line.number}: {error}: recorder and operator differ in version"
+        ) from error
+
+
+def list_segments(folder: Path) -> list[Segment]:
+    """Return the segments that have a header, in order of their start; reads their first and last lines only."""
+    found = [
+        Segment(path, header, last_closed(path))
+        for path in segment_paths(folder)
+        if (header := first_header(path)) is not None
+    ]
+    return sorted(found, key=lambda segment: segment.header.monotonic_s)
+
+
+def first_header(path: Path) -> Header | None:
+    """Return the header of a segment; nothing while it is not written whole."""
+    first = next(read_lines(path), None)
+    if first is None:
+        return None
+    try:
+        header = _DECODER.decode(first.text)
+    except msgspec.ValidationError as error:
+        raise CaptureError("SegmentUnreadable", f"{path.name}, line 1: {error}") from error
+    except msgspec.DecodeError:
+        return None
+    return header if isinstance(header, Header) else None
+
+
+def last_closed(path: Path) -> Closed | None:
+    """Return the ``closed`` line of a segment, which is its last."""
+    last = _last_line(path)
+    return last if isinstance(last, Closed) else None
+
+
+def off_reason(path: Path) -> str | None:
+    """Return why the recorder switched itself off, from the last lines of its segment."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        for text in stream:
+            line = _attempted(text)
+            if isinstance(line, Off):
+                return line.reason
+    return None
+
+
+def _last_line(path: Path) -> SegmentLine | None:
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = [text for text in stream.read().split(b"\n") if text.strip()]
+    return _attempted(lines[-1]) if lines else None
+
+
+def _attempted(text: bytes) -> SegmentLine | None:
+    try:
+        return _DECODER.decode(text)
+    except msgspec.DecodeError:
+        return None
+
+
+def starts(segments: list[Segment]) -> list[list[Segment]]:
+    """Return the segments by start of the engine, oldest first: an API server's index comes once in a start."""
+    found: list[list[Segment]] = []
+    for segment in sorted(segments, key=lambda each: each.header.monotonic_s):
+        known = {each.header.client_index for each in found[-1]} if found else None
+        if known is None or segment.header.client_index in known:
+            found.append([])
+        found[-1].append(segment)
+    return found
+
+
+def current_start(folder: Path) -> list[Segment]:
+    """Return the segments of the engine's newest start; empty while there is none."""
+    found = starts(list_segments(folder))
+    return found[-1] if found else []
+
+
+def interrupted(segments: list[Segment]) -> list[Segment]:
+    """Return the segments of older starts that never came to their end."""
+    return [segment for start in starts(segments)[:-1] for segment in start if segment.closed is None]
+
+
+def recorders_closed(folder: Path) -> bool:
+    """Whether every API server of the engine's newest start has written its last line."""
+    current = current_start(folder)
+    return bool(current) and len(current) == current[0].header.client_count and all(each.closed for each in current)
+
+
+def boots(segments: list[Segment]) -> frozenset[str]:
+    """Return the boot ids of some segments: another set means that the engine started anew."""
+    return frozenset(segment.header.boot for segment in segments)

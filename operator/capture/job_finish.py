@@ -1,0 +1,212 @@
+"""The end of a capture: raw files become checked files with a manifest, under their final name, or stay as they are."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from specdecode_operator.capture.files.config_hash import engine_hash, gpu_label, header_hash
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.capture.files.manifest import (
+    SCHEMA,
+    EngineCounters,
+    FileEntry,
+    Manifest,
+    SegmentEntry,
+)
+from specdecode_operator.capture.files.merge import Merged, merge
+from specdecode_operator.capture.files.publish import publish, seal
+from specdecode_operator.capture.files.segment_lines import Header
+from specdecode_operator.capture.files.segments import Segment
+from specdecode_operator.capture.files.summary import Summary, status_summary, summarize
+from specdecode_operator.capture.files.validate import Validation, validate_capture
+from specdecode_operator.capture.job_places import ARM, REPETITION, Places
+from specdecode_operator.capture.job_prepare import volume_errors
+from specdecode_operator.version import __version__
+
+_SOURCE: Final = "specdecode-operator"
+_SHOWN: Final = 5
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What was asked for, as it goes to the manifest.
+
+    Attributes
+    ----------
+    workload
+        ``spec.workload``, as it was given.
+    seed
+        Of everything random.
+    record
+        ``spec.record``.
+    context
+        Image, plan, flags added: whatever the operator gave.
+    """
+
+    workload: dict[str, Any] = {}
+    seed: int = 0
+    record: dict[str, Any] = {}
+    context: dict[str, Any] = {}
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """What a run found out that is not in its files.
+
+    Attributes
+    ----------
+    zero_monotonic_s, zero_wall_s
+        Its zero by both clocks.
+    segments
+        What was recorded.
+    counters
+        What /metrics says of it.
+    node
+        Kubernetes node, where it is known.
+    """
+
+    zero_monotonic_s: float
+    zero_wall_s: float
+    segments: list[Segment]
+    counters: EngineCounters | None = None
+    node: str | None = None
+
+
+class Published(Struct, frozen=True, kw_only=True):
+    """A published capture.
+
+    Attributes
+    ----------
+    manifest
+        Its manifest.
+    summary
+        What it measured.
+    status
+        The same as ``status.summary`` has it.
+    """
+
+    manifest: Manifest
+    summary: Summary
+    status: dict[str, Any]
+
+
+def finish(places: Places, asked: Asked, run: Run) -> Published:
+    """Merge, validate and publish an attempt whose recorders have finished.
+
+    Raises
+    ------
+    CaptureError
+        When the files are not what they must be, or the volume fails; the attempt stays as it is.
+    """
+    header = run.segments[0].header
+    with volume_errors(places.root):
+        merged = merge(places.folder, _meta(places, asked, run, header), run.zero_monotonic_s)
+        recorded = [_segment_entry(segment) for segment in run.segments]
+        validation = validate_capture(places.folder, recorded, run.counters, scratch=places.folder)
+        _refuse_faults(validation)
+        files = seal(places.folder)
+        summary = summarize(validation, sum(entry.bytes for entry in files.values()))
+        manifest = _manifest(places, asked, run, _Outcome(validation, merged, files, summary, recorded))
+        publish(places.folder, places.final, manifest)
+    return Published(manifest=manifest, summary=summary, status=status_summary(summary, files, places.path))
+
+
+def _meta(places: Places, asked: Asked, run: Run, header: Header) -> TraceMeta:
+    speculative = header.config.speculative
+    return TraceMeta(
+        model=header.model,
+        gpu=gpu_label(header.gpu),
+        tp=header.config.tensor_parallel,
+        max_num_seqs=header.config.max_num_seqs,
+        source=_SOURCE,
+        block_size=header.config.block_size,
+        config_hash=header_hash(header),
+        vllm_version=header.vllm,
+        schema=SCHEMA,
+        capture=f"{places.namespace}/{places.capture}",
+        attempt=places.attempt,
+        zero_monotonic_s=run.zero_monotonic_s,
+        zero_wall_s=run.zero_wall_s,
+        engine_hash=engine_hash(header, asked.context),
+        speculative=msgspec.to_builtins(speculative) if speculative else None,
+    )
+
+
+def _segment_entry(segment: Segment) -> SegmentEntry:
+    closed = segment.closed
+    return SegmentEntry(
+        boot=segment.header.boot,
+        client_index=segment.header.client_index,
+        closed=closed.reason if closed else None,
+        requests=closed.requests if closed else None,
+        steps=closed.steps if closed else None,
+        dropped=closed.dropped if closed else None,
+        unfinished=closed.unfinished if closed else None,
+    )
+
+
+def _refuse_faults(validation: Validation) -> None:
+    problems: Sequence[str] = [
+        f"{each.file}{f', line {each.line}' if each.line else ''}: {each.message}" for each in validation.problems
+    ]
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise CaptureError("ValidationFailed", "; ".join(problems[:_SHOWN]) + more)
+
+
+class _Outcome(Struct, frozen=True):
+    validation: Validation
+    merged: Merged
+    files: dict[str, FileEntry]
+    summary: Summary
+    segments: list[SegmentEntry]
+
+
+def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Manifest:
+    header = run.segments[0].header
+    accounting = outcome.validation.accounting
+    if accounting is None:
+        raise CaptureError("ValidationFailed", "client.jsonl or trace.jsonl is missing: nothing can be accounted for")
+    return Manifest(
+        namespace=places.namespace,
+        capture=places.capture,
+        arm=ARM,
+        repetition=REPETITION,
+        attempt=places.attempt,
+        specdecode=__version__,
+        vllm=header.vllm,
+        model=header.model,
+        gpu=header.gpu,
+        host=header.host,
+        config=header.config,
+        node=run.node,
+        context=asked.context,
+        workload=asked.workload,
+        seed=asked.seed,
+        record=asked.record,
+        zero_monotonic_s=run.zero_monotonic_s,
+        zero_wall_s=run.zero_wall_s,
+        published_wall_s=round(time.time(), 3),
+        config_hash=header_hash(header),
+        engine_hash=engine_hash(header, asked.context),
+        accounting=accounting.entry(),
+        engine_counters=run.counters,
+        files=outcome.files,
+        gates=outcome.validation.gates,
+        segments=outcome.segments,
+        notes=_notes(outcome),
+        summary=msgspec.to_builtins(outcome.summary),
+    )
+
+
+def _notes(outcome: _Outcome) -> list[str]:
+    merged = outcome.merged
+    notes = [note for report in outcome.validation.files for note in report.notes]
+    notes += [f"{torn.path.name}: {torn.size_bytes} bytes of a torn line {torn.line} left out" for torn in merged.torn]
+    if merged.warmup_records:
+        notes.append(f"{merged.warmup_records} warm-up requests left out of trace and step statistics")
+    if merged.steps_without_stats:
+        notes.append(f"{merged.steps_without_stats} messages without statistics, which another API server got")
+    return notes

@@ -1,0 +1,107 @@
+"""What a streamed answer of /v1/completions says, read as its bytes arrive."""
+
+from typing import Any
+
+import msgspec
+
+from specdecode_operator.capture.load.prompts import Prompt
+
+_EVENT_END = b"\n\n"
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_ERROR = b'{"error"'
+_USAGE = b'"usage"'
+_LONGEST_ERROR = 200
+
+
+class CompletionStream:
+    """The server-sent events of one answer.
+
+    Events with tokens are only counted, unless the answer itself is wanted:
+    taking hundreds of streams apart would make the load generator late.
+
+    Attributes
+    ----------
+    chunks
+        Events with tokens.
+    first_token_s
+        When the first of them arrived, on the monotonic clock.
+    prompt_tokens, completion_tokens
+        What the engine's usage report says, at the end.
+    done
+        The stream said that it is complete.
+    error
+        What the engine said went wrong after it had begun to answer.
+    """
+
+    def __init__(self, *, keep_answer: bool) -> None:
+        self.chunks = 0
+        self.first_token_s: float | None = None
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.done = False
+        self.error: str | None = None
+        self._keep_answer = keep_answer
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._tail = b""
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Read what arrived now."""
+        *events, self._tail = (self._tail + data).split(_EVENT_END)
+        for event in events:
+            if event.startswith(_DATA):
+                self._read(event[len(_DATA) :], now_s)
+
+    def answer(self, *, as_text: bool) -> Prompt:
+        """Return what was answered; only of a stream that was to keep it."""
+        return Prompt("".join(self._texts) if as_text else self._ids)
+
+    def _read(self, payload: bytes, now_s: float) -> None:
+        if payload == _DONE:
+            self.done = True
+        elif payload.startswith(_ERROR):
+            self.error = error_text(payload)
+        elif self._keep_answer or _USAGE in payload:
+            self._read_document(payload, now_s)
+        else:
+            self._count_chunk(now_s)
+
+    def _read_document(self, payload: bytes, now_s: float) -> None:
+        document: dict[str, Any] = msgspec.json.decode(payload)
+        if usage := document.get("usage"):
+            self.prompt_tokens = usage.get("prompt_tokens")
+            self.completion_tokens = usage.get("completion_tokens")
+        for choice in document.get("choices", ()):
+            self._count_chunk(now_s)
+            if self._keep_answer:
+                self._ids += choice.get("token_ids") or ()
+                self._texts.append(choice.get("text") or "")
+
+    def _count_chunk(self, now_s: float) -> None:
+        self.chunks += 1
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+
+
+def error_text(body: bytes) -> str:
+    """Return the short reason in an engine's error document, without anything of the prompt that it may repeat.
+
+    vLLM says ``{"error": {"message": ...}}``, FastAPI ``{"detail": ...}``;
+    a document on a field that it does not take ends with the field's input.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _shortened(body.decode(errors="replace"))
+    if isinstance(document, dict):
+        error = document.get("error", document.get("detail", document))
+        document = error.get("message", error) if isinstance(error, dict) else error
+    return _shortened(document if isinstance(document, str) else msgspec.json.encode(document).decode())
+
+
+def _shortened(text: str) -> str:
+    for mark in ("'input'", '"input"'):
+        text = text.partition(mark)[0]
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_ERROR else text[:_LONGEST_ERROR] + "..."

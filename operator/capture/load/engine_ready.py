@@ -1,0 +1,151 @@
+"""Waits for the engine, and reads what its own counters say of a run."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from itertools import zip_longest
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, UnreadableMetricsError, read_metrics
+from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
+
+_TIMEOUT_S = 5.0
+_POLL_S = 0.5
+_IDLE_POLL_S = 0.1
+IDLE_DEADLINE_S = 30.0
+"""How long the engine is given, after the last request ended, to say that it has none."""
+
+
+class EngineNotReadyError(Exception):
+    """The engine did not become ready, or does not say what it is."""
+
+
+@dataclass(frozen=True)
+class MetricsDelta:
+    """How far the engine's own counters went from before the first measured request until it was idle again.
+
+    Attributes
+    ----------
+    generation_tokens
+        Tokens generated, over all ranks.
+    speculation
+        Drafts and what was accepted of them; None for an engine that does not speculate.
+    """
+
+    generation_tokens: int
+    speculation: SpeculationReading | None
+
+
+@dataclass(frozen=True)
+class NoMetrics:
+    """Why nothing is known of the engine's counters."""
+
+    reason: str
+
+
+class EngineMonitor:
+    """Asks the engine at its own pages, outside the load."""
+
+    def __init__(self, url: str) -> None:
+        # The engine is in the same pod: proxies of the environment do not apply.
+        self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def wait_until_ready(self, deadline_s: float, stop: Stop) -> None:
+        """Wait until the engine's /health is good.
+
+        Raises
+        ------
+        EngineNotReadyError
+            It was not within so many seconds, or the run was stopped.
+        """
+        until_s = time.monotonic() + deadline_s
+        while (problem := await self._health_problem()) is not None:
+            if time.monotonic() >= until_s:
+                raise EngineNotReadyError(f"not ready after {deadline_s:g} s: {problem}; see the engine's own log")
+            if not await stop.sleep_until(min(until_s, time.monotonic() + _POLL_S)):
+                raise EngineNotReadyError(f"stopped before the engine was ready: {stop.reason}")
+
+    async def version(self) -> str:
+        """Return the version that the engine says it is, such as 0.32.0.
+
+        Raises
+        ------
+        EngineNotReadyError
+            It does not say.
+        """
+        try:
+            response = await self._client.get("/version")
+            version = response.raise_for_status().json()["version"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise EngineNotReadyError(f"/version gave no version ({type(error).__name__}: {error})") from error
+        return str(version)
+
+    async def read(self) -> EngineReading | NoMetrics:
+        """Return what its /metrics says now."""
+        try:
+            response = await self._client.get("/metrics")
+            return read_metrics(response.raise_for_status().text, await self._profile())
+        except httpx.HTTPError as error:
+            return NoMetrics(f"/metrics did not answer ({type(error).__name__}: {error})")
+        except (UnreadableMetricsError, UnknownEngineVersionError, EngineNotReadyError) as error:
+            return NoMetrics(str(error))
+
+    async def read_when_idle(self, deadline_s: float = IDLE_DEADLINE_S) -> EngineReading | NoMetrics:
+        """Return what its /metrics says when no request runs or waits any more."""
+        until_s = time.monotonic() + deadline_s
+        while not isinstance(reading := await self.read(), NoMetrics):
+            busy = reading.requests_running + reading.requests_waiting
+            if not busy:
+                break
+            if time.monotonic() >= until_s:
+                return NoMetrics(f"{busy} requests still ran {deadline_s:g} s after the last one had ended")
+            await asyncio.sleep(_IDLE_POLL_S)
+        return reading
+
+    async def _health_problem(self) -> str | None:
+        try:
+            response = await self._client.get("/health")
+        except httpx.HTTPError as error:
+            return f"/health did not answer ({type(error).__name__}: {error})"
+        return None if response.is_success else f"/health answered {response.status_code}"
+
+    async def _profile(self) -> EngineProfile:
+        major_and_minor = ".".join((await self.version()).split(".")[:2])
+        return find_profile(major_and_minor)
+
+
+def metrics_delta(before: EngineReading | NoMetrics, after: EngineReading | NoMetrics) -> MetricsDelta | NoMetrics:
+    """Return how far the counters went, or why that is not known."""
+    if isinstance(before, NoMetrics):
+        return before
+    if isinstance(after, NoMetrics):
+        return after
+    tokens = after.generation_tokens - before.generation_tokens
+    speculation = _difference(before.speculation, after.speculation)
+    if tokens < 0 or (speculation is not None and speculation.drafts < 0):
+        return NoMetrics("the engine's counters went back: it was restarted during the run")
+    return MetricsDelta(tokens, speculation)
+
+
+def _difference(before: SpeculationReading | None, after: SpeculationReading | None) -> SpeculationReading | None:
+    if before is None or after is None:
+        return None
+    positions = zip_longest(before.accepted_per_position, after.accepted_per_position, fillvalue=0)
+    return SpeculationReading(
+        drafts=after.drafts - before.drafts,
+        draft_tokens=after.draft_tokens - before.draft_tokens,
+        accepted_tokens=after.accepted_tokens - before.accepted_tokens,
+        accepted_per_position=tuple(later - earlier for earlier, later in positions),
+    )

@@ -1,0 +1,183 @@
+"""Runs a capture's load: warm-up, then the phases one after the other."""
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdecode_operator.capture.files.formats import Outcome
+from specdecode_operator.capture.load.arrivals import phase_requests
+from specdecode_operator.capture.load.client import EngineClient
+from specdecode_operator.capture.load.client_log import ClientLog
+from specdecode_operator.capture.load.datasets import DATASET_MOUNT, read_dataset
+from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
+from specdecode_operator.capture.load.phases import run_phase
+from specdecode_operator.capture.load.progress import Progress, print_line
+from specdecode_operator.capture.load.prompts import DatasetSource, PromptSource, SyntheticSource
+from specdecode_operator.capture.load.sender import RunParts, Sender
+from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.capture.load.tally import Lateness, PhaseResult
+from specdecode_operator.capture.load.workload import WARMUP_PHASE, Closed, Phase, RunSettings
+
+_WARMUP_CLIENTS = 4
+"""How many warm-up requests are in flight: enough to reach every API server, too few to queue."""
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What a run sent and what became of it.
+
+    Attributes
+    ----------
+    zero_monotonic_s, zero_wall_s
+        The run's zero by both clocks, read together: CLOCK_MONOTONIC, and seconds since 1970.
+    client_file
+        Every request, in order of sending.
+    phases
+        Warm-up first, if there was one; phases that were not reached are missing.
+    dataset_prompts
+        How many different prompts the dataset has; None for synthetic ones.
+    stop_reason
+        Why the run ended before its workload did; None if it did not.
+    metrics
+        What the engine's own counters say of the measured requests.
+    """
+
+    zero_monotonic_s: float
+    zero_wall_s: float
+    ended_monotonic_s: float
+    client_file: Path
+    phases: Sequence[PhaseResult]
+    dataset_prompts: int | None
+    stop_reason: str | None
+    metrics: MetricsDelta | NoMetrics
+
+    @property
+    def outcomes(self) -> Mapping[Outcome, int]:
+        """Measured requests by outcome, without warm-up."""
+        measured = (phase for phase in self.phases if phase.name != WARMUP_PHASE)
+        return sum((Counter(phase.outcomes) for phase in measured), Counter())
+
+
+async def run_load(
+    settings: RunSettings,
+    attempt_folder: Path,
+    stop: Stop,
+    *,
+    dataset_mount: Path = DATASET_MOUNT,
+    emit: Callable[[str], None] = print_line,
+) -> LoadResult:
+    """Send a workload to an engine that is ready, write client.jsonl.part, and return what happened.
+
+    When ``stop`` is set, requests in flight end as ``cancelled``, nothing more
+    is sent, and the file is complete nevertheless.
+
+    Raises
+    ------
+    BadDatasetError
+        The dataset has no prompts; nothing was sent.
+    InvalidSettingsError
+        The engine's key is not in the environment; nothing was sent.
+    OSError
+        client.jsonl.part cannot be written.
+    """
+    prompts = await asyncio.to_thread(_prompt_source, settings, dataset_mount)
+    client = EngineClient(settings.engine, float(settings.workload.timeout_seconds))
+    _allow_many_connections()
+    log = ClientLog(attempt_folder, stop.set_from_thread)
+    progress = Progress(lambda: client.in_flight, emit)
+    run = _Run(RunParts(settings, prompts, client, log, time.monotonic()), time.time(), stop, progress)
+    try:
+        async with (
+            _background(run.follow_stop(), run.progress.run(stop)),
+            EngineMonitor(settings.engine.url) as monitor,
+        ):
+            return await run.everything(monitor)
+    finally:
+        await log.close()
+
+
+def _prompt_source(settings: RunSettings, dataset_mount: Path) -> PromptSource:
+    workload = settings.workload
+    if workload.prompts.synthetic is not None:
+        return SyntheticSource(workload.prompts.synthetic, settings.engine.vocab_size, settings.seed)
+    assert workload.prompts.dataset is not None  # noqa: S101 - one of the two is given
+    return DatasetSource(read_dataset(workload.prompts.dataset, dataset_mount), workload, settings.seed)
+
+
+class _Run:
+    """One run from its zero on."""
+
+    def __init__(self, parts: RunParts, zero_wall_s: float, stop: Stop, progress: Progress) -> None:
+        self.progress = progress
+        self._parts = parts
+        self._zero_wall_s = zero_wall_s
+        self._stop = stop
+        self._results: list[PhaseResult] = []
+
+    async def follow_stop(self) -> None:
+        """Cancel what is in flight as soon as the run must end."""
+        await self._stop.wait()
+        self._parts.client.cancel_all(self._stop.reason or "stopped")
+
+    async def everything(self, monitor: EngineMonitor) -> LoadResult:
+        """Warm up, run all phases, and read the engine's counters around them."""
+        workload, prompts = self._parts.settings.workload, self._parts.prompts
+        if workload.warmup_requests:
+            clients = min(workload.warmup_requests, _WARMUP_CLIENTS)
+            warmup = Closed(name=WARMUP_PHASE, concurrency=clients, requests=workload.warmup_requests)
+            await self._run_phase(warmup, workload.phases)
+        before = await monitor.read_when_idle()
+        for number, phase in enumerate(workload.phases, start=1):
+            if not self._stop.is_set:
+                await self._run_phase(phase, workload.phases[number:])
+        ended_s = time.monotonic()
+        after = NoMetrics("the run was stopped") if self._stop.is_set else await monitor.read_when_idle()
+        return LoadResult(
+            zero_monotonic_s=self._parts.zero_s,
+            zero_wall_s=self._zero_wall_s,
+            ended_monotonic_s=ended_s,
+            client_file=self._parts.log.path,
+            phases=tuple(self._results),
+            dataset_prompts=len(prompts) if isinstance(prompts, DatasetSource) else None,
+            stop_reason=self._stop.reason,
+            metrics=metrics_delta(before, after),
+        )
+
+    async def _run_phase(self, phase: Phase, later: Sequence[Phase]) -> None:
+        sender = Sender(phase.name, self._parts)
+        self.progress.begin(phase, sender.tally, later)
+        started_s = time.monotonic()
+        await run_phase(phase, sender, self._parts.settings.seed, self._stop)
+        self._results.append(
+            PhaseResult(
+                name=phase.name,
+                started_ms=self._parts.since_zero_ms(started_s),
+                ended_ms=self._parts.since_zero_ms(time.monotonic()),
+                planned=phase_requests(phase),
+                outcomes=dict(sender.tally.outcomes),
+                lateness=Lateness.of(sender.tally.late_ms),
+            )
+        )
+
+
+@contextlib.asynccontextmanager
+async def _background(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run something beside the body, until the body ends."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _allow_many_connections() -> None:
+    """Use as many file descriptors as this process may: every request in flight has one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

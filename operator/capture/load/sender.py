@@ -1,0 +1,129 @@
+"""Sends the requests of a phase and writes down what became of each."""
+
+from dataclasses import dataclass
+
+from specdecode_operator.capture.files.formats import ClientRecord
+from specdecode_operator.capture.load.client import CompletionRequest, EngineClient
+from specdecode_operator.capture.load.client_log import ClientLog
+from specdecode_operator.capture.load.exchange import Exchange
+from specdecode_operator.capture.load.prompts import Prompt, PromptSource, TemperatureMix
+from specdecode_operator.capture.load.tally import Tally
+from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What all phases of a run share.
+
+    Attributes
+    ----------
+    zero_s
+        The run's zero on the monotonic clock.
+    """
+
+    settings: RunSettings
+    prompts: PromptSource
+    client: EngineClient
+    log: ClientLog
+    zero_s: float
+
+    def since_zero_ms(self, time_s: float) -> float:
+        """Return a time of the monotonic clock as the files have it."""
+        return _ms(time_s - self.zero_s)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which turn of which conversation a request is; both count from 0."""
+
+    session: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request made ready before its time."""
+
+    index: int
+    request: CompletionRequest
+    wire: bytes
+    turn: Turn | None
+
+
+class Sender:
+    """Makes the requests of one phase, sends them and logs them.
+
+    Attributes
+    ----------
+    tally
+        What happened so far.
+    prompts
+        Where its prompts come from.
+    """
+
+    def __init__(self, phase: str, parts: RunParts) -> None:
+        self.tally = Tally()
+        self.prompts = parts.prompts
+        self._phase = phase
+        self._parts = parts
+        self._temperatures = TemperatureMix(parts.settings.workload.temperatures, parts.settings.seed)
+
+    def prepare(self, index: int, prompt: Prompt | None = None, turn: Turn | None = None) -> Prepared:
+        """Return a request of the phase, with the phase's own prompt unless one is given."""
+        prompts = self._parts.settings.workload.prompts
+        request = CompletionRequest(
+            request_id=f"{self._parts.settings.capture}-{self._phase}-{index}",
+            prompt=prompt or self.prompts.first(self._phase, index),
+            max_tokens=prompts.output_tokens,
+            temperature=self._temperatures.at(self._phase, index),
+            # Random tokens have no end that means anything; an answer to a real question has.
+            ignore_eos=prompts.synthetic is not None,
+            keep_answer=turn is not None,
+        )
+        return Prepared(index, request, self._parts.client.prepare(request), turn)
+
+    async def send(self, prepared: Prepared, scheduled_s: float) -> Exchange:
+        """Send a request at a time of the monotonic clock, or late; write down how it ended, and return that."""
+        keep_answer = prepared.request.keep_answer
+        exchange = await self._parts.client.send(prepared.wire, scheduled_s, keep_answer=keep_answer)
+        if exchange.withdrawn:
+            return exchange
+        # A request that never left has the time when that was clear.
+        sent_s = exchange.finished_s if exchange.sent_s is None else exchange.sent_s
+        record = self._record(prepared, exchange, scheduled_s, sent_s)
+        self._parts.log.add(sent_s, record)
+        assert exchange.outcome is not None  # noqa: S101 - it has ended
+        self.tally.add(exchange.outcome, 1000 * (sent_s - scheduled_s))
+        return exchange
+
+    def _record(self, prepared: Prepared, exchange: Exchange, scheduled_s: float, sent_s: float) -> ClientRecord:
+        assert exchange.outcome is not None  # noqa: S101 - it has ended
+        request, stream = prepared.request, exchange.stream
+        first_s, tokens = stream.first_token_s, request.prompt.tokens
+        return ClientRecord(
+            id=request.request_id,
+            phase=self._phase,
+            index=prepared.index,
+            outcome=exchange.outcome,
+            warmup=self._phase == WARMUP_PHASE,
+            scheduled_ms=self._parts.since_zero_ms(scheduled_s),
+            sent_ms=self._parts.since_zero_ms(sent_s),
+            late_ms=_ms(sent_s - scheduled_s),
+            first_token_ms=None if first_s is None else self._parts.since_zero_ms(first_s),
+            finished_ms=self._parts.since_zero_ms(exchange.finished_s),
+            ttft_ms=None if first_s is None else _ms(first_s - sent_s),
+            latency_ms=_ms(exchange.finished_s - sent_s),
+            http_status=exchange.http_status,
+            error=exchange.error,
+            prompt_tokens=stream.prompt_tokens if tokens is None else tokens,
+            max_tokens=request.max_tokens,
+            completion_tokens=stream.completion_tokens,
+            chunks=stream.chunks,
+            temperature=request.temperature,
+            session=None if prepared.turn is None else prepared.turn.session,
+            turn=None if prepared.turn is None else prepared.turn.turn,
+        )
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)

@@ -1,0 +1,51 @@
+"""How a run is told to end before its workload does."""
+
+import asyncio
+import contextlib
+import signal
+
+
+class Stop:
+    """Says that the run must end, and why; the first reason counts.
+
+    It is set from the event loop's thread; from another one by way of `set_from_thread`.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def set(self, reason: str) -> None:
+        """End the run for a reason."""
+        if self.reason is None:
+            self.reason = reason
+            self._event.set()
+
+    def set_from_thread(self, reason: str) -> None:
+        """End the run for a reason that another thread found."""
+        self._loop.call_soon_threadsafe(self.set, reason)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the run must end."""
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Wait until the run must end."""
+        await self._event.wait()
+
+    async def sleep_until(self, when_s: float) -> bool:
+        """Wait until a time of the monotonic clock, or until the run must end; return whether it goes on."""
+        # The loop's own clock is the monotonic one, so this is exact to its timer's millisecond.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(when_s):
+                await self.wait()
+        return not self.is_set
+
+
+def stop_on_signals(stop: Stop) -> None:
+    """Let SIGTERM and SIGINT end the run; what is in flight is then written as cancelled."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set, f"{signal.Signals(number).name} received")

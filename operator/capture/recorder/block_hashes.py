@@ -1,0 +1,47 @@
+"""Hashes of a prompt's blocks, which say how far two prompts are equal without saying what they are."""
+
+from collections.abc import Callable, Sequence
+
+_OFFSET_BASIS = 0xCBF29CE484222325
+_PRIME = 0x100000001B3
+_MASK = (1 << 64) - 1
+_PRIME_2 = _PRIME * _PRIME & _MASK
+_PRIME_3 = _PRIME_2 * _PRIME & _MASK
+_TWO_BYTES = 1 << 16
+_THREE_BYTES = 1 << 24
+_PREVIOUS_BYTES = 8
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int, pause: Callable[[], None]) -> list[int]:
+    """Return the chained hash of every full block of a prompt; ``pause`` is called after each.
+
+    FNV-1a with 64 bits, over the hash of the block before (8 bytes, little-endian; of none: the offset
+    basis) and then over each token id (4 bytes, little-endian), as vllm-vcr makes them.
+    """
+    hashes = []
+    previous = _OFFSET_BASIS
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        previous = _block_hash(previous, token_ids[start : start + block_size])
+        hashes.append(previous)
+        pause()
+    return hashes
+
+
+def _block_hash(previous: int, token_ids: Sequence[int]) -> int:
+    state = _OFFSET_BASIS
+    for byte in previous.to_bytes(_PREVIOUS_BYTES, "little"):
+        state = (state ^ byte) * _PRIME & _MASK
+    for token in token_ids:
+        # A zero byte changes nothing before the multiplication: the high ones of small ids become one factor.
+        # 0.25 us a token, a third less than with four equal rounds.
+        state = (state ^ token & 0xFF) * _PRIME & _MASK
+        if token < _TWO_BYTES:
+            state = (state ^ token >> 8) * _PRIME_3 & _MASK
+        elif token < _THREE_BYTES:
+            state = (state ^ token >> 8 & 0xFF) * _PRIME & _MASK
+            state = (state ^ token >> 16) * _PRIME_2 & _MASK
+        else:
+            state = (state ^ token >> 8 & 0xFF) * _PRIME & _MASK
+            state = (state ^ token >> 16 & 0xFF) * _PRIME & _MASK
+            state = (state ^ token >> 24) * _PRIME & _MASK
+    return state

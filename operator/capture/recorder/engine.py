@@ -1,0 +1,106 @@
+"""What the recorder needs of the vLLM that it runs in; the only module beside the plugin that imports it."""
+
+import os
+import socket
+import time
+from typing import Any
+
+from .lines import Header, Json
+from .settings import Settings
+from .shapes import EngineClasses
+
+
+def find_classes() -> EngineClasses:
+    """Return the classes that are hooked and read; fails where vLLM has moved one."""
+    import vllm  # noqa: PLC0415 (only inside an engine)
+    from vllm.v1.engine import (  # noqa: PLC0415
+        EngineCoreEvent,
+        EngineCoreEventType,
+        EngineCoreOutput,
+        EngineCoreOutputs,
+        EngineCoreRequest,
+        FinishReason,
+    )
+    from vllm.v1.engine.core_client import AsyncMPClient  # noqa: PLC0415
+    from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput  # noqa: PLC0415
+    from vllm.v1.metrics.stats import PrefillStats, SchedulerStats  # noqa: PLC0415
+
+    read = (
+        EngineCoreEvent,
+        EngineCoreOutput,
+        EngineCoreOutputs,
+        EngineCoreRequest,
+        OutputProcessorOutput,
+        PrefillStats,
+        SchedulerStats,
+    )
+    return EngineClasses(
+        version=vllm.__version__,
+        output_processor=OutputProcessor,
+        client=AsyncMPClient,
+        messages={each.__name__: each for each in read},
+        event_type=EngineCoreEventType,
+        finish_reason=FinishReason,
+    )
+
+
+def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) -> Header:
+    """Return the first line of the segment; what the configuration does not have is null."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    return Header(
+        vllm=engine_version(),
+        boot=boot,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        # EngineCoreRequest.client_index is set later, by the client, to the same.
+        client_index=getattr(parallel, "_api_process_rank", 0),
+        client_count=getattr(parallel, "_api_process_count", 1),
+        engines=list(engines),
+        wall_s=time.time(),
+        monotonic_s=time.monotonic(),
+        model=getattr(getattr(vllm_config, "model_config", None), "model", None),
+        config=_config(vllm_config),
+        gpu=_gpu(),
+        token_ids=settings.token_ids,
+        steps=settings.steps,
+    )
+
+
+def engine_version() -> str:
+    """Return what vLLM says of itself."""
+    import vllm  # noqa: PLC0415 (only inside an engine)
+
+    return str(vllm.__version__)
+
+
+_CONFIG = {
+    "max_num_seqs": ("scheduler_config", "max_num_seqs"),
+    "block_size": ("cache_config", "block_size"),
+    "max_model_len": ("model_config", "max_model_len"),
+    "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
+    "tensor_parallel": ("parallel_config", "tensor_parallel_size"),
+    "pipeline_parallel": ("parallel_config", "pipeline_parallel_size"),
+    "data_parallel": ("parallel_config", "data_parallel_size"),
+    "gpu_memory_utilization": ("cache_config", "gpu_memory_utilization"),
+    "enforce_eager": ("model_config", "enforce_eager"),
+    "enable_prefix_caching": ("cache_config", "enable_prefix_caching"),
+    "async_scheduling": ("scheduler_config", "async_scheduling"),
+}
+
+
+def _config(vllm_config: Any) -> Json:
+    """Return the settings that a trace is read with, as the engine resolved them."""
+    config = {name: getattr(getattr(vllm_config, part, None), field, None) for name, (part, field) in _CONFIG.items()}
+    speculation = getattr(vllm_config, "speculative_config", None)
+    fields = ("method", "num_speculative_tokens", "model")
+    return config | {"speculative": speculation and {field: getattr(speculation, field, None) for field in fields}}
+
+
+def _gpu() -> str | None:
+    """Return the product's name, which vLLM asks the driver for; None where there is none or it does not tell."""
+    from vllm.platforms import current_platform  # noqa: PLC0415 (only inside an engine)
+
+    try:
+        return None if current_platform.is_cpu() else str(current_platform.get_device_name())
+    except Exception:  # noqa: BLE001 (whatever a driver raises: it is one word in the header)
+        return None

@@ -1,0 +1,121 @@
+"""What the hooks collect while the engine runs: as little as possible, made into lines by the writer thread."""
+
+from typing import Any
+
+
+class StepSample:
+    """An engine step that carried scheduler statistics."""
+
+    __slots__ = ("engine", "monotonic_s", "scheduler_stats")
+
+    def __init__(self, engine: int, monotonic_s: float, scheduler_stats: Any) -> None:
+        self.engine = engine
+        self.monotonic_s = monotonic_s
+        self.scheduler_stats = scheduler_stats
+
+
+class Moment:
+    """What all chunks of one engine message have in common.
+
+    Attributes
+    ----------
+    monotonic_s
+        When the engine made the message, by its own clock.
+    num_running
+        Requests that run after the step; at least 1, as the last one may just have ended.
+    prefill_tokens
+        Prompt tokens of the requests whose first token the message brought.
+    """
+
+    __slots__ = ("monotonic_s", "num_running", "prefill_tokens")
+
+    def __init__(self, monotonic_s: float, num_running: int) -> None:
+        self.monotonic_s = monotonic_s
+        self.num_running = num_running if num_running > 0 else 1
+        self.prefill_tokens = 0
+
+
+class RequestSample:
+    """A request of this API server, from its admission on.
+
+    Attributes
+    ----------
+    concurrency
+        Requests in flight at its arrival, itself included.
+    prefill_tokens
+        What it counts for in the step of its first token: its prompt, or nothing where another engine did that.
+    stop_strings
+        What would end it, apart from the engine.
+    token_ids
+        What was generated; None where that is not recorded.
+    moments, counts
+        One entry a chunk.
+    """
+
+    __slots__ = (
+        "arrival_monotonic_s",
+        "arrival_wall_s",
+        "cached_tokens",
+        "concurrency",
+        "counts",
+        "ended_by",
+        "engine",
+        "external_id",
+        "finish_reason",
+        "id",
+        "kept_tokens",
+        "moments",
+        "preemptions",
+        "prefill_tokens",
+        "prompt_token_ids",
+        "prompt_tokens",
+        "queued_s",
+        "scheduled_s",
+        "stop_reason",
+        "stop_strings",
+        "temperature",
+        "token_ids",
+    )
+
+    def __init__(self, request: Any, arrival_monotonic_s: float, *, token_ids: bool) -> None:
+        """Take what an EngineCoreRequest says."""
+        parameters = request.sampling_params
+        self.id: str = request.request_id
+        self.external_id: str | None = request.external_req_id
+        self.arrival_monotonic_s = arrival_monotonic_s
+        self.arrival_wall_s: float = request.arrival_time
+        self.concurrency = 1
+        self.prompt_token_ids: list[int] = request.prompt_token_ids or []
+        self.prompt_tokens = _prompt_tokens(request)
+        self.prefill_tokens = 0 if _is_prefilled_elsewhere(parameters) else self.prompt_tokens
+        self.temperature: float | None = getattr(parameters, "temperature", None)
+        self.stop_strings = _stop_strings(parameters)
+        self.engine: int | None = None
+        self.queued_s: float | None = None
+        self.scheduled_s: float | None = None
+        self.preemptions = 0
+        self.cached_tokens: int | None = None
+        self.moments: list[Moment] = []
+        self.counts: list[int] = []
+        self.token_ids: list[int] | None = [] if token_ids else None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.ended_by = "unfinished"
+        self.kept_tokens: int | None = None
+
+
+def _prompt_tokens(request: Any) -> int:
+    """Return the length of the prompt, which may have been given as embeddings."""
+    given = request.prompt_token_ids if request.prompt_token_ids is not None else request.prompt_embeds
+    return len(given) if given is not None else 0
+
+
+def _is_prefilled_elsewhere(parameters: Any) -> bool:
+    """Decide whether a request came from an engine that only prefills (vllm-vcr leaves those out too)."""
+    extra = getattr(parameters, "extra_args", None)
+    return bool(((extra or {}).get("kv_transfer_params") or {}).get("do_remote_prefill"))
+
+
+def _stop_strings(parameters: Any) -> list[str]:
+    given = getattr(parameters, "stop", None) or []
+    return [given] if isinstance(given, str) else list(given)

@@ -1,0 +1,214 @@
+"""From samples to lines of the segment: what the writer thread does in its turns."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .block_hashes import block_hashes
+from .bounded_queue import BoundedQueue, Sample
+from .collector import Collector
+from .lines import Anchor, Closed, Header, Off, Request, Step, encode
+from .pace import Pace
+from .samples import RequestSample, StepSample
+from .segment import Segment, SegmentWriteError
+
+ANCHOR_EVERY_S = 10.0
+SYNC_EVERY_S = 5.0
+LINES_AT_ONCE = 256
+
+ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR = "ordered", "exit", "disk_full", "unknown_shape", "write_error"
+"""Why a segment was closed: told to, the engine ended, no room, an engine this is not made for, a broken disk."""
+
+
+def anchor() -> Anchor:
+    """Return both clocks at one moment, as close as it goes."""
+    before_s = time.monotonic()
+    wall_s = time.time()
+    return Anchor((before_s + time.monotonic()) / 2, wall_s)
+
+
+class Writer:
+    """Empties the queue into the segment.
+
+    Attributes
+    ----------
+    closed_as
+        The reason in the last line; None before that is written.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        collector: Collector,
+        queue: BoundedQueue,
+        block_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.closed_as: str | None = None
+        self._segment = segment
+        self._collector = collector
+        self._queue = queue
+        self._block_size = block_size
+        self._clock = clock
+        self._pace = Pace()
+        self._anchored_s = self._synced_s = clock()
+        self._has_ended = False
+        self._unfinished: deque[Sample] = deque()
+        self._unfinished_requests = 0
+        self._requests = self._steps = self._lost = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last line is written."""
+        return self.closed_as is not None
+
+    def begin(self, header: Header) -> None:
+        """Write the first line."""
+        self._guarded(lambda: self._segment.append([encode(header)]))
+
+    def turn(self) -> None:
+        """Write what has come, anchor and sync when it is time; close where that fails."""
+        self._pace.begin()
+        self._guarded(self._take_turn)
+        if self._collector.is_broken:
+            self.turn_off(UNKNOWN_SHAPE, f"the hooks failed: {self._collector.first_error}")
+
+    def close(self, reason: str) -> None:
+        """End recording; write what there is, the unfinished requests, and the last line."""
+        self._end_recording()
+        self._guarded(self._write_rest)
+        self._write_last([], reason)
+
+    def turn_off(self, reason: str, because: str) -> None:
+        """End recording with a line that says why; what is not written yet is dropped."""
+        self._end_recording()
+        self._write_last([Off(because)], reason)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        """Write, and close the segment where the disk does not take it."""
+        try:
+            write()
+        except SegmentWriteError as error:
+            self._end_recording()
+            if error.is_full:
+                self._write_last([], DISK_FULL)
+            else:
+                self._write_last([Off(str(error))], WRITE_ERROR)
+
+    def _end_recording(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._pace.is_relaxed = False
+            self._unfinished.extend(self._collector.close())
+            self._unfinished_requests = len(self._unfinished)
+
+    def _take_turn(self) -> None:
+        self._drain()
+        now_s = self._clock()
+        if now_s - self._anchored_s >= ANCHOR_EVERY_S:
+            self._segment.append([encode(anchor())])
+            self._anchored_s = now_s
+        if now_s - self._synced_s >= SYNC_EVERY_S:
+            self._segment.sync()
+            self._synced_s = now_s
+
+    def _write_rest(self) -> None:
+        self._drain()
+        self._segment.append([encode(anchor())])
+
+    def _write_last(self, lines: list[Off], reason: str) -> None:
+        if self.is_closed:
+            return
+        errors = self._collector.errors
+        waiting = len(self._queue) + len(self._unfinished)
+        closed = Closed(
+            reason=reason,
+            requests=self._requests,
+            steps=self._steps,
+            dropped=self._lost + waiting + self._queue.dropped + errors,
+            unfinished=self._unfinished_requests,
+            errors=errors,
+            first_error=self._collector.first_error,
+        )
+        self.closed_as = reason
+        # Where not even these can be written, the missing last line says it.
+        with contextlib.suppress(SegmentWriteError):
+            self._segment.close([encode(line) for line in (*lines, closed)])
+
+    def _drain(self) -> None:
+        while samples := self._next_samples():
+            self._write(samples)
+
+    def _next_samples(self) -> list[Sample]:
+        samples: list[Sample] = []
+        while len(samples) < LINES_AT_ONCE:
+            sample = self._queue.get()
+            if sample is None and self._unfinished:
+                sample = self._unfinished.popleft()
+            if sample is None:
+                break
+            samples.append(sample)
+        return samples
+
+    def _write(self, samples: list[Sample]) -> None:
+        kinds: list[type] = []
+        lines: list[bytes] = []
+        for sample in samples:
+            try:
+                line = self._line(sample)
+            except Exception as error:  # noqa: BLE001 (connector statistics hold anything)
+                self._collector.fail(error)
+                continue
+            lines.append(line)
+            kinds.append(type(sample))
+            self._pace.pause()
+        written = 0
+        try:
+            self._segment.append(lines)
+            written = len(lines)
+        except SegmentWriteError as error:
+            written = error.written
+            raise
+        finally:
+            self._lost += len(lines) - written
+            self._count(kinds[:written])
+
+    def _count(self, kinds: list[type]) -> None:
+        steps = kinds.count(StepSample)
+        self._steps += steps
+        self._requests += len(kinds) - steps
+
+    def _line(self, sample: Sample) -> bytes:
+        if isinstance(sample, StepSample):
+            return encode(Step(sample.engine, sample.monotonic_s, sample.scheduler_stats))
+        hashes = block_hashes(sample.prompt_token_ids, self._block_size, self._pace.pause)
+        return encode(_request(sample, hashes))
+
+
+def _request(sample: RequestSample, hashes: list[int]) -> Request:
+    moments = sample.moments
+    return Request(
+        id=sample.id,
+        external_id=sample.external_id,
+        engine=sample.engine,
+        arrival_monotonic_s=sample.arrival_monotonic_s,
+        arrival_wall_s=sample.arrival_wall_s,
+        prompt_tokens=sample.prompt_tokens,
+        concurrency=sample.concurrency,
+        temperature=sample.temperature,
+        queued_s=sample.queued_s,
+        scheduled_s=sample.scheduled_s,
+        preemptions=sample.preemptions,
+        cached_tokens=sample.cached_tokens,
+        chunk_s=[moment.monotonic_s for moment in moments],
+        chunk_tokens=sample.counts,
+        num_running=[moment.num_running for moment in moments],
+        prefill_tokens=[moment.prefill_tokens for moment in moments],
+        block_hashes=hashes,
+        finish_reason=sample.finish_reason,
+        stop_reason=sample.stop_reason,
+        ended_by=sample.ended_by,
+        kept_tokens=sample.kept_tokens,
+        token_ids=sample.token_ids,
+    )

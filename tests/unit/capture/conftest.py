@@ -1,0 +1,95 @@
+"""A recorder around stand-ins of vLLM's classes, whose writer takes its turns when a test says so."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specdecode_operator.capture.files import segment_lines
+from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
+from specdecode_operator.capture.recorder.collector import Collector
+from specdecode_operator.capture.recorder.hooks import Hooks
+from specdecode_operator.capture.recorder.lines import Header
+from specdecode_operator.capture.recorder.segment import Segment
+from specdecode_operator.capture.recorder.writer import Writer
+from tests.support.engine_standins import ApiServer, OlderOutputProcessor, OutputProcessor, engine_classes
+
+BLOCK_SIZE = 4
+HEADER = Header(
+    vllm="0.32.0",
+    boot="b007",
+    host="node",
+    pid=1,
+    client_index=0,
+    client_count=1,
+    engines=[0],
+    wall_s=1.0,
+    monotonic_s=2.0,
+    model="tiny",
+    config={"max_num_seqs": 8, "block_size": BLOCK_SIZE, "max_model_len": 64, "max_num_batched_tokens": 64},
+    gpu=None,
+    token_ids=False,
+    steps=True,
+)
+
+
+@dataclass
+class Recorder:
+    """All parts of a recorder but its thread."""
+
+    path: Path
+    queue: BoundedQueue
+    collector: Collector
+    writer: Writer
+    hooks: Hooks
+    server: ApiServer
+    now_s: list[float]
+
+    def lines(self, kind: str | None = None) -> list[Any]:
+        """Return what is in the segment, decoded by those who read it."""
+        decoder = msgspec.json.Decoder(segment_lines.SegmentLine)
+        lines = [decoder.decode(line) for line in self.path.read_bytes().splitlines()]
+        return [line for line in lines if kind is None or line.__struct_config__.tag == kind]
+
+    def requests(self) -> dict[str, Any]:
+        """Close, and return the records by request id."""
+        self.writer.close("ordered")
+        return {line.id: line for line in self.lines("request")}
+
+
+@pytest.fixture
+def make_recorder(tmp_path: Path) -> Iterator[Any]:
+    made: list[Recorder] = []
+
+    def make(
+        *,
+        token_ids: bool = False,
+        steps: bool = True,
+        capacity: int = 1000,
+        processor: type[OlderOutputProcessor] = OutputProcessor,
+    ) -> Recorder:
+        path = tmp_path / "segment-b007-1.jsonl"
+        queue = BoundedQueue(capacity)
+        collector = Collector(queue, token_ids=token_ids, steps=steps)
+        now_s = [0.0]
+        writer = Writer(Segment(path), collector, queue, BLOCK_SIZE, clock=lambda: now_s[0])
+        writer.begin(HEADER)
+        classes = engine_classes(processor)
+        hooks = Hooks(classes, collector)
+        hooks.install()
+        made.append(Recorder(path, queue, collector, writer, hooks, ApiServer(classes), now_s))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if not each.writer.is_closed:
+            each.writer.close("exit")
+
+
+@pytest.fixture
+def recorder(make_recorder: Any) -> Recorder:
+    made: Recorder = make_recorder()
+    return made

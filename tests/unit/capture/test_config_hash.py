@@ -1,0 +1,112 @@
+"""Hashes of an engine's configuration."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from specdecode_operator.capture.files.config_hash import (
+    config_hash,
+    engine_config,
+    engine_hash,
+    gpu_label,
+    header_hash,
+    speculative_label,
+    version_tag,
+)
+from specdecode_operator.capture.files.segment_lines import EngineConfig, Header, Speculative
+from tests.support import recordings
+
+CONFIG = EngineConfig(
+    block_size=16,
+    enforce_eager=True,
+    enable_prefix_caching=True,
+    gpu_memory_utilization=0.9,
+    max_model_len=16384,
+    max_num_seqs=256,
+    tensor_parallel=1,
+)
+
+
+def header(**changes: Any) -> Header:
+    return msgspec.convert(recordings.header(**changes), Header)
+
+
+class TestSchemeV3:
+    """The recipe of vllm-vcr's config_hash.rs and gen-capture-jobs.py, with the inputs of its own unit test."""
+
+    def test_engine_config(self) -> None:
+        assert engine_config("Qwen/Qwen3-8B", CONFIG) == (
+            "block_size=16;enable_prefix_caching=true;enforce_eager=true;gpu_memory_utilization=0.9;"
+            "max_model_len=16384;max_num_seqs=256;model=Qwen/Qwen3-8B;speculative=none;tensor_parallel=1"
+        )
+
+    def test_hash_is_of_four_whole_lines(self) -> None:
+        config = engine_config("Qwen/Qwen3-8B", CONFIG)
+        text = b"config-fingerprint-v3\ngpu=H200\nvllm_tag=v0.23.0\nengine_config=" + config.encode() + b"\n"
+        assert config_hash("H200", "v0.23.0", config) == hashlib.sha256(text).hexdigest()
+
+    def test_ngram_is_called_as_there(self) -> None:
+        config = msgspec.structs.replace(CONFIG, speculative=Speculative(method="ngram", num_speculative_tokens=4))
+        assert speculative_label(config) == "ngram-k4"
+
+    def test_fields_do_not_bleed(self) -> None:
+        assert config_hash("H200", "v0.23.0", "") != config_hash("H200v0.23.0", "", "")
+
+    def test_header_gives_short_name_and_release(self) -> None:
+        expected = config_hash("H200", "v0.32.0", engine_config("tiny/target", header().config))
+        assert header_hash(header()) == expected
+        assert header_hash(header(vllm="0.32.0+cpu")) == expected
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        ("name", "label"),
+        [
+            ("NVIDIA H200", "H200"),
+            ("NVIDIA-H100-80GB-HBM3", "H100"),
+            ("NVIDIA H100 80GB HBM3", "H100"),
+            ("NVIDIA A100-SXM4-80GB", "A100"),
+            ("NVIDIA L40S", "L40S"),
+            ("NVIDIA GB200", "GB200"),
+            ("NVIDIA B200", "B200"),
+            ("AMD Instinct MI300X", "MI300X"),
+            ("Something Else", "Something Else"),
+            (None, "cpu"),
+        ],
+    )
+    def test_gpu(self, name: str | None, label: str) -> None:
+        assert gpu_label(name) == label
+
+    @pytest.mark.parametrize(
+        ("version", "tag"),
+        [("0.32.0", "v0.32.0"), ("0.32.0+cpu", "v0.32.0"), ("0.32.1rc1.dev3+g12", "v0.32.1rc1"), ("dev", "vdev")],
+    )
+    def test_version(self, version: str, tag: str) -> None:
+        assert version_tag(version) == tag
+
+
+class TestEngineHash:
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"gpu": "NVIDIA H200 NVL"},
+            {"vllm": "0.32.0+cpu"},
+            {"model": "other"},
+            {"config": recordings.header()["config"] | {"data_parallel": 2}},
+            {
+                "config": recordings.header()["config"]
+                | {"speculative": {"method": "ngram", "num_speculative_tokens": 4, "model": "draft"}}
+            },
+        ],
+    )
+    def test_everything_of_the_engine_counts(self, changes: dict[str, Any]) -> None:
+        assert engine_hash(header(**changes), {}) != engine_hash(header(), {})
+
+    def test_context_counts_and_its_order_does_not(self) -> None:
+        assert engine_hash(header(), {"a": 1, "b": 2}) == engine_hash(header(), {"b": 2, "a": 1})
+        assert engine_hash(header(), {"image": "x"}) != engine_hash(header(), {"image": "y"})
+
+    def test_who_recorded_does_not_count(self) -> None:
+        assert engine_hash(header(boot="x", host="y", pid=1), {}) == engine_hash(header(), {})

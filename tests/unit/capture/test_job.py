@@ -1,0 +1,287 @@
+"""A capture from inside its pod: what is published, and what is left where it fails."""
+
+import asyncio
+import errno
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.capture import job_finish
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.manifest import Manifest
+from specdecode_operator.capture.files.publish import verify
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.job import Job, error_message, report, success_message
+from specdecode_operator.capture.load.datasets import BadDatasetError
+from specdecode_operator.capture.load.engine_ready import MetricsDelta
+from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.capture.load.workload import RunSettings
+from specdecode_operator.engine.metrics import SpeculationReading
+from tests.support.capture_pods import SHORT, Pod, Result, environment, healthy_engine
+from tests.support.recordings import ZERO_S, closed, header, write_lines
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    with healthy_engine() as url:
+        yield url
+
+
+@pytest.fixture
+def pod(tmp_path: Path, engine_url: str) -> Iterator[Pod]:
+    made = Pod(tmp_path, engine_url)
+    yield made
+    made.end()
+
+
+def failure_of(pod: Pod, load: Callable[[RunSettings, Path, Stop], Awaitable[Result]] | None = None) -> CaptureError:
+    """Return why a run failed; whatever it is, nothing is published and the files are labelled with it."""
+    with pytest.raises(CaptureError) as failure:
+        pod.job.run(load or pod.load)
+    assert not pod.places.final.exists()
+    assert (pod.label.reason, pod.label.message) == (failure.value.reason, failure.value.message)
+    assert list(pod.places.segments.glob("segment-*.jsonl"))
+    return failure.value
+
+
+class TestPublished:
+    def test_files_are_complete_and_pass(self, pod: Pod) -> None:
+        pod.start()
+        pod.job.run(pod.load)
+        assert {path.name for path in pod.places.final.iterdir()} == {
+            "trace.jsonl",
+            "step-stats.jsonl",
+            "client.jsonl",
+            "manifest.json",
+        }
+        assert not pod.places.folder.exists()
+        assert verify(pod.places.final) == []
+        assert validate_capture(pod.places.final).problems == []
+
+    def test_manifest_says_everything(self, pod: Pod) -> None:
+        pod.start()
+        published = pod.job.run(pod.load)
+        written = msgspec.json.decode((pod.places.final / "manifest.json").read_bytes(), type=Manifest)
+        assert written == published.manifest
+        assert (written.namespace, written.capture) == ("team", "demo")
+        assert (written.attempt, written.node) == ("uid-1", "node-1")
+        assert (written.vllm, written.gpu, written.seed) == ("0.32.0", "NVIDIA H200", 3)
+        assert written.workload == {"warmupRequests": 2}
+        assert written.context["recording_flags"] == ["--enable-logging-iteration-details"]
+        assert written.accounting.sent == 12
+        assert written.accounting.warmup == 2
+        assert [(each.client_index, each.closed, each.dropped) for each in written.segments] == [
+            (0, "ordered", 0),
+            (1, "ordered", 0),
+        ]
+        assert all(gate.passed for gate in written.gates.values())
+        assert "2 warm-up requests left out of trace and step statistics" in written.notes
+        assert len(written.config_hash) == len(written.engine_hash) == 64
+
+    def test_termination_message_is_the_status(self, pod: Pod) -> None:
+        pod.start()
+        published = pod.job.run(pod.load)
+        message = success_message(published)
+        assert len(message) <= 4096
+        status = CaptureSummary.model_validate(json.loads(message))
+        assert status.requests.completed == 12
+        assert status.path == "team/demo/as-deployed/1"
+        assert status.files is not None
+        assert {file.name for file in status.files} == {"trace.jsonl", "step-stats.jsonl", "client.jsonl"}
+
+    def test_log_ends_with_summary_equation_and_place(self, pod: Pod) -> None:
+        pod.start()
+        lines = report(pod.job.run(pod.load)).splitlines()
+        assert lines[-2:] == [
+            "12 sent = 0 HTTP-rejected + 0 never admitted + 12 in the engine (completed 12)",
+            "team/demo/as-deployed/1",
+        ]
+
+    def test_counters_of_the_engine_are_kept_and_compared(self, pod: Pod) -> None:
+        async def load(settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            await pod.load(settings, folder, stop)
+            return Result(MetricsDelta(240, SpeculationReading(1, 4, 3, (2, 1))))
+
+        pod.start()
+        failure = failure_of(pod, load)
+        assert failure.reason == "ValidationFailed"
+        assert "(1, 4, 3) on /metrics" in failure.message
+
+    def test_settings_go_to_the_load(self, pod: Pod) -> None:
+        given: list[RunSettings] = []
+
+        async def load(settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            given.append(settings)
+            return await pod.load(settings, folder, stop)
+
+        pod.start()
+        pod.job.run(load)
+        assert given[0].workload.warmup_requests == 2
+
+
+async def waits_for_stop(pod: Pod, folder: Path, stop: Stop) -> Result:
+    """A load that goes on until it is told to end."""
+    write_lines(folder / "client.jsonl.part", pod.recording.clients)
+    async with asyncio.timeout(20):
+        await stop.wait()
+    return Result()
+
+
+class TestFailures:
+    def test_engine_that_is_not_ready(self, tmp_path: Path) -> None:
+        pod = Pod(tmp_path, "http://127.0.0.1:9")
+        pod.job = Job(environment(tmp_path, "http://127.0.0.1:9", deadline_seconds=0.3), SHORT)
+        pod.start()
+        failure = failure_of(pod)
+        pod.end()
+        assert failure.reason == "EngineNotReady"
+
+    def test_engine_that_records_nothing(self, pod: Pod) -> None:
+        pod.start()
+        for path in pod.places.segments.glob("*1.jsonl"):
+            path.unlink()
+        pod.job = Job(pod.environment, SHORT)
+        failure = failure_of(pod)
+        assert failure.reason == "RecorderMissing"
+        assert failure.message.startswith("1 API servers record")
+
+    def test_recorder_that_does_not_know_the_engine(self, pod: Pod) -> None:
+        pod.start(last_lines=False)
+        for lines in pod.recording.segments:
+            pod.append(lines[0], {"k": "off", "reason": "EngineCoreOutput lacks new_token_ids"})
+            pod.append(lines[0], closed(0, 0, reason="unknown_shape"))
+        failure = failure_of(pod)
+        assert failure.reason == "RecorderOff"
+        assert "EngineCoreOutput lacks new_token_ids" in failure.message
+
+    @pytest.mark.parametrize(
+        ("closed_by", "reason"),
+        [("disk_full", "DiskFull"), ("exit", "EngineExited"), ("write_error", "RecorderOff")],
+    )
+    def test_recorder_that_ends_under_load(self, pod: Pod, closed_by: str, reason: str) -> None:
+        async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            pod.append(pod.recording.segments[1][0], closed(0, 0, reason=closed_by))
+            return await waits_for_stop(pod, folder, stop)
+
+        pod.start(last_lines=False)
+        assert failure_of(pod, load).reason == reason
+
+    def test_engine_that_starts_anew_under_load(self, pod: Pod) -> None:
+        async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            first = header(0, 2, boot="new", pid=500, monotonic_s=ZERO_S + 5)
+            write_lines(pod.places.segments / "segment-new-500.jsonl", [first])
+            return await waits_for_stop(pod, folder, stop)
+
+        pod.start()
+        assert failure_of(pod, load).reason == "EngineRestarted"
+
+    def test_segment_that_nobody_understands(self, pod: Pod) -> None:
+        async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            write_lines(pod.places.segments / "segment-other-1.jsonl", [{"k": "header", "schema": "two"}])
+            return await waits_for_stop(pod, folder, stop)
+
+        pod.start()
+        assert failure_of(pod, load).reason == "SegmentUnreadable"
+
+    def test_engine_that_starts_anew_in_the_last_moment(self, pod: Pod) -> None:
+        async def load(settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            for server in range(2):
+                first = header(server, 2, boot=f"new{server}", pid=500, monotonic_s=ZERO_S + 5)
+                write_lines(pod.places.segments / f"segment-new{server}-500.jsonl", [first, closed(0, 0)])
+            return await pod.load(settings, folder, stop)
+
+        pod.start()
+        assert failure_of(pod, load).reason == "EngineRestarted"
+
+    def test_recorder_that_never_finishes(self, pod: Pod) -> None:
+        pod.start(last_lines=False)
+        pod.job = Job(pod.environment, SHORT)
+        assert failure_of(pod).reason == "RecorderNotClosed"
+
+    def test_lost_lines_fail_the_capture(self, pod: Pod) -> None:
+        pod.recording.segments[0][-1]["dropped"] = 5
+        pod.start()
+        failure = failure_of(pod)
+        assert failure.reason == "ValidationFailed"
+        assert "dropped: lines that the recorder lost" in failure.message
+        assert "trace.jsonl.part" in pod.label.files
+
+    def test_request_that_is_unaccounted_for_is_named(self, pod: Pod) -> None:
+        pod.recording.change("demo-closed-3", lambda _: None)
+        pod.start()
+        assert "demo-closed-3: the client has completed" in failure_of(pod).message
+
+    def test_cancelled_by_a_signal(self, pod: Pod) -> None:
+        async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return await waits_for_stop(pod, folder, stop)
+
+        pod.start()
+        failure = failure_of(pod, load)
+        assert (failure.reason, failure.message) == ("Cancelled", "stopped before its end: SIGTERM received")
+        # What was recorded is whole nevertheless.
+        assert pod.places.close_file.exists()
+        assert pod.label.files["client.jsonl.part"] > 0
+
+    def test_load_that_takes_too_long(self, tmp_path: Path, engine_url: str) -> None:
+        pod = Pod(tmp_path, engine_url)
+        pod.job = Job(environment(tmp_path, engine_url, deadline_seconds=0.3), SHORT)
+        pod.start()
+        failure = failure_of(pod, lambda _settings, folder, stop: waits_for_stop(pod, folder, stop))
+        pod.end()
+        assert failure.reason == "DeadlineExceeded"
+
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (BadDatasetError("prompts.jsonl: holds no prompt"), "InvalidDataset"),
+            (OSError(errno.ENOSPC, "No space left on device"), "DiskFull"),
+            (OSError("not all requests could be written"), "VolumeFailed"),
+            (RuntimeError("a mistake"), "InternalError"),
+        ],
+    )
+    def test_load_that_fails(self, pod: Pod, error: Exception, reason: str) -> None:
+        async def load(_settings: RunSettings, _folder: Path, _stop: Stop) -> Result:
+            raise error
+
+        pod.start()
+        failure = failure_of(pod, load)
+        assert failure.reason == reason
+        assert str(error) in failure.message or reason == "DiskFull"
+
+    def test_log_of_the_client_on_a_full_disk(self, pod: Pod) -> None:
+        """Its writing thread sets the stop with the reason, and closing it fails without a number."""
+
+        async def load(_settings: RunSettings, _folder: Path, stop: Stop) -> Result:
+            stop.set("/capture/client.jsonl.part: No space left on device")
+            raise OSError("not all requests could be written")
+
+        pod.start()
+        assert failure_of(pod, load).reason == "DiskFull"
+
+    def test_disk_that_is_full_when_merging(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", "trace.jsonl.part")
+
+        monkeypatch.setattr(job_finish, "merge", full)
+        pod.start()
+        failure = failure_of(pod)
+        assert failure.reason == "DiskFull"
+        assert "trace.jsonl.part" in failure.message
+
+
+class TestMessages:
+    def test_error_fits_and_is_json(self) -> None:
+        message = error_message(CaptureError("Failed", "ü\n\"'" * 5000))
+        assert len(message) <= 4096
+        assert json.loads(message)["error"]["reason"] == "Failed"
+
+    def test_short_error_is_whole(self) -> None:
+        message = json.loads(error_message(CaptureError("Failed", "why")))
+        assert message == {"error": {"reason": "Failed", "message": "why"}}

@@ -1,0 +1,108 @@
+"""What comes before the engine in a capture's pod."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specdecode_operator.capture import job_prepare
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.job import Job, prepare_job
+from tests.support.capture_pods import Pod, environment, healthy_engine
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    with healthy_engine() as url:
+        yield url
+
+
+@pytest.fixture
+def pod(tmp_path: Path, engine_url: str) -> Iterator[Pod]:
+    made = Pod(tmp_path, engine_url)
+    yield made
+    made.end()
+
+
+class TestPrepare:
+    def test_folders_label_and_recorder(self, pod: Pod) -> None:
+        pod.job.prepare(pod.recorder)
+        assert pod.places.segments == pod.places.root / "team/demo/as-deployed/1.part-uid-1/segments"
+        # The engine runs as another user.
+        assert {path.stat().st_mode & 0o777 for path in (pod.places.folder, pod.places.segments)} == {0o777}
+        assert pod.label.reason == "Unfinished"
+        assert list(pod.recorder.glob("*.dist-info/entry_points.txt"))
+
+    def test_finished_capture_is_refused(self, pod: Pod) -> None:
+        pod.places.final.mkdir(parents=True)
+        with pytest.raises(CaptureError, match="never overwritten") as failure:
+            pod.job.prepare(pod.recorder)
+        assert failure.value.reason == "AlreadyPublished"
+
+    def test_attempt_that_was_begun_is_not_begun_again(self, pod: Pod) -> None:
+        pod.start()
+        with pytest.raises(CaptureError) as failure:
+            pod.job.prepare(pod.recorder)
+        assert failure.value.reason == "AttemptInterrupted"
+
+    def test_container_that_is_run_again_before_the_engine(self, pod: Pod) -> None:
+        pod.job.prepare(pod.recorder)
+        pod.job.prepare(pod.recorder)
+
+    def test_another_attempt_stays_as_it_is(self, pod: Pod, engine_url: str) -> None:
+        pod.start()
+        second = Pod(pod.places.root, engine_url, attempt="uid-2")
+        second.start()
+        second.job.run(second.load)
+        second.end()
+        assert pod.label.reason == "Unfinished"
+        assert len(list(pod.places.segments.glob("segment-*.jsonl"))) == 2
+
+    def test_no_volume(self, tmp_path: Path, engine_url: str) -> None:
+        with pytest.raises(CaptureError) as failure:
+            Job(environment(tmp_path / "absent", engine_url)).prepare(tmp_path / "recorder")
+        assert failure.value.reason == "VolumeMissing"
+
+    def test_volume_that_is_too_small(self, pod: Pod) -> None:
+        with pytest.raises(CaptureError, match="MiB free of the") as failure:
+            job_prepare.prepare(pod.places, pod.recorder, smallest_free_bytes=2**60)
+        assert failure.value.reason == "VolumeTooSmall"
+
+    @pytest.mark.parametrize(
+        ("code", "reason"),
+        [
+            (errno.EROFS, "VolumeReadOnly"),
+            (errno.EACCES, "VolumeNotWritable"),
+            (errno.ENOSPC, "DiskFull"),
+            (errno.EDQUOT, "DiskFull"),
+            (errno.EIO, "VolumeFailed"),
+        ],
+    )
+    def test_volume_that_refuses(self, pod: Pod, monkeypatch: pytest.MonkeyPatch, code: int, reason: str) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(CaptureError) as failure:
+            pod.job.prepare(pod.recorder)
+        assert failure.value.reason == reason
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"SPECDECODE_CAPTURE": ""}, "SPECDECODE_CAPTURE"),
+            ({"SPECDECODE_ATTEMPT": ""}, "SPECDECODE_ATTEMPT"),
+            ({"SPECDECODE_CAPTURE": "{"}, "not JSON"),
+            ({"SPECDECODE_CAPTURE": '{"namespace": "a"}'}, "capture"),
+        ],
+    )
+    def test_bad_settings_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], named: str
+    ) -> None:
+        for name, value in (environment(tmp_path, "http://127.0.0.1:1") | changes).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(CaptureError, match=named) as failure:
+            prepare_job(tmp_path / "recorder")
+        assert failure.value.reason == "InvalidSettings"

@@ -1,0 +1,329 @@
+"""Segments and client lines become the files of a capture."""
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specdecode_operator.capture.files import external_sort
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.external_sort import Sorter
+from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.capture.files.merge import Merged, merge
+from specdecode_operator.capture.files.request_ids import client_id
+from specdecode_operator.capture.files.validate import validate_capture
+from tests.support.recordings import (
+    ZERO_S,
+    Recording,
+    Scenario,
+    closed,
+    header,
+    read_lines_of,
+    scheduler_stats,
+    write_lines,
+)
+
+META = TraceMeta(model="tiny/target", schema=1, speculative={"method": "ngram", "num_speculative_tokens": 4})
+
+
+def merged(recording: Recording, folder: Path) -> Merged:
+    return merge(recording.write(folder), META, ZERO_S)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return read_lines_of(folder / "trace.jsonl.part")[1:]
+
+
+def chunks(record: dict[str, Any]) -> list[int]:
+    later = record.get("itl_tokens", [1] * len(record["itl_ms"]))
+    return [record["output_tokens"] - sum(later), *later]
+
+
+class TestOneServer:
+    def test_chunks_are_those_of_the_engine(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario())
+        merged(recording, tmp_path)
+        found = {record["request_id"]: chunks(record) for record in records(tmp_path)}
+        expected = {name: sizes for name, sizes in recording.observed.chunks.items() if "warmup" not in name}
+        assert found == expected
+
+    def test_files_pass_validation(self, tmp_path: Path) -> None:
+        merged(Recording(Scenario(token_ids=True)), tmp_path)
+        found = validate_capture(tmp_path, [])
+        assert found.problems == []
+        assert set(found.gates) == {
+            "accounting",
+            "client_tokens",
+            "dropped",
+            "short_gap_share",
+            "largest_chunk",
+            "clock",
+            "per_position",
+            "step_counters",
+        }
+
+    def test_meta_line_is_first(self, tmp_path: Path) -> None:
+        merged(Recording(Scenario()), tmp_path)
+        first = read_lines_of(tmp_path / "trace.jsonl.part")[0]
+        assert first["meta"]["model"] == "tiny/target"
+
+    def test_records_are_in_order_of_finishing(self, tmp_path: Path) -> None:
+        merged(Recording(Scenario(requests=30)), tmp_path)
+        ends = [record["arrival_ms"] + record["ttft_ms"] + sum(record["itl_ms"]) for record in records(tmp_path)]
+        assert ends == sorted(ends)
+
+    def test_times_are_since_the_runs_zero(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=1))
+        merged(recording, tmp_path)
+        (record,) = records(tmp_path)
+        line = next(line for line in recording.segments[0] if line.get("external_id") == "cmpl-demo-closed-0-0")
+        assert record["arrival_ms"] == pytest.approx((line["arrival_monotonic_s"] - ZERO_S) * 1000, abs=1e-3)
+        assert record["ttft_ms"] == pytest.approx((line["chunk_s"][0] - line["arrival_monotonic_s"]) * 1000, abs=1e-3)
+        assert sum(record["itl_ms"]) == pytest.approx((line["chunk_s"][-1] - line["chunk_s"][0]) * 1000, abs=1e-3)
+        assert record["queued_ms"] == pytest.approx(record["arrival_ms"] + 0.5, abs=1e-3)
+
+    def test_client_side_is_joined(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario())
+        merged(recording, tmp_path)
+        clients = {line["id"]: line for line in recording.clients}
+        for record in records(tmp_path):
+            assert record["phase"] == "closed"
+            assert record["client_ttft_ms"] == clients[record["request_id"]]["ttft_ms"]
+
+    def test_warmup_is_left_out(self, tmp_path: Path) -> None:
+        result = merged(Recording(Scenario(requests=3, warmup=4)), tmp_path)
+        assert (result.records, result.warmup_records) == (3, 4)
+        first_arrival_ms = min(record["arrival_ms"] for record in records(tmp_path))
+        steps = read_lines_of(tmp_path / "step-stats.jsonl.part")
+        assert min(step["ts_ms"] for step in steps) >= first_arrival_ms
+
+    def test_step_statistics_are_whole_and_ascending(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario())
+        merged(recording, tmp_path)
+        steps = read_lines_of(tmp_path / "step-stats.jsonl.part")
+        stats = [step["scheduler"]["spec_decoding_stats"] for step in steps]
+        assert len(steps) == recording.observed.steps
+        assert sum(each["num_accepted_tokens"] for each in stats if each) == recording.observed.accepted
+        assert [step["ts_ms"] for step in steps] == sorted(step["ts_ms"] for step in steps)
+        assert steps[0]["duration_ms"] == 4.5
+        assert steps[0]["scheduler"]["num_kv_fetch_reqs_by_stage"] == {}
+
+    def test_empty_chunks_are_no_chunks(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=1))
+
+        def with_empty(line: dict[str, Any]) -> dict[str, Any]:
+            for name, value in (("chunk_s", line["chunk_s"][-1] + 1), ("chunk_tokens", 0)):
+                line[name] = [*line[name], value]
+            for name in ("num_running", "prefill_tokens"):
+                line[name] = [*line[name], 0]
+            return line
+
+        recording.change("demo-closed-0", with_empty)
+        merged(recording, tmp_path)
+        (record,) = records(tmp_path)
+        assert chunks(record) == recording.observed.chunks["demo-closed-0"]
+
+    def test_request_without_a_token_goes_to_aborted(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=2))
+        none: dict[str, list[float]] = {"chunk_s": [], "chunk_tokens": [], "num_running": [], "prefill_tokens": []}
+        recording.change("demo-closed-1", lambda line: line | none | {"ended_by": "abort", "finish_reason": "abort"})
+        result = merged(recording, tmp_path)
+        assert (result.records, result.aborted) == (1, 1)
+        (aborted,) = read_lines_of(tmp_path / "aborted.jsonl.part")
+        assert (aborted["request_id"], aborted["ended_by"], aborted["phase"]) == ("demo-closed-1", "abort", "closed")
+
+    def test_no_file_of_aborted_where_there_is_none(self, tmp_path: Path) -> None:
+        merged(Recording(Scenario()), tmp_path)
+        assert not (tmp_path / "aborted.jsonl.part").exists()
+
+    def test_nothing_else_is_left(self, tmp_path: Path) -> None:
+        merged(Recording(Scenario()), tmp_path)
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {"segments", "client.jsonl.part", "trace.jsonl.part", "step-stats.jsonl.part"}
+
+    def test_counts_of_the_recorder_must_hold(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario())
+        recording.segments[0][-1]["requests"] += 1
+        with pytest.raises(CaptureError, match="its recorder wrote 15") as failure:
+            merged(recording, tmp_path)
+        assert failure.value.reason == "SegmentIncomplete"
+
+    def test_broken_client_line_is_named(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=2, warmup=0))
+        recording.write(tmp_path)
+        with (tmp_path / "client.jsonl.part").open("ab") as stream:
+            stream.write(b'{"id": "x"}\n')
+        with pytest.raises(CaptureError, match=r"client.jsonl.part, line 3: .*phase"):
+            merge(tmp_path, META, ZERO_S)
+
+
+class TestSeveralServersAndEngines:
+    """Two API servers and two data-parallel ranks: only the union is complete."""
+
+    def test_union_is_complete(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=40, servers=2, engines=2))
+        merged(recording, tmp_path)
+        found = {record["request_id"]: chunks(record) for record in records(tmp_path)}
+        assert found == {name: sizes for name, sizes in recording.observed.chunks.items() if "warmup" not in name}
+        assert {record["engine"] for record in records(tmp_path)} == {0, 1}
+        steps = read_lines_of(tmp_path / "step-stats.jsonl.part")
+        assert len(steps) == recording.observed.steps
+        assert validate_capture(tmp_path, []).problems == []
+
+    def test_batch_is_that_of_the_whole_engine(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=24, servers=2, engines=2))
+        merged(recording, tmp_path)
+        observed = recording.observed
+        begin_s = ZERO_S + 10.0
+        for record in records(tmp_path):
+            stamp_s = ZERO_S + (record["arrival_ms"] + record["ttft_ms"]) / 1000
+            context = record["itl_ctx"]
+            for gap_ms, running, prefill in zip(
+                record["itl_ms"], context["num_running"], context["prefill_tokens"], strict=True
+            ):
+                stamp_s += gap_ms / 1000
+                step = round((stamp_s - begin_s - record["engine"] * 0.0003) / 0.005)
+                assert running == max(1, observed.running[record["engine"], step])
+                assert prefill == observed.prefill[record["engine"], step]
+
+    def test_concurrency_counts_all_servers(self, tmp_path: Path) -> None:
+        merged(Recording(Scenario(requests=8, warmup=0, servers=2)), tmp_path)
+        in_flight = sorted(record["concurrency"] for record in records(tmp_path))
+        assert in_flight == [1, 2, 3, 4, 5, 6, 7, 8]
+
+    def test_messages_without_statistics_are_counted(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(servers=2))
+        recording.segments[0][-1]["steps"] += 1
+        recording.segments[0].insert(1, {"k": "step", "engine": 0, "t": ZERO_S, "scheduler": None})
+        result = merged(recording, tmp_path)
+        assert result.steps_without_stats == 1
+
+
+class TestSeveralStarts:
+    def test_an_older_start_does_not_disturb(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario())
+        recording.write(tmp_path)
+        old = [header(boot="dead", pid=7, monotonic_s=ZERO_S - 100)]
+        write_lines(tmp_path / "segments" / "segment-dead-7.jsonl", old)
+        with (tmp_path / "segments" / "segment-dead-7.jsonl").open("ab") as stream:
+            stream.write(b'{"k":"request","id":"cmpl-x')
+        result = merge(tmp_path, META, ZERO_S)
+        assert result.records == 12
+        assert [(torn.path.name, torn.line) for torn in result.torn] == [("segment-dead-7.jsonl", 2)]
+
+
+class TestRequestIds:
+    @pytest.mark.parametrize(
+        ("external", "expected"),
+        [
+            ("cmpl-demo-closed-16-7-0", "demo-closed-16-7"),
+            ("cmpl-X-12", "X"),
+            ("chatcmpl-demo-1", "demo-1"),
+            ("something", "something"),
+            ("cmpl-", "cmpl-"),
+            ("cmpl-X", "cmpl-X"),
+        ],
+    )
+    def test_client_id(self, external: str, expected: str) -> None:
+        assert client_id(external) == expected
+
+    def test_several_answers_to_one_prompt_share_the_client(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=1, warmup=0))
+        lines = recording.segments[0]
+        place = next(index for index, line in enumerate(lines) if line["k"] == "request")
+        # As vLLM 0.32 names them: the internal id differs in front, the external one is the same.
+        lines[place] = lines[place] | {"id": "0_cmpl-demo-closed-0-0-1f2e3d4c"}
+        lines.insert(place, lines[place] | {"id": "1_cmpl-demo-closed-0-0-1f2e3d4c"})
+        lines[-1] = closed(2, lines[-1]["steps"])
+        recording.clients[0] |= {"n": 2, "completion_tokens": 40}
+        merged(recording, tmp_path)
+        found = validate_capture(tmp_path, [])
+        assert found.accounting is not None
+        assert (found.accounting.sent, found.accounting.records, found.accounting.mismatches) == (1, 2, 0)
+
+
+class TestMemory:
+    def test_sorting_holds_one_run(self, tmp_path: Path) -> None:
+        line = b"x" * 1000
+        with Sorter(tmp_path, "test", run_bytes=200_000) as sorter:
+            tracemalloc.start()
+            for number in range(20_000):
+                sorter.add(float(-number), line + str(number).encode())
+            keys = (key for key, _ in sorter)
+            assert _is_ascending(keys) == 20_000
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        # 20 MB were sorted; each of the 118 runs has a read buffer of 8 KiB.
+        assert peak < 4_000_000
+        assert list(tmp_path.iterdir()) == []
+
+    def test_more_runs_than_files_may_be_open(self, tmp_path: Path) -> None:
+        with Sorter(tmp_path, "test", run_bytes=1000) as sorter:
+            for number in range(2000):
+                sorter.add(float((number * 7919) % 2000), str(number).encode())
+            assert len(list(tmp_path.iterdir())) < 130
+            assert _is_ascending(key for key, _ in sorter) == 2000
+
+    def test_equal_keys_keep_their_order(self, tmp_path: Path) -> None:
+        with Sorter(tmp_path, "test", run_bytes=500) as sorter:
+            for number in range(100):
+                sorter.add(str(number % 3), str(number).encode())
+            found = [int(line) for key, line in sorter if key == "1"]
+        assert found == sorted(found)
+
+    def test_merging_and_validating_do_not_grow_with_the_capture(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Five times the lines must not need half as much memory again: 8 bytes a measure and request are held."""
+        monkeypatch.setattr(external_sort, "RUN_BYTES", 200_000)
+        few, many = (_peak_of_a_capture(tmp_path / str(requests), requests) for requests in (200, 1000))
+        size = sum(path.stat().st_size for path in (tmp_path / "1000").rglob("*.part"))
+        assert many < 1.5 * few
+        assert 2 * many < size
+
+
+def _is_ascending(keys: Iterator[float | str]) -> int:
+    count, last = 0, float("-inf")
+    for key in keys:
+        assert float(key) >= last
+        last = float(key)
+        count += 1
+    return count
+
+
+def _peak_of_a_capture(folder: Path, requests: int) -> int:
+    _write_many(folder, requests)
+    tracemalloc.start()
+    merge(folder, META, ZERO_S)
+    assert validate_capture(folder, [], scratch=folder).problems == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def _write_many(folder: Path, requests: int) -> None:
+    """Write a long recording of one request after another, without holding it."""
+    pattern = Recording(Scenario(requests=1, warmup=0, output_tokens=300))
+    lines = pattern.segments[0]
+    request = next(line for line in lines if line["k"] == "request")
+    steps = [line | {"scheduler": scheduler_stats(1, [], 0, 4)} for line in lines if line["k"] == "step"]
+    (folder / "segments").mkdir(parents=True)
+    write = msgspec.json.encode
+    with (
+        (folder / "segments" / "segment-a-1.jsonl").open("wb") as segment,
+        (folder / "client.jsonl.part").open("wb") as client,
+    ):
+        segment.write(write(lines[0]) + b"\n")
+        for number in range(requests):
+            later_s, name = number * 1.0, f"demo-closed-{number}"
+            for step in steps[:4]:
+                segment.write(write(step | {"t": step["t"] + later_s}) + b"\n")
+            moved = {key: request[key] + later_s for key in ("arrival_monotonic_s", "queued_s", "scheduled_s")}
+            stamps = [stamp_s + later_s for stamp_s in request["chunk_s"]]
+            one = {"chunk_tokens": [1] * len(stamps)}
+            segment.write(write(request | moved | one | {"external_id": f"cmpl-{name}-0", "chunk_s": stamps}) + b"\n")
+            client.write(write(pattern.clients[0] | {"id": name, "completion_tokens": len(stamps)}) + b"\n")
+        segment.write(write(closed(requests, 4 * requests)) + b"\n")

@@ -1,0 +1,284 @@
+"""Publication: whole or not there, whatever happens on the way."""
+
+import errno
+import gzip
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specdecode_operator.capture.files import publish as publishing
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.manifest import (
+    AccountingEntry,
+    FileEntry,
+    Manifest,
+    PartialManifest,
+)
+from specdecode_operator.capture.files.publish import (
+    file_entry,
+    label_partial,
+    publish,
+    refuse_finished,
+    seal,
+    verify,
+)
+from specdecode_operator.capture.files.segment_lines import EngineConfig
+
+NAMES = ("trace.jsonl", "step-stats.jsonl", "client.jsonl")
+PARTIAL = PartialManifest(namespace="team", capture="demo", attempt="uid-1", reason="Unfinished", message="runs")
+
+
+def manifest(files: dict[str, FileEntry]) -> Manifest:
+    accounting = AccountingEntry(
+        sent=0,
+        http_rejected=0,
+        never_admitted=0,
+        engine={},
+        records=0,
+        not_sent=0,
+        warmup=0,
+        mismatches=0,
+        equation="0 sent",
+    )
+    return Manifest(
+        namespace="team",
+        capture="demo",
+        arm="as-deployed",
+        repetition=1,
+        attempt="uid-1",
+        specdecode="0",
+        vllm="0.32.0",
+        model=None,
+        gpu=None,
+        host="h",
+        config=EngineConfig(),
+        node=None,
+        context={},
+        workload={},
+        seed=0,
+        record={},
+        zero_monotonic_s=0.0,
+        zero_wall_s=0.0,
+        published_wall_s=0.0,
+        config_hash="",
+        engine_hash="",
+        accounting=accounting,
+        engine_counters=None,
+        files=files,
+        gates={},
+        segments=[],
+        notes=[],
+        summary={},
+    )
+
+
+def attempt(folder: Path) -> Path:
+    """Make an attempt whose files are ready to be published."""
+    made = folder / "1.part-uid-1"
+    (made / "segments").mkdir(parents=True)
+    (made / "segments" / "segment-a-1.jsonl").write_bytes(b"{}\n")
+    for name in NAMES:
+        (made / f"{name}.part").write_bytes(f'{{"in": "{name}"}}\n'.encode() * 3)
+    label_partial(made, PARTIAL)
+    return made
+
+
+def publish_all(made: Path, final: Path) -> None:
+    publish(made, final, manifest(seal(made)))
+
+
+class TestPublish:
+    def test_files_have_their_names_and_checksums(self, tmp_path: Path) -> None:
+        publish_all(attempt(tmp_path), tmp_path / "1")
+        assert {path.name for path in (tmp_path / "1").iterdir()} == {*NAMES, "manifest.json"}
+        assert [path.name for path in tmp_path.iterdir()] == ["1"]
+        assert verify(tmp_path / "1") == []
+
+    def test_manifest_says_sizes(self, tmp_path: Path) -> None:
+        publish_all(attempt(tmp_path), tmp_path / "1")
+        files = msgspec.json.decode((tmp_path / "1" / "manifest.json").read_bytes(), type=Manifest).files
+        assert files["trace.jsonl"] == file_entry(tmp_path / "1" / "trace.jsonl")
+        assert files["trace.jsonl"].lines == 3
+
+    def test_finished_capture_is_never_overwritten(self, tmp_path: Path) -> None:
+        publish_all(attempt(tmp_path), tmp_path / "1")
+        before = (tmp_path / "1" / "manifest.json").read_bytes()
+        again = attempt(tmp_path)
+        with pytest.raises(CaptureError, match="never overwritten") as failure:
+            publish_all(again, tmp_path / "1")
+        assert failure.value.reason == "AlreadyPublished"
+        assert again.exists()
+        assert (tmp_path / "1" / "manifest.json").read_bytes() == before
+
+    def test_of_two_attempts_at_once_one_wins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The other one appears after the check, in the last moment: the rename decides."""
+        publish_all(attempt(tmp_path), tmp_path / "1")
+        monkeypatch.setattr(publishing, "refuse_finished", lambda _: None)
+        second = attempt(tmp_path)
+        with pytest.raises(CaptureError, match="never overwritten"):
+            publish_all(second, tmp_path / "1")
+        assert second.exists()
+        assert verify(tmp_path / "1") == []
+
+    def test_check_before_anything_is_done(self, tmp_path: Path) -> None:
+        refuse_finished(tmp_path / "1")
+        (tmp_path / "1").mkdir()
+        with pytest.raises(CaptureError):
+            refuse_finished(tmp_path / "1")
+
+
+class _KilledError(BaseException):
+    """Like a SIGKILL: nothing catches it."""
+
+
+CALLS = ((os, "rename"), (os, "fsync"), (os, "open"), (os, "unlink"), (os, "rmdir"), (io, "open"))
+
+
+@contextmanager
+def failing(number: int, error: BaseException) -> Iterator[list[str]]:
+    """Let the call of that number fail, of all that change the volume or flush it; yield what was called."""
+    called: list[str] = []
+
+    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            called.append(name)
+            if len(called) == number:
+                raise error
+            return original(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in CALLS:
+            patch.setattr(module, name, wrapped(name, getattr(module, name)))
+        yield called
+
+
+def steps_of_publication(folder: Path) -> int:
+    made = attempt(folder)
+    with failing(0, _KilledError()) as called:
+        publish_all(made, folder / "1")
+    return len(called)
+
+
+class TestKilled:
+    def test_at_every_step(self, tmp_path: Path) -> None:
+        steps = steps_of_publication(tmp_path / "whole")
+        assert steps > 20
+        published = []
+        for number in range(1, steps + 1):
+            folder = tmp_path / str(number)
+            made = attempt(folder)
+            with pytest.raises(_KilledError), failing(number, _KilledError()):
+                publish_all(made, folder / "1")
+            assert_whole_or_absent(folder)
+            published.append((folder / "1").exists())
+            assert_another_attempt_can_follow(folder)
+        # It appears once, late, and stays: nothing but the last flush is left then.
+        assert published == sorted(published)
+        assert published[-1]
+        assert not published[-3]
+
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+    def test_volume_that_fails_at_every_step(self, tmp_path: Path, code: int) -> None:
+        steps = steps_of_publication(tmp_path / "whole")
+        for number in range(1, steps + 1):
+            folder = tmp_path / str(number)
+            made = attempt(folder)
+            with failing(number, OSError(code, os.strerror(code))), suppress(OSError):
+                publish_all(made, folder / "1")
+            assert_whole_or_absent(folder)
+
+
+def assert_whole_or_absent(folder: Path) -> None:
+    final, made = folder / "1", folder / "1.part-uid-1"
+    assert final.exists() != made.exists()
+    if final.exists():
+        assert verify(final) == []
+        assert {*NAMES, "manifest.json"} <= {path.name for path in final.iterdir()}
+        assert not list(final.rglob("*.part"))
+        return
+    # What was recorded is there under one name or the other.
+    for name in NAMES:
+        assert (made / name).exists() != (made / f"{name}.part").exists()
+
+
+def assert_another_attempt_can_follow(folder: Path) -> None:
+    if (folder / "1").exists():
+        return
+    shutil.move(folder / "1.part-uid-1", folder / "1.part-uid-0")
+    publish_all(attempt(folder), folder / "1")
+    assert verify(folder / "1") == []
+
+
+class TestVerify:
+    @pytest.fixture
+    def published(self, tmp_path: Path) -> Path:
+        publish_all(attempt(tmp_path), tmp_path / "1")
+        return tmp_path / "1"
+
+    @pytest.mark.parametrize(
+        ("change", "fault"),
+        [
+            (lambda folder: (folder / "trace.jsonl").unlink(), "trace.jsonl is missing"),
+            (lambda folder: (folder / "trace.jsonl").write_bytes(b""), "has 0 bytes instead of"),
+            (
+                lambda folder: (folder / "trace.jsonl").write_bytes(
+                    (folder / "trace.jsonl").read_bytes().replace(b"in", b"IN", 1)
+                ),
+                "another checksum",
+            ),
+            (lambda folder: (folder / "aborted.jsonl").write_bytes(b"{}\n"), "aborted.jsonl is not in the manifest"),
+            (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
+            (lambda folder: (folder / "manifest.json").write_bytes(b"{"), "manifest.json cannot be read"),
+        ],
+    )
+    def test_what_differs_is_named(self, published: Path, change: Callable[[Path], Any], fault: str) -> None:
+        change(published)
+        (found,) = verify(published)
+        assert fault in found
+
+    def test_compressed_copy_is_compared_by_what_is_in_it(self, published: Path) -> None:
+        trace = published / "trace.jsonl"
+        (published / "trace.jsonl.gz").write_bytes(gzip.compress(trace.read_bytes()))
+        trace.unlink()
+        assert verify(published) == []
+        (published / "trace.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
+        assert len(verify(published)) == 1
+        (published / "trace.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 100)[:-9])
+        assert "cannot be read" in verify(published)[0]
+
+    def test_last_line_without_line_feed_counts(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(b"1\n2")
+        (tmp_path / "b").write_bytes(b"")
+        assert (file_entry(tmp_path / "a").lines, file_entry(tmp_path / "b").lines) == (2, 0)
+
+
+class TestPartial:
+    def test_says_why_and_what_is_there(self, tmp_path: Path) -> None:
+        made = attempt(tmp_path)
+        label_partial(made, msgspec.structs.replace(PARTIAL, reason="Cancelled", message="deleted"))
+        label = msgspec.json.decode((made / "manifest.partial.json").read_bytes(), type=PartialManifest)
+        assert (label.reason, label.message) == ("Cancelled", "deleted")
+        assert label.files["segments/segment-a-1.jsonl"] == 3
+        assert "trace.jsonl.part" in label.files
+
+    def test_full_disk_still_takes_the_label_in_place_of_the_old_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = attempt(tmp_path)
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+        label_partial(made, msgspec.structs.replace(PARTIAL, reason="DiskFull"))
+        label = msgspec.json.decode((made / "manifest.partial.json").read_bytes(), type=PartialManifest)
+        assert label.reason == "DiskFull"

@@ -1,0 +1,110 @@
+"""Engines whose inside is not as the hooks need it."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from typing import Any
+
+import msgspec
+import pytest
+
+from specdecode_operator.capture.recorder.shapes import EngineClasses, unknown_shapes
+from tests.support.engine_standins import OlderOutputProcessor, OutputProcessor, engine_classes
+
+
+@pytest.mark.parametrize("processor", [OutputProcessor, OlderOutputProcessor])
+@pytest.mark.parametrize("version", ["0.28.0", "0.30.1", "0.32.0", "0.32.1.dev5+g1234.cu130"])
+def test_known_engines(version: str, processor: type[OlderOutputProcessor]) -> None:
+    assert unknown_shapes(replace(engine_classes(processor), version=version)) == []
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.33.0", "1.0.0", "0.1.dev3", "dev", ""])
+def test_other_versions(version: str) -> None:
+    (problem,) = unknown_shapes(replace(engine_classes(), version=version))
+    assert problem == f"vLLM is {version}, this recorder is made for 0.28 to 0.32"
+
+
+@dataclass
+class FewFields:
+    request_id: str
+
+
+class FewStructFields(msgspec.Struct):
+    request_id: str
+
+
+class Reasons(IntEnum):
+    STOP = 0
+
+
+class Events(Enum):
+    QUEUED = 1
+    SCHEDULED = 3
+    PREEMPTED = 2
+
+
+def more_needed(self: Any, request: Any, surprise: Any, prompt: Any = None) -> None: ...
+
+
+async def turned_async(self: Any, request_ids: Any, internal: Any) -> None: ...
+
+
+def turned_sync(self: Any) -> None: ...
+
+
+def with_message(name: str, kind: type) -> Callable[[EngineClasses], EngineClasses]:
+    return lambda classes: replace(classes, messages=classes.messages | {name: kind})
+
+
+def with_method(owner: str, name: str, method: Any) -> Callable[[EngineClasses], EngineClasses]:
+    def change(classes: EngineClasses) -> EngineClasses:
+        setattr(getattr(classes, owner), name, method)
+        return classes
+
+    return change
+
+
+def with_own_client(classes: EngineClasses) -> EngineClasses:
+    class Between(classes.client): ...
+
+    class DPClient(Between):
+        async def get_output_async(self) -> Any: ...
+
+    # Alive as long as its base is.
+    classes.client.keep = DPClient
+    return classes
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (with_message("EngineCoreOutput", FewFields), "EngineCoreOutput has no events"),
+        (with_message("EngineCoreRequest", FewStructFields), "EngineCoreRequest has no arrival_time"),
+        (with_message("EngineCoreEvent", int), "EngineCoreEvent has no timestamp"),
+        (
+            with_method("output_processor", "add_request", more_needed),
+            "OutputProcessor.add_request takes self, request, s",
+        ),
+        (with_method("output_processor", "abort_requests", turned_async), "OutputProcessor.abort_requests is no plain"),
+        (
+            with_method("output_processor", "process_outputs", None),
+            "OutputProcessor.process_outputs is no plain method",
+        ),
+        (with_method("client", "get_output_async", turned_sync), "AsyncMPClient.get_output_async is no coroutine"),
+        (
+            with_method("client", "get_output_async", turned_async),
+            "AsyncMPClient.get_output_async takes self, request_ids",
+        ),
+        (with_own_client, "DPClient has its own get_output_async"),
+        (lambda classes: replace(classes, finish_reason=Reasons), "FinishReason is ['0']"),
+        (lambda classes: replace(classes, event_type=Events), "EngineCoreEventType is {'QUEUED': 1, 'SCHEDULED': 3"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_named(change: Callable[[EngineClasses], EngineClasses], problem: str) -> None:
+    problems = unknown_shapes(change(engine_classes()))
+    assert any(each.startswith(problem) for each in problems), problems
+
+
+def test_stand_ins_are_as_strict_as_vllm() -> None:
+    assert list(inspect.signature(OutputProcessor.process_outputs).parameters)[-1] == "weight_version"

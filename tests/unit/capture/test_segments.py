@@ -1,0 +1,125 @@
+"""Segments: torn ends, several API servers, several starts of the engine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.segment_lines import Closed, Header, Request, Step
+from specdecode_operator.capture.files.segments import (
+    Torn,
+    boots,
+    current_start,
+    first_header,
+    interrupted,
+    last_closed,
+    list_segments,
+    off_reason,
+    read_segment,
+    recorders_closed,
+)
+from tests.support.recordings import Recording, Scenario, closed, header, write_lines
+
+
+def write(folder: Path, boot: str, *lines: dict[str, Any]) -> Path:
+    path = folder / f"segment-{boot}-1.jsonl"
+    write_lines(path, list(lines))
+    return path
+
+
+class TestReading:
+    def test_lines_come_by_kind(self, tmp_path: Path) -> None:
+        Recording(Scenario(requests=3, warmup=0)).write_segments(tmp_path)
+        (segment,) = list_segments(tmp_path)
+        lines = list(read_segment(segment.path))
+        assert isinstance(lines[0], Header)
+        assert isinstance(lines[-1], Closed)
+        assert sum(isinstance(line, Request) for line in lines) == 3
+        assert any(isinstance(line, Step) for line in lines)
+
+    @pytest.mark.parametrize("tail", [b'{"k":"request","id', b'{"k":"step"}\n', b"\x00\x00\x00"])
+    def test_torn_end_is_left_out_and_said(self, tmp_path: Path, tail: bytes) -> None:
+        path = write(tmp_path, "a", header(), {"k": "anchor", "monotonic_s": 1.0, "wall_s": 2.0})
+        path.write_bytes(path.read_bytes() + tail)
+        torn: list[Torn] = []
+        assert len(list(read_segment(path, torn.append))) == 2
+        assert [(each.path, each.line, each.size_bytes) for each in torn] == [(path, 3, len(tail.strip()))]
+
+    def test_whole_last_line_without_line_feed_is_kept(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a", header(), closed(0, 0))
+        path.write_bytes(path.read_bytes().rstrip(b"\n"))
+        torn: list[Torn] = []
+        assert isinstance(list(read_segment(path, torn.append))[-1], Closed)
+        assert torn == []
+
+    def test_broken_line_before_the_end_is_an_error(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a", header(), {"k": "step"}, closed(0, 0))
+        with pytest.raises(CaptureError, match=r"segment-a-1\.jsonl, line 2") as failure:
+            list(read_segment(path))
+        assert failure.value.reason == "SegmentUnreadable"
+
+    def test_fields_of_a_newer_recorder_are_passed_over(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a", header(later=1), closed(0, 0, later=2))
+        assert len(list(read_segment(path))) == 2
+
+    def test_settings_that_an_engine_lacks_are_null(self, tmp_path: Path) -> None:
+        config = dict.fromkeys(header()["config"])
+        path = write(tmp_path, "a", header(config=config, model=None, gpu=None))
+        assert first_header(path) is not None
+
+    @pytest.mark.parametrize("content", [b"", b'{"k":"header","sch'])
+    def test_a_segment_that_just_begins_has_no_header(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "segment-a-1.jsonl"
+        path.write_bytes(content)
+        assert first_header(path) is None
+        assert list_segments(tmp_path) == []
+
+    def test_last_line_is_found_behind_many(self, tmp_path: Path) -> None:
+        anchors = [{"k": "anchor", "monotonic_s": float(n), "wall_s": float(n)} for n in range(5000)]
+        path = write(tmp_path, "a", header(), *anchors, closed(7, 8))
+        found = last_closed(path)
+        assert found is not None
+        assert (found.requests, found.steps) == (7, 8)
+        assert path.stat().st_size > 3 * 64 * 1024
+
+    def test_why_the_recorder_is_off(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a", header(), {"k": "off", "reason": "new shape"}, closed(0, 0, reason="unknown_shape"))
+        assert off_reason(path) == "new shape"
+        assert off_reason(write(tmp_path, "b", header(), closed(0, 0))) is None
+
+
+class TestStarts:
+    def test_all_api_servers_of_one_start(self, tmp_path: Path) -> None:
+        write(tmp_path, "a", header(0, 2, boot="a"), closed(0, 0))
+        assert not recorders_closed(tmp_path)
+        write(tmp_path, "b", header(1, 2, boot="b"))
+        assert not recorders_closed(tmp_path)
+        write(tmp_path, "b", header(1, 2, boot="b"), closed(0, 0))
+        assert recorders_closed(tmp_path)
+        assert boots(current_start(tmp_path)) == {"a", "b"}
+
+    def test_nothing_recorded_is_not_closed(self, tmp_path: Path) -> None:
+        assert not recorders_closed(tmp_path)
+
+    def test_newest_start_is_the_current_one(self, tmp_path: Path) -> None:
+        write(tmp_path, "a", header(0, 2, boot="a", monotonic_s=1.0))
+        write(tmp_path, "b", header(1, 2, boot="b", monotonic_s=1.1), closed(0, 0))
+        # The servers of one start need not begin in the order of their indexes.
+        write(tmp_path, "d", header(1, 2, boot="d", monotonic_s=50.0), closed(0, 0))
+        write(tmp_path, "c", header(0, 2, boot="c", monotonic_s=50.1), closed(0, 0))
+        assert boots(current_start(tmp_path)) == {"c", "d"}
+        assert recorders_closed(tmp_path)
+        assert [segment.header.boot for segment in interrupted(list_segments(tmp_path))] == ["a"]
+
+    def test_an_old_closed_start_does_not_count(self, tmp_path: Path) -> None:
+        write(tmp_path, "a", header(boot="a", monotonic_s=1.0), closed(0, 0))
+        assert recorders_closed(tmp_path)
+        write(tmp_path, "b", header(boot="b", monotonic_s=2.0))
+        assert not recorders_closed(tmp_path)
+
+    def test_other_files_are_passed_over(self, tmp_path: Path) -> None:
+        write(tmp_path, "a", header(), closed(0, 0))
+        (tmp_path / "close").touch()
+        (tmp_path / "segment-a-1.reserve").write_bytes(b"noise")
+        assert len(list_segments(tmp_path)) == 1
