@@ -13,8 +13,8 @@ from specdecode_operator.sizing.catalogue import find_geometry
 from specdecode_operator.sizing.devices import Device, find_device
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.matrix import quantization_matrix
+from specdecode_operator.sizing.nodes import GpuPool
 from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rows import GpuPool
 
 PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 ROUNDS: Final = 5

@@ -67,6 +67,14 @@ GROUPS = (
         lambda version: (4, 0) <= version < (5, 0),
         ("version", "--short"),
     ),
+    Group("lws", "0.8.0", {"lws-manager": "sigs.k8s.io/lws/cmd"}, lambda _: False),
+    Group(
+        "kubeconform",
+        "0.8.0",
+        {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"},
+        lambda version: version >= (0, 8),
+        ("-v",),
+    ),
     Group("pause", "1", {"pause": "specdecode.io/devcluster/tools/pause"}, lambda _: False),
 )
 _GROUP_OF = {program: group for group in GROUPS for program in group.packages}
@@ -96,6 +104,11 @@ def kwok_stages() -> list[Path]:
             shutil.copyfile(file, partial / file.name)
         partial.rename(stages)
     return sorted(stages.glob("*.yaml"))
+
+
+def lws_sources() -> Path:
+    """Return the folder of the LeaderWorkerSet module that has its CRD and its webhooks: the program holds neither."""
+    return golang.module_dir(TOOLS / "lws", "sigs.k8s.io/lws") / "config"
 
 
 def _on_machine(name: str) -> Path | None:

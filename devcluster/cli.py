@@ -32,6 +32,7 @@ def parser() -> Parser:
     choice = change.add_mutually_exclusive_group()
     choice.add_argument("--add", metavar="GROUPS", help="for example 2xH100:8,1xH200:8 (nodes x product : GPUs each)")
     choice.add_argument("--remove", metavar="NAME", nargs="*", help="these simulated nodes; all when none is named")
+    _command(commands, "lws", _lws, "add LeaderWorkerSets, for replicas on several nodes: the kind and its controller")
     return top
 
 
@@ -88,6 +89,10 @@ def _nodes(arguments: argparse.Namespace) -> None:
     if arguments.remove is not None:
         cluster.remove_fake_nodes(arguments.remove or None)
     _print_nodes(cluster)
+
+
+def _lws(arguments: argparse.Namespace) -> None:
+    Cluster(arguments.name).add_lws()
 
 
 def _print_nodes(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from devcluster import binaries, control_plane, node, nodes, oci, packages, processes, sandbox
+from devcluster import binaries, control_plane, lws, node, nodes, oci, packages, processes, sandbox
 from devcluster.api import Api, is_ready
 from devcluster.errors import ClusterError
 from devcluster.locks import exclusive
@@ -130,6 +130,8 @@ class Cluster:
             names += node.COMPONENTS
         if settings.simulates:
             names.append("kwok")
+        if settings.lws_port is not None:
+            names.append(lws.COMPONENT)
         return names
 
     def component_pid(self, name: str) -> int | None:
@@ -202,6 +204,25 @@ class Cluster:
         for name, manifest in nodes.manifests(settings.plan.fake).items():
             api.apply(f"/api/v1/nodes/{name}", manifest)
 
+    # --- groups of pods
+
+    def add_lws(self) -> None:
+        """Add LeaderWorkerSets: the kind, and the controller that makes groups of pods of them."""
+        settings = self._settings().with_lws()
+        binaries.find(lws.COMPONENT)  # a build takes minutes: before anything starts
+        settings.save(self.state)
+        self._start_lws(settings)
+
+    def _start_lws(self, settings: Settings) -> None:
+        api, program = self.api(), binaries.find(lws.COMPONENT)[lws.COMPONENT]
+        lws.apply_crd(api)
+        self._wait(lambda: lws.established(api), "LeaderWorkerSets are served", ["kube-apiserver"])
+        lws.write_files(self.state, settings)
+        self._ensure(settings, lws.COMPONENT, lws.command(program, self.state))
+        host, port = settings.api_address, settings.lws_port or 0
+        self._wait(lambda: _reachable(host, port), "the LeaderWorkerSet controller answers", [lws.COMPONENT])
+        lws.apply_hooks(api, self.state, settings)
+
     # --- starting parts
 
     def _start(self, settings: Settings) -> None:
@@ -228,6 +249,8 @@ class Cluster:
             api.apply("/apis/storage.k8s.io/v1/storageclasses/standard", control_plane.STORAGE_CLASS)
         if settings.simulates:
             self._ensure(settings, "kwok", node.kwok(program["kwok"], state, settings))
+        if settings.lws_port is not None:
+            self._start_lws(settings)
 
     def _ensure(self, settings: Settings, component: str, command: list[str]) -> None:
         if self.component_pid(component) is None:

@@ -44,6 +44,7 @@ def _identities(settings: Settings) -> list[Identity]:
         Identity("kube-scheduler", "system:kube-scheduler"),
         Identity("kube-proxy", "system:kube-proxy"),
         Identity("kwok", "kwok", ("system:masters",)),
+        Identity("lws", "lws", ("system:masters",), addresses=(settings.api_address,)),
         Identity("kubelet", f"system:node:{NODE_NAME}", ("system:nodes",)),
         Identity("kubelet-server", NODE_NAME, names=(NODE_NAME,), addresses=(settings.api_address,)),
     ]
@@ -52,7 +53,7 @@ def _identities(settings: Settings) -> list[Identity]:
 def write_files(state: Path, settings: Settings) -> None:
     """Write certificates, kubeconfigs and configuration files of the control plane."""
     create(state / "pki", _identities(settings))
-    for user in ("kube-controller-manager", "kube-scheduler", "kube-proxy", "kwok", "kubelet"):
+    for user in ("kube-controller-manager", "kube-scheduler", "kube-proxy", "kwok", "lws", "kubelet"):
         write_kubeconfig(state / "config" / f"{user}.kubeconfig", state, settings, user)
     write_kubeconfig(state / "kubeconfig", state, settings, "admin")
     (state / "config" / "authentication.json").write_text(json.dumps(AUTHENTICATION))

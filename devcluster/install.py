@@ -22,7 +22,7 @@ from devcluster.progress import say, step
 
 NAMESPACE = "specdecode-system"
 OPERATOR = "specdecode-operator"
-CRD = "specdecodedeployments.specdecode.io"
+CRDS = ("specdecodedeployments.specdecode.io", "specdecodecaptures.specdecode.io")
 EMBEDDED = "demo"
 _ROLLOUT_DEADLINE_S = 120
 
@@ -50,7 +50,7 @@ def install_operator(kubectl: Kubectl, image: str = operator_image.REFERENCE) ->
     """Install the CRDs, then the operator, and wait until it runs."""
     with step("installing CRDs and operator: kubectl apply --server-side -k crds, -k manifests"):
         kubectl.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'crds'}")
-        kubectl.must("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+        kubectl.must("wait", "--for=condition=Established", "--timeout=30s", *(f"crd/{name}" for name in CRDS))
         operator = kubectl.within(NAMESPACE)
         manifests = operator.must("kustomize", str(REPOSITORY / "manifests"))
         manifests = manifests.replace(operator_image.REFERENCE, image)

@@ -4,7 +4,7 @@ import json
 import random
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from devcluster.errors import ClusterError
@@ -12,6 +12,7 @@ from devcluster.nodes import NodePlan, parse
 from devcluster.sandbox import Addresses
 
 _PORTS = range(16_000, 30_000)
+_LWS_PORT = 9443
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Settings:
     etcd_peer_port: int
     simulates: bool = False
     """Whether KWOK runs: for the nodes of `--nodes`, or for some that were added later."""
+    lws_port: int | None = None
+    """Where the LeaderWorkerSet controller answers the API server's questions; None where it does not run."""
     complete: bool = False
     """Whether a previous `up` got to its end."""
 
@@ -42,9 +45,17 @@ class Settings:
     def load(cls, state: Path) -> "Settings | None":
         """Return the settings of the cluster in `state`, None where there is none."""
         try:
-            return cls(**json.loads((state / "cluster.json").read_text()))
+            saved = json.loads((state / "cluster.json").read_text())
         except FileNotFoundError:
             return None
+        # A newer checkout on this machine may have written more.
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in saved.items() if name in known})
+
+    def with_lws(self) -> "Settings":
+        """Return the settings of the same cluster with the LeaderWorkerSet controller."""
+        port = _LWS_PORT if self.index is not None else _free_ports(1)[0]
+        return replace(self, lws_port=self.lws_port or port)
 
     def save(self, state: Path) -> None:
         """Write the settings so that a reader sees the old ones or the new ones, never a part."""

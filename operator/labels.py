@@ -2,18 +2,36 @@
 
 MANAGER = "specdecode-operator"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+PART_OF_LABEL = "app.kubernetes.io/part-of"
 DEPLOYMENT_LABEL = "specdecode.io/deployment"
 APPLIED_HASH_ANNOTATION = "specdecode.io/applied-hash"
+CAPTURE_LABEL = "specdecode.io/capture"
+"""On what belongs to a SpecDecodeCapture, its pods too: no engine's label, which Services and autoscalers select by."""
+
+CAPTURED_DEPLOYMENT_LABEL = "specdecode.io/captured-deployment"
+SCHEDULE_LABEL = "specdecode.io/schedule"
+"""On captures that a schedule of their deployment started, and on their claims."""
+
+SCHEDULED_AT_ANNOTATION = "specdecode.io/scheduled-at"
 READS_FOR_LABEL = "specdecode.io/reads-model-for"
 """On pods that read a model: no engine's label, which Services and autoscalers select by."""
 
+COMPUTES_FOR_LABEL = "specdecode.io/computes-for"
+"""On pods of an engine on several nodes that answer no client: only their leader has an engine's label."""
+
 MODEL_FACTS_LABEL = "specdecode.io/model-facts"
 MODEL_KEY_ANNOTATION = "specdecode.io/model-key"
+DOWNLOAD_KEY_ANNOTATION = "specdecode.io/download-key"
 ENGINE_LOGGING_ANNOTATION = "specdecode.io/engine-logging"
 """On engine pods: the engine's logging configuration, which a volume shows it as a file."""
 
 TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
+
+
+def worker_labels(name: str) -> dict[str, str]:
+    """Labels of the pods that only compute for the engines of one SpecDecodeDeployment."""
+    return {MANAGED_BY_LABEL: MANAGER, COMPUTES_FOR_LABEL: name}
 
 
 def selector_labels(name: str) -> dict[str, str]:

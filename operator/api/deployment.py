@@ -9,14 +9,19 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.capture_schedule import CaptureSchedule
+from specdecode_operator.api.models_source import Models
+from specdecode_operator.api.references import SecretKey, TlsSecret
 from specdecode_operator.api.values import (
     AcceleratorType,
     CheckpointPrecision,
+    DraftSampling,
     KvCacheDtype,
     Method,
     Objective,
     Planning,
     Quantization,
+    RejectionSampling,
     RolloutStrategy,
     Slo,
     WorkloadKind,
@@ -27,8 +32,6 @@ PLURAL = "specdecodedeployments"
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ModelConfig = Annotated[dict[str, Any], Field(max_length=512)]
-ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
 EnvVarName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
 EngineVersion = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+$")]
@@ -167,12 +170,21 @@ class Speculation(ApiModel):
     suffix: Suffix | None = None
     """Lookup bounds, for method suffix."""
 
+    rejection_sampling: RejectionSampling | None = None
+    """How drafted tokens are checked, the target's distribution kept: one after another (standard), or all of a step
+    together (block), by which more of them pass. Absent: the engine's, standard."""
+
+    draft_sampling: DraftSampling | None = None
+    """How a draft picks its tokens: the likeliest ones (greedy), or by chance as the target does (probabilistic), by
+    which more of them pass where requests have a temperature; its logits then take memory. Absent: the engine's,
+    greedy."""
+
 
 class Parallelism(ApiModel):
     """Over how many GPUs one replica spreads."""
 
     tensor: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Tensor parallelism of the target, and so of the draft. Absent: the plan picks the smallest that fits."""
+    """Tensor parallelism of the target, and so of the draft. Absent: the smallest that fits; on CPU: 1."""
 
     pipeline: StrictInt = Field(default=1, ge=1, le=64)
     """Stages of layers, each on GPUs of its own."""
@@ -204,20 +216,10 @@ class Accelerator(ApiModel):
     """Cores a replica, for type CPU."""
 
     memory_gib: StrictInt | None = Field(default=None, alias="memoryGiB", ge=1, le=65_536)
-    """Memory a replica in GiB, for type CPU."""
+    """Memory a replica in GiB, for type CPU; its ranks share it."""
 
     kv_cache_gib: StrictInt | None = Field(default=None, alias="kvCacheGiB", ge=1, le=65_536)
-    """KV cache a replica in GiB, for type CPU."""
-
-
-class SecretKey(ApiModel):
-    """One key of a Secret in the same namespace."""
-
-    name: ObjectName
-    """Name of the Secret."""
-
-    key: SecretKeyName
-    """Key in it."""
+    """KV cache a replica in GiB, for type CPU: a multiple of parallelism.tensor, whose ranks share it."""
 
 
 class Serving(ApiModel):
@@ -244,6 +246,10 @@ class Serving(ApiModel):
     enforce_eager: StrictBool = False
     """Run without CUDA graphs and compilation."""
 
+    max_cudagraph_capture_size: StrictInt | None = Field(default=None, ge=1, le=65_536)
+    """Most tokens of a step that runs as a CUDA graph; larger steps run without, which saves memory and start-up time.
+    Absent: the engine's, twice the tokens that a step of maxNumSeqs requests verifies, at most 512."""
+
     min_concurrency: StrictInt = Field(default=1, ge=1, le=65_536)
     """Requests of maxModelLen that must fit at once."""
 
@@ -253,32 +259,11 @@ class Serving(ApiModel):
     api_key_secret: SecretKey | None = None
     """Key that clients of the OpenAI API must send."""
 
+    tls_secret: TlsSecret | None = None
+    """Certificate to serve HTTPS with. Absent: plain HTTP."""
+
     port: StrictInt = Field(default=8000, ge=1024, le=65_535)
     """Port of the engine and of the Service; below 1024 the engine would need root."""
-
-
-class PersistentVolumeClaimRef(ApiModel):
-    """A claim in the same namespace."""
-
-    claim_name: ObjectName
-    """Name of the PersistentVolumeClaim."""
-
-
-class ModelVolume(ApiModel):
-    """Where models lie."""
-
-    persistent_volume_claim: PersistentVolumeClaimRef
-    """Claim that holds the models; mounted read-only."""
-
-
-class Models(ApiModel):
-    """Where models come from."""
-
-    volume: ModelVolume | None = None
-    """A volume that already holds them. Absent: an init container downloads them from the hub into an emptyDir."""
-
-    hub_token_secret: SecretKey | None = None
-    """Token for the hub; only the download sees it."""
 
 
 class EnvVar(ApiModel):
@@ -405,6 +390,13 @@ class SpecDecodeDeploymentSpec(ApiModel):
 
     override: Override | None = None
     """Go on against a plan that does not fit."""
+
+    captures: list[CaptureSchedule] = Field(
+        default=[],
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Captures of this deployment that are started by the clock."""
 
     pod_template: PodTemplate | None = None
     """Strategic-merge overlay over the engine pods."""

@@ -1,14 +1,17 @@
-"""How one SpecDecodeDeployment is named."""
+"""How one object of our kinds is named."""
 
 from dataclasses import dataclass
+
+from specdecode_operator.api import deployment
 
 
 @dataclass(frozen=True)
 class Key:
-    """Namespace and name of one SpecDecodeDeployment."""
+    """Namespace, name and kind of one object of ours."""
 
     namespace: str
     name: str
+    kind: str = deployment.KIND
 
     def __str__(self) -> str:
         """Namespace and name, as kubectl users write them."""

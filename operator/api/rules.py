@@ -13,13 +13,20 @@ from specdecode_operator.api.cel import Reason, Rule
 from specdecode_operator.api.deployment import (
     Accelerator,
     Engine,
-    Models,
     Ngram,
     Serving,
     SpecDecodeDeploymentSpec,
     Speculation,
 )
-from specdecode_operator.api.values import METHODS_WITH_DRAFT, METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, Method
+from specdecode_operator.api.models_rules import HOST_PATH, MODEL_VOLUME, MODELS, SOURCES
+from specdecode_operator.api.models_source import HostPath, Models, ModelVolume
+from specdecode_operator.api.values import (
+    METHODS_WITH_DRAFT,
+    METHODS_WITH_LAYERS,
+    METHODS_WITH_LOOKUP,
+    METHODS_WITH_SAMPLING,
+    Method,
+)
 
 
 def _is_one_of(methods: tuple[Method, ...], method: str = "self.method") -> str:
@@ -90,6 +97,19 @@ SPECULATION = (
         field="suffix",
         holds="self.method == 'suffix' || !has(self.suffix)",
         message="method %s looks nothing up in earlier answers: remove it, or use method: suffix",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="rejectionSampling",
+        holds="self.method != 'none' || !has(self.rejectionSampling)",
+        message="method none proposes nothing to check: remove it, or choose another method",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draftSampling",
+        holds=f"{_is_one_of(METHODS_WITH_SAMPLING)} || !has(self.draftSampling)",
+        message="method %s has no draft that could sample: remove it, or choose a method with a draft",
         values=("self.method",),
         reason=Reason.FORBIDDEN,
     ),
@@ -181,6 +201,12 @@ ACCELERATOR = (
 
 SERVING = (
     Rule(
+        field="maxCudagraphCaptureSize",
+        holds="!self.enforceEager || !has(self.maxCudagraphCaptureSize)",
+        message="there are no CUDA graphs with enforceEager: remove one of the two",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="maxNumBatchedTokens",
         holds="self.maxNumBatchedTokens >= self.maxNumSeqs",
         message="is %d, below maxNumSeqs %d: raise it, or lower maxNumSeqs",
@@ -200,15 +226,6 @@ SERVING = (
     ),
 )
 
-MODELS = (
-    Rule(
-        field="hubTokenSecret",
-        holds="!has(self.volume) || !has(self.hubTokenSecret)",
-        message="nothing is downloaded when models.volume is given: remove one of the two",
-        reason=Reason.FORBIDDEN,
-    ),
-)
-
 ENGINE = (
     Rule(
         field="image",
@@ -220,77 +237,7 @@ ENGINE = (
     ),
 )
 
-_HAS_VOLUME = "has(self.models) && has(self.models.volume)"
 _HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
-# What the hub allows as OWNER/NAME or NAME; a path in a volume is relative, has no .. and looks like no option.
-_HUB_ID = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
-_ABSOLUTE_OR_OPTION = r"^[/-]"
-_PARENT_FOLDER = r"(^|/)\\.\\.(/|$)"
-
-
-def _source_of(model: str, absent: str) -> tuple[Rule, ...]:
-    """Return the rules on where a target or draft comes from.
-
-    Parameters
-    ----------
-    model
-        Path of the target or draft from the spec.
-    absent
-        Beginning of a CEL expression that passes where there is none.
-    """
-    name, revision = f"self.{model}.model", f"self.{model}.revision"
-    return (
-        Rule(
-            field=f"{model}.model",
-            holds=f"{absent}({_HAS_VOLUME}) || {name}.matches('{_HUB_ID}')",
-            message="is %s, which is no hub id: write OWNER/NAME, or give models.volume for a path in a volume",
-            values=(name,),
-        ),
-        Rule(
-            field=f"{model}.model",
-            holds=f"{absent}!({_HAS_VOLUME})"
-            f" || !({name}.matches('{_ABSOLUTE_OR_OPTION}') || {name}.matches('{_PARENT_FOLDER}'))",
-            message="is %s, which is no path inside models.volume:"
-            " write it from the root of the volume, without leading / or - and without ..",
-            values=(name,),
-        ),
-        Rule(
-            field=f"{model}.revision",
-            holds=f"{absent}!({_HAS_VOLUME}) || !has({revision})",
-            message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
-            " remove one of the two",
-            reason=Reason.FORBIDDEN,
-        ),
-    )
-
-
-def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
-    """Return the rules of ``_source_of`` on the other checkpoints of a target or draft."""
-    checkpoints = f"self.{model}.checkpoints"
-    none = f"{absent}!has({checkpoints})"
-    return (
-        Rule(
-            field=f"{model}.checkpoints",
-            holds=f"{none} || {_HAS_VOLUME} || {checkpoints}.all(c, c.model.matches('{_HUB_ID}'))",
-            message="a model in it is no hub id: write OWNER/NAME, or give models.volume for paths in a volume",
-        ),
-        Rule(
-            field=f"{model}.checkpoints",
-            holds=f"{none} || !({_HAS_VOLUME}) || {checkpoints}.all(c,"
-            f" !(c.model.matches('{_ABSOLUTE_OR_OPTION}') || c.model.matches('{_PARENT_FOLDER}')))",
-            message="a model in it is no path inside models.volume:"
-            " write it from the root of the volume, without leading / or - and without ..",
-        ),
-        Rule(
-            field=f"{model}.checkpoints",
-            holds=f"{none} || !({_HAS_VOLUME}) || !{checkpoints}.exists(c, has(c.revision))",
-            message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
-            " remove one of the two",
-            reason=Reason.FORBIDDEN,
-        ),
-    )
-
-
 _TENSOR = "self.parallelism.tensor"
 _GPUS = f"(has({_TENSOR}) ? {_TENSOR} : 1) * self.parallelism.pipeline * self.parallelism.data"
 _DRAFT_TENSOR = "self.parallelism.draftTensor"
@@ -300,10 +247,7 @@ _DRAFT_LENGTH = "self.speculation.draft.maxModelLen"
 _RANGES = "self.speculation.numSpeculativeTokensByBatchSize"
 
 SPEC = (
-    *_source_of("target", absent=""),
-    *_source_of("speculation.draft", absent=f"!({_HAS_DRAFT}) || "),
-    *_checkpoints_of("target", absent=""),
-    *_checkpoints_of("speculation.draft", absent=f"!({_HAS_DRAFT}) || "),
+    *SOURCES,
     Rule(
         field="speculation.draft.maxModelLen",
         holds=f"!({_HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
@@ -327,8 +271,16 @@ SPEC = (
     ),
     Rule(
         field="parallelism",
-        holds=f"self.accelerator.type != 'CPU' || {_GPUS} == 1 && !self.parallelism.expert",
-        message="a replica on CPU is not split: remove it",
+        holds="self.accelerator.type != 'CPU'"
+        " || self.parallelism.pipeline * self.parallelism.data == 1 && !self.parallelism.expert",
+        message="a replica on CPU is split by tensor alone: remove the others",
+    ),
+    Rule(
+        field="accelerator.kvCacheGiB",
+        holds=f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",
+        message="is %d, of which each of the %d ranks of parallelism.tensor gets no whole number of GiB:"
+        " make it a multiple",
+        values=("self.accelerator.kvCacheGiB", _TENSOR),
     ),
     Rule(
         field="parallelism.draftTensor",
@@ -365,6 +317,8 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     Accelerator: ACCELERATOR,
     Serving: SERVING,
     Models: MODELS,
+    ModelVolume: MODEL_VOLUME,
+    HostPath: HOST_PATH,
     Engine: ENGINE,
 }
 """The rules of each model."""

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.capture_schedule import ScheduleStatus
 
 Word = Annotated[str, StringConstraints(max_length=256)]
 Sentence = Annotated[str, StringConstraints(max_length=32_768)]
@@ -23,7 +24,7 @@ class Condition(ApiModel):
     """One aspect of the object, as Kubernetes conventions have it."""
 
     type: str = Field(max_length=316)
-    """Accepted, Planned, Available, SpeculationActive, BudgetAccurate, Ready, Reconciling or Stalled."""
+    """What it speaks of: Accepted, Ready, Reconciling, Stalled and what else its kind has."""
 
     status: ConditionStatus
     """True, False or Unknown."""
@@ -39,6 +40,15 @@ class Condition(ApiModel):
 
     last_transition_time: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
     """When status last changed, RFC 3339."""
+
+
+Conditions = Annotated[
+    list[Condition],
+    Field(
+        max_length=32,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    ),
+]
 
 
 class GpuMemory(ApiModel):
@@ -104,6 +114,9 @@ class PlanStatus(ApiModel):
 
     gpus_per_replica: int
     """GPUs that one replica takes."""
+
+    nodes_per_replica: int = 1
+    """Nodes that these GPUs lie on, the same number on each."""
 
     target_quantization: Word
     """Precision of the target's linear layers."""
@@ -182,11 +195,7 @@ class SpecDecodeDeploymentStatus(ApiModel):
     observed_generation: int | None = None
     """Generation of the spec that this status speaks of."""
 
-    conditions: list[Condition] = Field(
-        default=[],
-        max_length=32,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
+    conditions: Conditions = Field(default=[])
     """Aspects of the object, a type each."""
 
     plan: PlanStatus | None = None
@@ -194,6 +203,13 @@ class SpecDecodeDeploymentStatus(ApiModel):
 
     observed: ObservedStatus | None = None
     """What running engines report."""
+
+    captures: list[ScheduleStatus] = Field(
+        default=[],
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Schedules of captures."""
 
     replicas: int | None = None
     """Engine pods that exist."""

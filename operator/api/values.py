@@ -86,6 +86,24 @@ METHODS_WITH_LOOKUP = (Method.NGRAM, Method.NGRAM_GPU)
 """Methods that look the proposal up in the prompt."""
 
 
+METHODS_WITH_SAMPLING = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
+"""Methods whose draft has a distribution of its own to sample from."""
+
+
+class RejectionSampling(StrEnum):
+    """How drafted tokens are checked, in vLLM's words. Its third one, synthetic, makes answers up, for benchmarks."""
+
+    STANDARD = "standard"
+    BLOCK = "block"
+
+
+class DraftSampling(StrEnum):
+    """How a draft picks its tokens, in vLLM's words."""
+
+    GREEDY = "greedy"
+    PROBABILISTIC = "probabilistic"
+
+
 class AcceleratorType(StrEnum):
     """What the engine computes on."""
 

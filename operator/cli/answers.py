@@ -33,6 +33,7 @@ from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.catalogue import known_models
 from specdecode_operator.sizing.fixes import product_change
 from specdecode_operator.sizing.matrix import MatrixRow
+from specdecode_operator.sizing.nodes import place_phrase
 from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.plan import Fix, Plan, Row
 from specdecode_operator.sizing.precision import Precision
@@ -41,6 +42,7 @@ ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 """What is answered for where neither the spec nor a list of nodes says more."""
 
 ASSUMED_GPUS_PER_NODE: Final = 8
+_ASSUMED_NODES: Final = 8
 
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 
@@ -66,6 +68,8 @@ class Candidate:
         GPU product, or CPU.
     gpus
         GPUs that a replica takes; 0 on CPU.
+    nodes
+        Over how many nodes they lie.
     split
         Over which GPUs a replica is spread.
     budget
@@ -81,6 +85,7 @@ class Candidate:
     label: str
     product: str
     gpus: int
+    nodes: int
     split: Parallelism
     budget: Budget
     target_precision: Precision
@@ -224,7 +229,7 @@ def answer(
     try:
         facts = gather_facts(_parse(with_configs(document.body.get("spec"), model_configs)), calibration=calibration)
         present = _assumed_nodes(facts) if nodes is None else nodes
-        plan = make_plan(facts, present, None)
+        plan = make_plan(facts, present, None, groups=True)
         if isinstance(plan, WaitingForNodes):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
         planned = _planned(document, facts, plan, present)
@@ -268,6 +273,7 @@ def _candidate(row: Row, labels: Mapping[Row, str], facts: Facts) -> Candidate:
         label=labels[row],
         product=row.product,
         gpus=0 if facts.on_cpu else row.gpus,
+        nodes=row.nodes,
         split=row.split,
         budget=row.budget,
         target_precision=row.target_precision,
@@ -279,12 +285,10 @@ def _labels(rows: Sequence[Row], *, on_cpu: bool) -> dict[Row, str]:
     """What to call each row: ``2 x H100, TP 2``, with the precisions where the plan may choose them."""
     names = _short_names({row.product for row in rows})
     if on_cpu:
-        return {row: names[row.product] for row in rows}
+        return {row: names[row.product] + (f", {row.split.label}" if row.tensor > 1 else "") for row in rows}
     several = len({(row.target_precision, row.draft_precision) for row in rows}) > 1
-    return {
-        row: f"{row.gpus} x {names[row.product]}, {row.split.label}{f', {_precisions_of(row)}' if several else ''}"
-        for row in rows
-    }
+    places = {row: place_phrase(row.gpus, row.nodes, names[row.product]) for row in rows}
+    return {row: f"{places[row]}, {row.split.label}{f', {_precisions_of(row)}' if several else ''}" for row in rows}
 
 
 def _precisions_of(row: Row) -> str:
@@ -294,7 +298,7 @@ def _precisions_of(row: Row) -> str:
 def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Candidate:
     """The candidate with the sentence and the fixes that it would have alone; products that are there are no fix."""
     if candidate.product != plan.chosen.product and candidate.verdict == DOES_NOT_FIT:
-        alone = make_plan(facts, tuple(node for node in nodes if node.product == candidate.product), None)
+        alone = make_plan(facts, tuple(node for node in nodes if node.product == candidate.product), None, groups=True)
         if not isinstance(alone, WaitingForNodes):
             present = {product_change(row.product) for row in plan.rows}
             fixes = tuple(fix for fix in alone.fixes if fix.change not in present)
@@ -306,7 +310,10 @@ def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFac
 def _assumed_nodes(facts: Facts) -> tuple[NodeFacts, ...]:
     accelerator = facts.spec.accelerator
     gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
-    return tuple(NodeFacts(product, product, gpus) for product in accelerator.product or ASSUMED_PRODUCTS)
+    products = accelerator.product or ASSUMED_PRODUCTS
+    return tuple(
+        NodeFacts(f"{product}-{number}", product, gpus) for product in products for number in range(_ASSUMED_NODES)
+    )
 
 
 def _short_names(products: set[str]) -> dict[str, str]:

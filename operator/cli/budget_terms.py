@@ -14,6 +14,7 @@ from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.kv import request_blocks
 from specdecode_operator.sizing.kv_layers import CacheKind
 from specdecode_operator.sizing.layers import SelfAttention
+from specdecode_operator.sizing.memory import draft_logits_bytes
 from specdecode_operator.sizing.model_cache import cached_layers
 from specdecode_operator.sizing.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.sampling import profiled_sampling_bytes
@@ -88,7 +89,7 @@ def _state(pair: Pair, budget: Budget) -> str:
         buffers.append((draft[0], "hidden states for the draft"))
     if pair.target.tower.split_elements:
         buffers.append((pair.target, "embeddings of images"))
-    kept = sum(_states_bytes(model, limits.max_num_batched_tokens) for model, _ in buffers)
+    kept = sum(_states_bytes(model, limits.max_num_batched_tokens) for model, _ in buffers) + draft_logits_bytes(pair)
     each = vocabulary * _INT32_BYTES + (tokens + 2) * words * _INT32_BYTES
     rest = (budget.state_bytes - kept) // requests - each
     if rest < 0:
@@ -96,6 +97,9 @@ def _state(pair: Pair, budget: Budget) -> str:
     formula = f"{requests:,} requests x ({vocabulary:,} x 4 + {tokens + 2} masks x {words:,} x 4 + {rest:,} of tables)"
     for model, what in buffers:
         formula += f" + {_states(model, limits.max_num_batched_tokens)} of {what}"
+    if pair.samples_drafts and draft is not None:
+        width = pair.target.dtype_bytes
+        formula += f" + {requests:,} x {tokens} x {draft[0].vocab_size:,} x {width} of draft logits"
     return exact(
         formula,
         requests * (each + rest) + kept,

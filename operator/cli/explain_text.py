@@ -19,7 +19,9 @@ def explain_text(answer: Answer) -> str:
     chosen = answer.candidates[0]
     budget = chosen.budget
     capacity = capacity_lines(facts, budget, chosen.split)
-    unit = "per replica" if facts.on_cpu else "per GPU"
+    unit = "per GPU"
+    if facts.on_cpu:
+        unit = "per replica" if chosen.split.tensor == 1 else "per rank"
     return "\n".join(
         [
             heading(answer, facts),
@@ -48,14 +50,13 @@ def _gpu_lines(facts: Facts, chosen: Candidate) -> list[TermLine]:
 
 
 def _cpu_lines(facts: Facts, chosen: Candidate) -> list[TermLine]:
-    budget = chosen.budget
+    budget, given, tensor = chosen.budget, facts.spec.accelerator, chosen.split.tensor
+    share = f" / {tensor} ranks" if tensor > 1 else ""
     return [
-        TermLine(
-            "KV cache", f"accelerator.kvCacheGiB {facts.spec.accelerator.kv_cache_gib}", budget.available_kv_bytes
-        ),
+        TermLine("KV cache", f"accelerator.kvCacheGiB {given.kv_cache_gib}{share}", budget.available_kv_bytes),
         *(TermLine(f"+ {term.name}", term.formula, term.size_bytes) for term in charged_terms(facts, chosen)),
         TermLine("= memory needed", "all terms above", budget.requested_bytes),
-        TermLine("memory given", f"accelerator.memoryGiB {facts.spec.accelerator.memory_gib}", budget.total_bytes),
+        TermLine("memory given", f"accelerator.memoryGiB {given.memory_gib}{share}", budget.total_bytes),
     ]
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from specdecode_operator.cli.calibrate import calibrate_command
+from specdecode_operator.cli.capture import capture_app
+from specdecode_operator.cli.capture_job import capture_job_app
 from specdecode_operator.cli.crds import crds_command
 from specdecode_operator.cli.doctor import doctor_command
 from specdecode_operator.cli.estimate import estimate_command
@@ -32,6 +34,8 @@ app.command("explain", help="Show how the memory of a SpecDecodeDeployment is co
 app.command("calibrate", help="Measure how far real engines are from the predictions.")(calibrate_command)
 app.command("doctor")(doctor_command)
 app.command("import")(import_command)
+app.add_typer(capture_app, name="capture")
+app.add_typer(capture_job_app, name="capture-job", hidden=True)
 
 
 @app.command("operator")
@@ -42,13 +46,27 @@ def operator_command(
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration file. It may be absent, and is read again when it changes.")
     ] = None,
+    allow_host_path: Annotated[
+        list[str] | None,
+        typer.Option(help="Directory of nodes that objects may have their models in; may be given several times."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
     # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
 
-    run_operator(health_port=health_port, metrics_port=metrics_port, calibration=calibration, verbose=verbose)
+    host_paths = tuple(allow_host_path or ())
+    for path in host_paths:
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise typer.BadParameter(f"{path}: must be an absolute path without ..", param_hint="--allow-host-path")
+    run_operator(
+        health_port=health_port,
+        metrics_port=metrics_port,
+        calibration=calibration,
+        host_paths=host_paths,
+        verbose=verbose,
+    )
 
 
 def _print_version(*, wanted: bool) -> None:

@@ -68,6 +68,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {
         "product": candidate.product,
         "gpus": candidate.gpus,
+        "nodes": candidate.nodes,
         "tensor": candidate.tensor,
         "pipeline": candidate.split.pipeline,
         "data": candidate.split.data,

@@ -10,6 +10,7 @@ from specdecode_operator.services.facts import Facts
 from specdecode_operator.sizing.budget import Budget
 from specdecode_operator.sizing.choice import best_places
 from specdecode_operator.sizing.matrix import MatrixRow
+from specdecode_operator.sizing.nodes import place_phrase
 from specdecode_operator.sizing.precision import Precision
 from specdecode_operator.sizing.units import GIB
 from specdecode_operator.sizing.wording import calibration_phrase
@@ -91,6 +92,8 @@ def engine_bytes(budget: Budget) -> int:
 
 def _table(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
     unit, budget, engine, kv_cache = _ON_CPU if facts.on_cpu else _ON_GPU
+    if facts.on_cpu and (facts.spec.parallelism.tensor or 1) > 1:
+        unit = "GiB per rank"
     budgets = [candidate.budget for candidate in candidates]
     rows = [
         (unit, *(candidate.label for candidate in candidates)),
@@ -142,7 +145,7 @@ def _precisions(rows: Sequence[MatrixRow]) -> list[str]:
         (
             " / ".join(str(each) for each in (row.target_precision, row.draft_precision) if each is not None)
             + f", {row.kv_cache_dtype}",
-            f"{row.gpus} x {row.product}",
+            place_phrase(row.gpus, row.nodes, row.product),
             "-" if row.budget is None else gib(row.budget.weights_bytes),
             "-" if row.budget is None else gib(row.budget.available_kv_bytes),
             "-" if row.budget is None else _capacity(row.budget),

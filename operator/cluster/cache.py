@@ -5,11 +5,19 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Final
 
+from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.fleet import NodeFacts, node_facts
-from specdecode_operator.cluster.resources import CONFIG_MAP, POD
-from specdecode_operator.labels import DEPLOYMENT_LABEL, MODEL_FACTS_LABEL, READS_FOR_LABEL
+from specdecode_operator.cluster.resources import CONFIG_MAP, PERSISTENT_VOLUME_CLAIM, POD
+from specdecode_operator.labels import (
+    CAPTURE_LABEL,
+    CAPTURED_DEPLOYMENT_LABEL,
+    COMPUTES_FOR_LABEL,
+    DEPLOYMENT_LABEL,
+    MODEL_FACTS_LABEL,
+    READS_FOR_LABEL,
+)
 
 _REMEMBERED_DELETIONS = 10_000
 
@@ -26,35 +34,57 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self._deployments: dict[Key, Body] = {}
+        self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
         self._belongings: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
         self._model_facts: dict[str, Body] = {}
         self._nodes: dict[str, tuple[NodeFacts, int]] = {}
+        self.has_groups = False
+        """Whether the cluster has LeaderWorkerSets."""
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
-    def put_deployment(self, body: Body) -> Key:
-        """Remember a SpecDecodeDeployment; return its key."""
-        key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
-        newest = self._newest(self._deployments.get(key), body)
+    def put_parent(self, kind: str, body: Body) -> Key:
+        """Remember an object of one of our kinds; return its key."""
+        key = _key(kind, body)
+        newest = self._newest(self._parents[kind].get(key), body)
         if newest is not None:
-            self._deployments[key] = newest
+            self._parents[kind][key] = newest
         return key
 
-    def drop_deployment(self, body: Body) -> Key:
-        """Forget a SpecDecodeDeployment that is gone, but not one made anew under its name; return its key."""
-        key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+    def drop_parent(self, kind: str, body: Body) -> Key:
+        """Forget an object that is gone, but not one made anew under its name; return its key."""
+        key = _key(kind, body)
         self._remember_deletion(body)
-        if _uid(self._deployments.get(key)) == _uid(body):
-            del self._deployments[key]
+        if _uid(self._parents[kind].get(key)) == _uid(body):
+            del self._parents[kind][key]
         return key
 
-    def deployment(self, key: Key) -> Body | None:
-        """Latest body of a SpecDecodeDeployment."""
-        return self._deployments.get(key)
+    def parent(self, key: Key) -> Body | None:
+        """Latest body of an object."""
+        return self._parents[key.kind].get(key)
 
-    def deployments(self) -> tuple[Key, ...]:
-        """Keys of all SpecDecodeDeployments."""
-        return tuple(self._deployments)
+    def parents(self, kind: str | None = None) -> tuple[Key, ...]:
+        """Keys of all objects, or of those of one kind."""
+        kinds = self._parents if kind is None else (kind,)
+        return tuple(key for each in kinds for key in self._parents[each])
+
+    def captures_of(self, deployment_key: Key) -> list[Body]:
+        """SpecDecodeCaptures of a SpecDecodeDeployment, by name."""
+        captures = [
+            body for key, body in self._parents[capture.KIND].items() if key.namespace == deployment_key.namespace
+        ]
+        mine = [body for body in captures if (body.get("spec") or {}).get("deployment") == deployment_key.name]
+        return sorted(mine, key=lambda body: str(body["metadata"]["name"]))
+
+    def claims_captured_from(self, deployment_key: Key) -> list[Body]:
+        """Claims of captures of a SpecDecodeDeployment, also of captures that are gone."""
+        return [
+            body
+            for key, belongings in self._belongings.items()
+            if key.kind == capture.KIND and key.namespace == deployment_key.namespace
+            for (kind, _), body in belongings.items()
+            if kind == PERSISTENT_VOLUME_CLAIM.kind
+            and body["metadata"]["labels"].get(CAPTURED_DEPLOYMENT_LABEL) == deployment_key.name
+        ]
 
     def put(self, kind: str, body: Body) -> Key | None:
         """Remember a labelled child or pod; return the key it belongs to."""
@@ -90,7 +120,7 @@ class Cache:
         return key
 
     def belongings(self, key: Key, kind: str) -> list[Body]:
-        """Bodies of one kind that carry the label of this SpecDecodeDeployment, by name."""
+        """Bodies of one kind that carry the label of this object, by name."""
         found = self._belongings.get(key, {})
         names = sorted(name for found_kind, name in found if found_kind == kind)
         return [found[kind, name] for name in names]
@@ -117,12 +147,12 @@ class Cache:
         """Nodes with GPUs, by name."""
         return tuple(self._nodes[name][0] for name in sorted(self._nodes))
 
-    def retain_deployments(self, listed: Iterable[Body], version: int) -> None:
-        """Drop the SpecDecodeDeployments that a full list of this version lacks: their deletion was missed."""
+    def retain_parents(self, kind: str, listed: Iterable[Body], version: int) -> None:
+        """Drop the objects of a kind that a full list of this version lacks: their deletion was missed."""
         present = {_uid(body) for body in listed}
-        for body in [*self._deployments.values()]:
+        for body in [*self._parents[kind].values()]:
             if _version(body) <= version and _uid(body) not in present:
-                self.drop_deployment(body)
+                self.drop_parent(kind, body)
 
     def retain(self, kind: str, listed: Iterable[Body], version: int) -> None:
         """Drop the children or pods of a kind that a full list of this version lacks."""
@@ -169,9 +199,16 @@ def is_model_facts(body: Body) -> bool:
     return MODEL_FACTS_LABEL in (body["metadata"].get("labels") or {})
 
 
+def _key(kind: str, body: Body) -> Key:
+    return Key(body["metadata"]["namespace"], body["metadata"]["name"], kind)
+
+
 def _owner(body: Body) -> Key | None:
+    """Return the key of the object that a child or a pod is labelled with."""
     labels = body["metadata"].get("labels") or {}
-    name = labels.get(DEPLOYMENT_LABEL) or labels.get(READS_FOR_LABEL)
+    if name := labels.get(CAPTURE_LABEL):
+        return Key(body["metadata"]["namespace"], name, capture.KIND)
+    name = labels.get(DEPLOYMENT_LABEL) or labels.get(COMPUTES_FOR_LABEL) or labels.get(READS_FOR_LABEL)
     return Key(body["metadata"]["namespace"], name) if name else None
 
 

@@ -81,6 +81,12 @@ class Cluster:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._send(request, {"spec": {"replicas": 0}}, query, _MERGE_PATCH)
 
+    async def change(self, body: Body, change: Body) -> Body:
+        """Change some fields of an object by merge patch, and leave the rest of it alone."""
+        metadata = body["metadata"]
+        request = _Request("PATCH", child_resource(body["kind"]), metadata["namespace"], metadata["name"])
+        return await self._send(request, change, {"fieldManager": FIELD_MANAGER}, _MERGE_PATCH)
+
     async def apply_status(self, resource: Resource, body: Body) -> Body:
         """Write the status subresource by server-side apply."""
         return await self._apply(resource, body, subresource="status")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specdecode_operator.api import base, deployment
+from specdecode_operator.api import base, capture, deployment
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,30 @@ class Resource:
 
 
 SPECDECODE_DEPLOYMENT = Resource(base.API_VERSION, deployment.KIND, deployment.PLURAL)
+SPECDECODE_CAPTURE = Resource(base.API_VERSION, capture.KIND, capture.PLURAL)
 DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
+LEADER_WORKER_SET = Resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 SERVICE = Resource("v1", "Service", "services")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 JOB = Resource("batch/v1", "Job", "jobs")
 POD = Resource("v1", "Pod", "pods")
+PERSISTENT_VOLUME_CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Resource("v1", "Event", "events")
 NODE = Resource("v1", "Node", "nodes")
 
-CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, JOB)
+CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB)
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
-_BY_KIND = {resource.kind: resource for resource in CHILDREN}
+CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB)
+"""Kinds of the objects that belong to a SpecDecodeCapture."""
+
+WATCHED = (*CHILDREN, PERSISTENT_VOLUME_CLAIM, POD)
+"""Kinds of what belongs to an object of ours; watched by our label."""
+
+_BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *CAPTURE_CHILDREN, SPECDECODE_CAPTURE)}
 
 
 def child_resource(kind: str) -> Resource:
-    """Resource of a child's kind."""
+    """Resource of a kind that the operator writes."""
     return _BY_KIND[kind]

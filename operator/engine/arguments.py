@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.engine.settings import EngineSettings, NodeGroup, Platform
 from specdecode_operator.engine.speculative_config import speculative_config
+
+TLS_PATH = "/etc/specdecode-tls"
+"""Where the engine finds its certificate and key in its pod."""
 
 Values = tuple[str, ...] | None
 """What follows a flag: nothing is ``()``, and None leaves the flag out."""
@@ -42,8 +45,14 @@ def _several(ranks: int) -> Values:
 
 
 def _executor(settings: EngineSettings) -> Values:
-    """Return processes of one node, which Ray must not take over where an image holds it."""
-    return ("mp",) if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1 else None
+    """Return processes of the engine's own, which Ray must not take over where an image holds it."""
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    return ("mp",) if ranks > 1 or settings.group is not None else None
+
+
+def _in_group(value: Callable[[NodeGroup], Values]) -> Callable[[EngineSettings, EngineProfile], Values]:
+    """Return what only engines on several nodes are told."""
+    return lambda settings, _: None if settings.group is None else value(settings.group)
 
 
 def _memory_utilization(settings: EngineSettings) -> Values:
@@ -51,6 +60,10 @@ def _memory_utilization(settings: EngineSettings) -> Values:
     if settings.platform is Platform.CPU:
         return None
     return (str(Decimal(settings.memory_utilization_percent).scaleb(-2)),)
+
+
+def _tls_file(name: str) -> Callable[[EngineSettings, EngineProfile], Values]:
+    return lambda settings, _: _one(f"{TLS_PATH}/{name}" if settings.tls else None)
 
 
 def _quantization(settings: EngineSettings, profile: EngineProfile) -> Values:
@@ -63,6 +76,10 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--served-model-name", "spec.serving.servedModelNames", lambda s, _: s.served_model_names),
     Argument("--host", None, lambda _s, _p: ("0.0.0.0",)),  # noqa: S104 (the pod's own network)
     Argument("--port", "spec.serving.port", lambda s, _: _one(s.port)),
+    Argument("--ssl-certfile", "spec.serving.tlsSecret", _tls_file("tls.crt")),
+    Argument("--ssl-keyfile", "spec.serving.tlsSecret", _tls_file("tls.key")),
+    # A certificate that is renewed counts without a restart.
+    Argument("--enable-ssl-refresh", "spec.serving.tlsSecret", lambda s, _: () if s.tls else None),
     Argument("--dtype", "spec.target.quantization", lambda s, _: _one(s.dtype)),
     Argument("--quantization", "spec.target.quantization", _quantization),
     Argument("--tensor-parallel-size", "spec.parallelism.tensor", lambda s, _: _one(s.tensor_parallel_size)),
@@ -70,6 +87,12 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--data-parallel-size", "spec.parallelism.data", lambda s, _: _several(s.data_parallel_size)),
     Argument("--enable-expert-parallel", "spec.parallelism.expert", lambda s, _: () if s.expert_parallel else None),
     Argument("--distributed-executor-backend", None, lambda s, _: _executor(s)),
+    # The ranks that each node takes, those of copies too, follow from its number.
+    Argument("--nnodes", "spec.parallelism", _in_group(lambda group: _one(group.nodes))),
+    Argument("--node-rank", None, _in_group(lambda group: (group.rank,))),
+    Argument("--master-addr", None, _in_group(lambda group: (group.leader_address,))),
+    Argument("--distributed-timeout-seconds", None, _in_group(lambda group: _one(group.meeting_timeout_s))),
+    Argument("--headless", None, _in_group(lambda group: None if group.leads else ())),
     Argument("--max-model-len", "spec.serving.maxModelLen", lambda s, _: _one(s.max_model_len)),
     Argument("--max-num-seqs", "spec.serving.maxNumSeqs", lambda s, _: _one(s.max_num_seqs)),
     Argument(
@@ -79,6 +102,11 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--block-size", "spec.serving.blockSize", lambda s, _: _one(s.block_size)),
     Argument("--gpu-memory-utilization", "spec.serving.memoryUtilizationPercent", lambda s, _: _memory_utilization(s)),
     Argument("--enforce-eager", "spec.serving.enforceEager", lambda s, _: () if s.enforce_eager else None),
+    Argument(
+        "--max-cudagraph-capture-size",
+        "spec.serving.maxCudagraphCaptureSize",
+        lambda s, _: _one(s.max_cudagraph_capture_size),
+    ),
     Argument("--speculative-config", "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
     Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
 )

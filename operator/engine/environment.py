@@ -9,6 +9,10 @@ from specdecode_operator.engine.settings import CpuSettings, EngineSettings
 API_KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which the engine takes the clients' key; set it by secret reference."""
 
+HOST_ADDRESS_VARIABLE = "VLLM_HOST_IP"
+"""The pod's own address, where an engine on several nodes listens: a pod may have several networks, and ZeroMQ listens
+at no name."""
+
 ENGINE_READY_TIMEOUT_S = 14_400
 """How long the API server waits for the engine core.
 
@@ -29,6 +33,11 @@ _ALWAYS = {
     "VLLM_ENGINE_READY_TIMEOUT_S": str(ENGINE_READY_TIMEOUT_S),
 }
 
+STARTUP_PLAN_ENVIRONMENT = {"VLLM_ENABLE_STARTUP_PLAN": "1"}
+"""For engines of one rank with a cache: what memory profiling found is kept beside what was compiled, and used where
+the device has as much free memory as then. Each rank decides that for itself, and one that skips the profiling leaves
+the others waiting for its part in it (vllm/v1/worker/startup_plan.py, gpu_worker.py)."""
+
 _OWNED = {
     "HF_HUB_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
     "TRANSFORMERS_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
@@ -37,6 +46,7 @@ _OWNED = {
     "VLLM_DO_NOT_TRACK": "remove it; the operator turns usage reports off",
     "VLLM_CPU_KVCACHE_SPACE": "use spec.accelerator.kvCacheGiB",
     API_KEY_VARIABLE: "use spec.serving.apiKeySecret, which keeps the key out of this object",
+    HOST_ADDRESS_VARIABLE: "remove it; engines on several nodes get their pod's address, others need none",
     "HF_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
     "HUGGING_FACE_HUB_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
     "VLLM_USE_V2_MODEL_RUNNER": "remove it; the plan counts with the model runner that vLLM itself chooses",
@@ -50,6 +60,10 @@ def environment(settings: EngineSettings) -> dict[str, str]:
     Variables of ``spec.engine.env`` go on top; `env_problems` refuses those
     that would undo one that must hold.
     """
+    if settings.group is not None:
+        # The leader waits for the others too, who may come much later.
+        waits_s = max(ENGINE_READY_TIMEOUT_S, settings.group.meeting_timeout_s)
+        return _ALWAYS | {"VLLM_ENGINE_READY_TIMEOUT_S": str(waits_s)}
     if settings.cpu is None:
         return dict(_ALWAYS)
     return _ALWAYS | _cpu_environment(settings.cpu, settings.tensor_parallel_size)
@@ -62,10 +76,13 @@ def _cpu_environment(cpu: CpuSettings, tensor_parallel_size: int) -> dict[str, s
     That is every core of the node, since a CPU limit is a quota and not a set
     of cores: the engine would be throttled, beside others pinned to the same
     cores, and two ranks on one NUMA node would not start at all. So threads
-    are counted, not pinned.
+    are counted, not pinned. Whoever knows the cores of a pod, as with the
+    kubelet's static CPU policy, writes them into spec.engine.env, a list for
+    each rank: ``0-3|4-7``.
     """
     return {
-        "VLLM_CPU_KVCACHE_SPACE": str(cpu.kv_cache_gib),
+        # vllm/v1/worker/cpu_worker.py: every rank takes so much.
+        "VLLM_CPU_KVCACHE_SPACE": str(cpu.kv_cache_gib // tensor_parallel_size),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, cpu.cores // tensor_parallel_size)),
     }

@@ -68,6 +68,20 @@ def last_given(flag: Flag, extra_args: Sequence[str], profile: EngineProfile) ->
     return None
 
 
+def last_value(name: str, extra_args: Sequence[str], profile: EngineProfile) -> str | None:
+    """Return the value that a flag of one value is given last; None where it is not given.
+
+    The list must have no problems.
+    """
+    flag = profile.flags.get(name)
+    given = last_given(flag, extra_args, profile) if flag else None
+    if given is None:
+        return None
+    index, _ = given
+    _, equals, glued = extra_args[index].partition("=")
+    return glued if equals else extra_args[index + 1]
+
+
 def _read(extra_args: Sequence[str], index: int, profile: EngineProfile) -> tuple[str | None, str, int]:
     """Return what is wrong at ``index``, how to show it, and how many arguments it takes."""
     if not _is_option(extra_args[index]):

@@ -2,9 +2,10 @@
 
 from specdecode_operator.engine.arguments import ARGUMENTS
 
-_ONE_NODE = "use spec.parallelism and spec.replicas; the plan counts the GPUs of a replica, which lie on one node"
+_SPLIT = "use spec.parallelism and spec.replicas; the plan counts the GPUs of a replica, and the nodes that they lie on"
 _KV_CACHE = "use spec.serving.memoryUtilizationPercent, or spec.accelerator.kvCacheGiB on CPU; the plan counts on them"
 _HTTP = "remove it; Service and probes speak HTTP on spec.serving.port"
+_CLIENT_CERTIFICATES = "remove it; the kubelet's probes bring no client certificate, so the engine would never be ready"
 
 _REFUSED = {
     "--model": "use spec.target.model",
@@ -18,19 +19,17 @@ _REFUSED = {
     "--config": "give each setting its field, or its own place in spec.engine.extraArgs; a file cannot be checked",
     "--kv-cache-memory-bytes": _KV_CACHE,
     "--num-gpu-blocks-override": _KV_CACHE,
-    "--decode-context-parallel-size": _ONE_NODE,
-    "--prefill-context-parallel-size": _ONE_NODE,
-    "--nnodes": _ONE_NODE,
-    "--node-rank": _ONE_NODE,
-    "--master-addr": _ONE_NODE,
-    "--master-port": _ONE_NODE,
-    "--headless": _ONE_NODE,
+    "--decode-context-parallel-size": _SPLIT,
+    "--prefill-context-parallel-size": _SPLIT,
+    "--master-port": _SPLIT,
     "--grpc": _HTTP,
     "--uds": _HTTP,
+    "--ssl-cert-reqs": _CLIENT_CERTIFICATES,
+    "--ssl-ca-certs": _CLIENT_CERTIFICATES,
     "--disable-log-stats": "remove it; without statistics nobody can see whether the engine drafts",
     "--help": "remove it; the engine would print its help and exit",
 }
-_REFUSED_FAMILIES = {"--data-parallel-": _ONE_NODE}
+_REFUSED_FAMILIES = {"--data-parallel-": _SPLIT}
 
 
 def refusal(flag: str) -> str | None:

@@ -9,7 +9,12 @@ from specdecode_operator.engine.settings import EngineSettings, Platform
 
 def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
     """Return what the engine would refuse about model, batch and KV cache."""
-    return [*_name_problems(settings), *_batch_problems(settings), *_block_problems(settings, profile)]
+    return [
+        *_name_problems(settings),
+        *_batch_problems(settings),
+        *_block_problems(settings, profile),
+        *_graph_problems(settings),
+    ]
 
 
 def image_problems(image: str | None, platform: Platform, profile: EngineProfile) -> list[Problem]:
@@ -44,3 +49,19 @@ def _block_problems(settings: EngineSettings, profile: EngineProfile) -> Iterato
     if settings.block_size % multiple:
         message = f"must be a multiple of {multiple} for accelerator type {settings.platform.upper()}, such as {usual}"
         yield Problem("spec.serving.blockSize", str(settings.block_size), message)
+
+
+def _graph_problems(settings: EngineSettings) -> Iterator[Problem]:
+    """vllm/config/compilation.py, adjust_cudagraph_sizes_for_spec_decode: sizes are multiples of K + 1."""
+    largest, speculation = settings.max_cudagraph_capture_size, settings.speculation
+    if largest is None:
+        return
+    field = "spec.serving.maxCudagraphCaptureSize"
+    if settings.platform is Platform.CPU:
+        # vllm/platforms/cpu.py, check_and_update_config.
+        yield Problem(field, str(largest), "there are no CUDA graphs on the CPU; remove it")
+    elif settings.enforce_eager:
+        yield Problem(field, str(largest), "there are no CUDA graphs with serving.enforceEager; remove one of the two")
+    elif speculation is not None and largest <= speculation.num_speculative_tokens:
+        verified = speculation.num_speculative_tokens + 1
+        yield Problem(field, str(largest), f"must be at least {verified}, the tokens that one request has verified")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from specdecode_operator.api.values import Method
+from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
 
 
 class Platform(StrEnum):
@@ -91,6 +91,8 @@ class SpeculationSettings:
         Bounds of the n-gram, for methods ngram and ngram_gpu.
     suffix
         Bounds of the lookup, for method suffix.
+    rejection_sampling, draft_sampling
+        How tokens are checked and picked; None: as the engine does.
     """
 
     method: Method
@@ -103,6 +105,39 @@ class SpeculationSettings:
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     suffix: SuffixSettings | None = None
+    rejection_sampling: RejectionSampling | None = None
+    draft_sampling: DraftSampling | None = None
+
+
+class ContainerVariable(str):
+    """A reference to a variable of the container, ``$(NAME)``: the kubelet puts the value in."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """The pods of one engine on several nodes, as one of them sees it.
+
+    Attributes
+    ----------
+    nodes
+        How many there are.
+    rank
+        Which one this is; 0 leads.
+    leader_address
+        Where the leader is reached.
+    leads
+        Whether this one answers clients; the others only compute.
+    meeting_timeout_s
+        How long they wait for each other.
+    """
+
+    nodes: int
+    rank: str
+    leader_address: str
+    leads: bool
+    meeting_timeout_s: int
 
 
 @dataclass(frozen=True)
@@ -127,14 +162,20 @@ class EngineSettings:
         Precision of what is not quantized; ``auto`` is the checkpoint's.
     online_quantization
         Precision to make while loading.
+    max_cudagraph_capture_size
+        Most tokens of a step that runs as a CUDA graph; None: the engine's own.
     speculation
         None: the engine does not speculate.
     cpu
         None: the engine runs on GPUs.
     shutdown_timeout_s
         How long open requests may go on after TERM.
+    tls
+        Whether it serves HTTPS, with the files of TLS_PATH.
     extra_args
         Passed as they are, after everything else.
+    group
+        None: the engine runs on one node.
     """
 
     model: str
@@ -148,15 +189,23 @@ class EngineSettings:
     tensor_parallel_size: int
     port: int
     shutdown_timeout_s: int
+    tls: bool = False
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel: bool = False
     dtype: Literal["auto", "bfloat16"] = "auto"
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False
+    max_cudagraph_capture_size: int | None = None
     speculation: SpeculationSettings | None = None
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()
+    group: NodeGroup | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute, each on a device of its own."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def platform(self) -> Platform:

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from specdecode_operator.api.problems import Problem
-from specdecode_operator.api.values import METHODS_WITH_DRAFT, METHODS_WITH_LOOKUP, Method
+from specdecode_operator.api.values import (
+    METHODS_WITH_DRAFT,
+    METHODS_WITH_LOOKUP,
+    METHODS_WITH_SAMPLING,
+    DraftSampling,
+    Method,
+    RejectionSampling,
+)
 from specdecode_operator.engine.extra_args import last_given
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
@@ -34,6 +41,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_draft_problems(settings, speculation),
         *_path_problems(settings, speculation, profile),
         *_lookup_problems(speculation),
+        *_sampling_problems(settings, speculation, profile),
         *_split_problems(settings, speculation, profile),
         *_slot_problems(settings, speculation, profile),
         *_asynchrony_problems(settings, speculation, profile),
@@ -141,6 +149,23 @@ def _lookup_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
     if shortest is not None and longest is not None and shortest > longest:
         message = f"must not be above promptLookupMax, {longest}"
         yield Problem(f"{_SPECULATION}.ngram.promptLookupMin", str(shortest), message)
+
+
+def _sampling_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """What model runner V1 would pass over (vllm/v1/sample/rejection_sampler.py), and drafts without a distribution.
+
+    Only the speculators of vllm/v1/worker/gpu/spec_decode/speculator.py, and on V1 those with layers, sample.
+    """
+    on_v1 = settings.platform is Platform.CPU or profile.runners[speculation.method] == _V1
+    if speculation.rejection_sampling is RejectionSampling.BLOCK and on_v1:
+        message = f"vLLM's model runner V1, which runs method {speculation.method} here, does not have it; remove it"
+        yield Problem(f"{_SPECULATION}.rejectionSampling", RejectionSampling.BLOCK, message)
+    samples = speculation.draft_sampling is DraftSampling.PROBABILISTIC
+    if samples and speculation.method not in METHODS_WITH_SAMPLING:
+        message = f"method {speculation.method} has no draft that could sample; remove it"
+        yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
 
 
 def _split_problems(

@@ -100,6 +100,10 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
         f"{_SPECULATION}.suffix.minTokenProbabilityPercent",
         _suffix_share("min_token_probability_percent"),
     ),
+    SpeculativeKey(
+        "rejection_sample_method", f"{_SPECULATION}.rejectionSampling", lambda _s, d, _p: d.rejection_sampling
+    ),
+    SpeculativeKey("draft_sample_method", f"{_SPECULATION}.draftSampling", lambda _s, d, _p: d.draft_sampling),
 )
 """Every key that the operator writes."""
 

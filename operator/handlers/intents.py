@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from specdecode_operator.api.base import Body
@@ -32,28 +33,41 @@ class _Remembered(NamedTuple):
 class Intents:
     """The latest intent for each object."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_paths: tuple[str, ...] = ()) -> None:
         self._latest: dict[Key, _Remembered] = {}
+        self._host_paths = host_paths
 
-    def intend(
+    def intend(  # noqa: PLR0913  all that a decision depends on
         self,
         parent: Parent,
         nodes: tuple[NodeFacts, ...],
         entries: Mapping[str, str],
         pods: Sequence[Body],
         calibration: Calibration,
+        *,
+        downloads: Mapping[str, str] = MappingProxyType({}),
+        groups: bool = False,
     ) -> Intent:
         """Return what decision.intend makes of the same arguments."""
         readers = [pod for pod in pods if is_reader(pod)]
         asked = (
-            (parent.uid, parent.generation, parent.status.plan, nodes, dict(entries)),
+            (parent.uid, parent.generation, parent.lent_to, parent.status.plan, nodes, dict(entries)),
             [(pod["metadata"]["uid"], pod["metadata"].get("resourceVersion")) for pod in readers],
-            calibration,
+            (calibration, dict(downloads), groups),
         )
         known = self._latest.get(parent.key)
         if known is not None and known.asked == asked:
             return replace(known.intent, children=json.loads(zlib.decompress(known.children)))
-        intent = intend(parent, nodes, entries, readers, calibration)
+        intent = intend(
+            parent,
+            nodes,
+            entries,
+            readers,
+            calibration,
+            downloads=downloads,
+            host_paths=self._host_paths,
+            groups=groups,
+        )
         packed = zlib.compress(json.dumps(intent.children).encode())
         self._latest[parent.key] = _Remembered(asked, replace(intent, children=[]), packed)
         return intent

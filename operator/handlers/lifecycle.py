@@ -7,7 +7,7 @@ from typing import Any
 import kopf
 
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.resources import CHILDREN, POD
+from specdecode_operator.cluster.resources import WATCHED
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.labels import OWNED_SELECTOR
 
@@ -62,5 +62,5 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.chunk_size = 500
     settings.networking.request_timeout = 30
     # Only what carries our label is watched: clusters have many other pods.
-    for resource in (*CHILDREN, POD):
+    for resource in WATCHED:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR

@@ -6,7 +6,7 @@ from pathlib import Path
 import kopf
 
 from specdecode_operator.handlers import lifecycle, watch
-from specdecode_operator.handlers.metrics import serve_metrics
+from specdecode_operator.handlers.metrics import CaptureCollector, serve_metrics
 from specdecode_operator.handlers.state import OperatorState
 
 HANDLERS = (lifecycle, watch)
@@ -17,18 +17,24 @@ _CHATTY_LOGGERS = ("kopf.objects", "kopf.activities.probe", "aiohttp.access", "h
 
 
 def run_operator(
-    *, health_port: int, metrics_port: int, calibration: Path | None = None, verbose: bool = False
+    *,
+    health_port: int,
+    metrics_port: int,
+    calibration: Path | None = None,
+    host_paths: tuple[str, ...] = (),
+    verbose: bool = False,
 ) -> None:
     """Serve all namespaces until SIGTERM; /healthz and /metrics answer on their ports.
 
-    ``calibration`` is the file that corrects estimates; it may come, change and go at any time.
+    ``calibration`` is the file that corrects estimates; it may come, change and go at any time. ``host_paths`` are the
+    directories of nodes that objects may have their models in.
     """
     kopf.configure(verbose=verbose)
     if not verbose:
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
-    state = OperatorState(calibration)
-    port = serve_metrics(state.residuals, metrics_port)
+    state = OperatorState(calibration, host_paths)
+    port = serve_metrics(metrics_port, state.residuals, CaptureCollector(state.cache))
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     kopf.run(
         clusterwide=True,

@@ -1,5 +1,6 @@
 """What the operator itself publishes at /metrics."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -7,7 +8,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from specdecode_operator.api import capture
+from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.services.residual import BudgetResidual
 
 _LABELS: Final = ("product", "engine_version", "runner", "tensor")
@@ -48,9 +52,26 @@ class ResidualCollector(Collector):
         yield family
 
 
-def serve_metrics(collector: Collector, port: int) -> int:
-    """Serve the collector at /metrics from a thread of its own; return the port, which 0 leaves to the system."""
+class CaptureCollector(Collector):
+    """How many captures there are in each phase."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the samples of one scrape."""
+        family = GaugeMetricFamily("specdecode_captures", "SpecDecodeCaptures by phase.", labels=("phase",))
+        bodies = [self._cache.parent(key) or {} for key in self._cache.parents(capture.KIND)]
+        phases = Counter((body.get("status") or {}).get("phase") for body in bodies)
+        for phase in CapturePhase:
+            family.add_metric((phase.value,), phases[phase.value])
+        yield family
+
+
+def serve_metrics(port: int, *collectors: Collector) -> int:
+    """Serve collectors at /metrics from a thread of its own; return the port, which 0 leaves to the system."""
     registry = CollectorRegistry()
-    registry.register(collector)
+    for collector in collectors:
+        registry.register(collector)
     server, _ = start_http_server(port, registry=registry)
     return int(server.server_port)

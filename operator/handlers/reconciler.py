@@ -3,46 +3,50 @@
 import logging
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from specdecode_operator.api import base, deployment
+from specdecode_operator.api import deployment
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import Condition, ConditionStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe, Reading, Unreachable
-from specdecode_operator.cluster.errors import (
-    ClusterError,
-    ForbiddenError,
-    InvalidObjectError,
-    NotFoundError,
-    RefusedForNowError,
-)
-from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.cluster.resources import CONFIG_MAP, POD
 from specdecode_operator.handlers.calibration_file import CalibrationFile
+from specdecode_operator.handlers.hindrance import hindrance
 from specdecode_operator.handlers.intents import Intents
-from specdecode_operator.handlers.launcher import HinderedError, Launcher
+from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.services.capture.lending import borrower
 from specdecode_operator.services.decision import (
     Intent,
     Launch,
     Observation,
+    Obstacle,
     Parent,
     blocked,
     broken,
     compose_status,
     learn,
-    learn_from,
+    lend,
     observed_residual,
-    plan_change,
     read_parent,
-    recall,
+    rollout_of,
 )
-from specdecode_operator.services.findings import news
+from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.services.model_download import downloads_name, read_downloads
 from specdecode_operator.services.model_job import is_reader
-from specdecode_operator.services.readiness import Summary, stalled, working
+from specdecode_operator.services.model_storage import claims_named
+from specdecode_operator.services.plan_status import plan_change
+from specdecode_operator.services.readiness import Summary
+from specdecode_operator.services.recollection import learn_from, recall
 from specdecode_operator.services.rollback import Memory, memory_name, read_memory, render_memory
-from specdecode_operator.services.rollout import current_pods
+from specdecode_operator.services.rollout import current_pods, template_hash, waits_for_claim
+from specdecode_operator.services.starters import serving_pods, serving_template
 
 _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
@@ -53,13 +57,15 @@ _logger = logging.getLogger(__name__)
 class Reconciler:
     """One reconcile for create, update, resume and resync."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what one process has one of
         self,
         cluster: Cluster,
         cache: Cache,
         probe: EngineProbe,
         residuals: ResidualCollector,
         calibration: CalibrationFile,
+        *,
+        host_paths: tuple[str, ...] = (),
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -67,9 +73,11 @@ class Reconciler:
         self._residuals = residuals
         self._calibration = calibration
         self._launcher = Launcher(cluster, cache)
-        self._intents = Intents()
+        self._reporter = Reporter(cluster, cache)
+        self._intents = Intents(host_paths)
         self._figures_written_s: dict[Key, float] = {}
         self._silent_rounds: dict[Key, int] = {}
+        self._groups: dict[Key, GroupHistory] = {}
 
     async def reconcile(self, key: Key) -> None:
         """Bring one SpecDecodeDeployment and its children in line.
@@ -79,11 +87,11 @@ class Reconciler:
         ClusterError
             When the status cannot say what hinders; the queue tries again.
         """
-        body = self._cache.deployment(key)
+        body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return
-        parent = read_parent(body)
+        parent = self._read(body)
         try:
             failure = await self._keep_what_was_read(parent)
             memory = self._memory(parent)
@@ -103,6 +111,16 @@ class Reconciler:
         if failure is not None:
             intent = blocked(intent, failure)
         await self._report_if_new(parent, intent, observation)
+
+    def intent_of(self, body: Body) -> tuple[Parent, Intent]:
+        """Return what the spec of an object comes to now, for a capture of it."""
+        parent = self._read(body)
+        return parent, recall(parent, self._intend(parent), self._memory(parent))
+
+    def _read(self, body: Body) -> Parent:
+        """Take an object apart; without its engines where a capture has their GPUs."""
+        parent = read_parent(body)
+        return lend(parent, borrower(self._cache.captures_of(parent.key)))
 
     def _memory(self, parent: Parent) -> Memory | None:
         """What is known of earlier engines."""
@@ -124,6 +142,7 @@ class Reconciler:
         self._residuals.set(key, None)
         self._figures_written_s.pop(key, None)
         self._silent_rounds.pop(key, None)
+        self._groups.pop(key, None)
 
     async def _report_if_new(self, parent: Parent, intent: Intent, observation: Observation) -> None:
         status = compose_status(parent, intent, observation, datetime.now(UTC))
@@ -133,7 +152,16 @@ class Reconciler:
     def _intend(self, parent: Parent) -> Intent:
         entries = self._cache.model_facts(parent.key.namespace)
         pods = self._cache.belongings(parent.key, POD.kind)
-        return self._intents.intend(parent, self._cache.nodes(), entries, pods, self._calibration.read())
+        kept = self._launcher.owned(parent).get((CONFIG_MAP.kind, downloads_name(parent.key)))
+        return self._intents.intend(
+            parent,
+            self._cache.nodes(),
+            entries,
+            pods,
+            self._calibration.read(),
+            downloads=read_downloads(kept),
+            groups=self._cache.has_groups,
+        )
 
     async def _keep_what_was_read(self, parent: Parent) -> Summary | None:
         """Keep what pods found out of models, before their Jobs go; return what stands in the way."""
@@ -150,100 +178,65 @@ class Reconciler:
 
     async def _attempt(self, parent: Parent, writing: Awaitable[None]) -> Summary | None:
         """Write to the cluster; return what stands in the way."""
-        try:
-            await writing
-        except HinderedError as error:
-            return (stalled if error.permanent else working)(error.reason, str(error))
-        except ForbiddenError as error:
-            return working("Forbidden", str(error))
-        except RefusedForNowError as error:
-            return working("RefusedForNow", str(error))
-        except InvalidObjectError as error:
-            hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
-            return stalled("ChildRefused", f"{error}{hint if parent.spec.get('podTemplate') else ''}")
-        except ClusterError as error:
-            if parent.status.observed_generation == parent.generation:
-                raise  # what the status says still holds
-            return working("ApiServerError", str(error))
-        return None
+        hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
+        return await hindrance(
+            writing,
+            hint=hint if parent.spec.get("podTemplate") else "",
+            told_before=parent.status.observed_generation == parent.generation,
+        )
 
     async def _observe(self, parent: Parent, intent: Intent) -> Observation:
-        owned = self._launcher.owned(parent)
-        engine = owned.get((DEPLOYMENT.kind, parent.key.name))
-        pods = current_pods(self._cache.belongings(parent.key, POD.kind), engine)
+        starter = self._launcher.starter(parent, intent)
+        pods = current_pods(self._cache.belongings(parent.key, POD.kind), starter)
         readings: dict[str, Reading] = {}
         if isinstance(intent.course, Launch):
             facts = intent.course.facts
-            readings = dict(await self._probe.read_all(pods, facts.spec.serving.port, facts.profile))
+            serving = facts.spec.serving
+            tls = serving.tls_secret is not None
+            readings = dict(await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, tls=tls))
         silent = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         self._silent_rounds[parent.key] = self._silent_rounds.get(parent.key, 0) + 1 if silent else 0
         written_s = self._figures_written_s.get(parent.key)
-        return Observation(
-            engine,
+        observation = Observation(
+            starter,
             pods,
             readings,
             rested=written_s is None or time.monotonic() - written_s >= _FIGURES_REST_S,
             silent_rounds=self._silent_rounds[parent.key],
+            sharers=self._sharers(parent),
         )
+        return replace(observation, groups=self._look_at_groups(parent.key, intent, observation))
+
+    def _look_at_groups(self, key: Key, intent: Intent, observation: Observation) -> GroupHistory:
+        """Add what is seen now to what was seen of engines on several nodes before."""
+        if observation.starter is None or isinstance(intent.course, Obstacle):
+            return self._groups.get(key, UNSEEN)
+        serve = rollout_of(intent.course, observation).complete
+        template = template_hash(serving_template(observation.starter))
+        before = self._groups.get(key, UNSEEN)
+        self._groups[key] = look(before, template, observation.pods, time.monotonic(), serve=serve)
+        return self._groups[key]
+
+    def _sharers(self, parent: Parent) -> tuple[str, ...]:
+        """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""
+        if not any(map(waits_for_claim, self._cache.belongings(parent.key, POD.kind))):
+            return ()
+        claims = claims_named(parent.spec)
+        others = [
+            key
+            for key in self._cache.parents(deployment.KIND)
+            if key.namespace == parent.key.namespace and key.name != parent.key.name
+        ]
+        found = {key.name for key in others if claims & claims_named((self._cache.parent(key) or {}).get("spec"))}
+        return tuple(sorted(found))
 
     async def _report(self, parent: Parent, status: SpecDecodeDeploymentStatus) -> None:
         """Write the status, and tell what changed in Events."""
-        body = {
-            "apiVersion": base.API_VERSION,
-            "kind": deployment.KIND,
-            "metadata": {"namespace": parent.key.namespace, "name": parent.key.name, "uid": parent.uid},
-            "status": status.model_dump(by_alias=True, mode="json", exclude_none=True),
-        }
-        try:
-            self._cache.put_deployment(await self._cluster.apply_status(SPECDECODE_DEPLOYMENT, body))
-        except NotFoundError:
-            # Deleted meanwhile, though no event said so: the garbage collector removes what it owned.
-            self._cache.drop_deployment(body)
+        if not await self._reporter.write(parent.key, parent.uid, status):
             self._forget(parent.key)
             return
         if status.observed != parent.status.observed:
             self._figures_written_s[parent.key] = time.monotonic()
         if change := plan_change(parent.status.plan, status.plan):
-            await self._tell(parent, "PlanChanged", change)
-        for condition in news(parent.status.conditions, status.conditions):
-            _logger.info(
-                "%s: %s is %s: %s: %s",
-                parent.key,
-                condition.type,
-                condition.status,
-                condition.reason,
-                condition.message,
-            )
-            message = f"{condition.type} is {condition.status}: {condition.message}"
-            await self._tell(parent, condition.reason, message, warns=_is_bad(condition))
-
-    async def _tell(self, parent: Parent, reason: str, message: str, *, warns: bool = False) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{parent.key.name}-", "namespace": parent.key.namespace},
-            "type": "Warning" if warns else "Normal",
-            "reason": reason,
-            "message": message[:1024],
-            "involvedObject": {
-                "apiVersion": base.API_VERSION,
-                "kind": deployment.KIND,
-                "namespace": parent.key.namespace,
-                "name": parent.key.name,
-                "uid": parent.uid,
-            },
-            "source": {"component": "specdecode-operator"},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        try:
-            await self._cluster.post_event(parent.key.namespace, event)
-        except ClusterError as error:
-            _logger.warning("%s: no Event could be posted: %s", parent.key, error)
-
-
-def _is_bad(condition: Condition) -> bool:
-    """Whether a person should look: something is false that is not so on the way."""
-    return condition.status is ConditionStatus.FALSE and condition.reason not in {"Starting", "Disabled", "NotAccepted"}
+            await self._reporter.tell(parent.key, parent.uid, "PlanChanged", change)
+        await self._reporter.tell_news(parent.key, parent.uid, parent.status.conditions, status.conditions)

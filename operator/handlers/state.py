@@ -8,17 +8,29 @@ from pathlib import Path
 
 import kopf
 
+from specdecode_operator.api import capture, deployment
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.errors import ClusterError, NotFoundError
-from specdecode_operator.cluster.resources import CHILDREN, NODE, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from specdecode_operator.cluster.resources import (
+    LEADER_WORKER_SET,
+    NODE,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+    WATCHED,
+    Resource,
+)
 from specdecode_operator.handlers.calibration_file import CalibrationFile
+from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.own_image import own_image
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconciler import Reconciler
 from specdecode_operator.labels import OWNED_SELECTOR
 
+_OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _STUCK_S = 300.0
 _ROUNDS_TO_RELIST = 20
 _RESYNC_S = 15.0
@@ -34,13 +46,14 @@ class OperatorStuckError(kopf.PermanentError):
 class OperatorState:
     """Cache, queue and connections, from start-up to clean-up."""
 
-    def __init__(self, calibration: Path | None = None) -> None:
+    def __init__(self, calibration: Path | None = None, host_paths: tuple[str, ...] = ()) -> None:
         self.cache = Cache()
         self.calibration = CalibrationFile(calibration)
+        self.host_paths = host_paths
         self.queue = WorkQueue()
         self.residuals = ResidualCollector()
-        self.watched = False
-        """Whether a watch has brought an object of ours. kopf may miss a CRD that is made after its
+        self.watched: set[str] = set()
+        """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
         start, when the API server serves it later than it says so: until then objects are listed."""
         self._tasks: list[asyncio.Task[None]] = []
         self._connections = AsyncExitStack()
@@ -59,9 +72,16 @@ class OperatorState:
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
         await self._look_at_everything(cluster)
-        reconciler = Reconciler(cluster, self.cache, probe, self.residuals, self.calibration)
+        reconciler = Reconciler(
+            cluster, self.cache, probe, self.residuals, self.calibration, host_paths=self.host_paths
+        )
+        captures = CaptureReconciler(cluster, self.cache, reconciler.intent_of, await own_image(cluster))
+
+        async def reconcile(key: Key) -> None:
+            await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
+
         self._tasks = [
-            asyncio.create_task(self.queue.run(reconciler.reconcile)),
+            asyncio.create_task(self.queue.run(reconcile)),
             asyncio.create_task(self._resync(cluster)),
         ]
 
@@ -80,10 +100,17 @@ class OperatorState:
             raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s")
 
     def add_all(self, namespace: str | None = None) -> None:
-        """Ask for a look at every object, or at every one of a namespace."""
-        for key in self.cache.deployments():
+        """Ask for a look at every SpecDecodeDeployment, or at every one of a namespace."""
+        for key in self.cache.parents(deployment.KIND):
             if namespace in (None, key.namespace):
                 self.queue.add(key)
+
+    def add_related(self, key: Key) -> None:
+        """Ask for a look at a SpecDecodeDeployment and its captures: they wait for each other."""
+        for body in self.cache.captures_of(key):
+            self.queue.add(Key(key.namespace, body["metadata"]["name"], capture.KIND))
+        if self.cache.parent(key) is not None:
+            self.queue.add(key)
 
     async def _look_at_everything(self, cluster: Cluster) -> None:
         """See nodes, children, pods and objects in full.
@@ -97,19 +124,36 @@ class OperatorState:
         for node in nodes:
             self.cache.put_node(node)
         self.cache.retain_nodes(nodes, version)
-        for resource in (*CHILDREN, POD):
-            bodies, version = await cluster.list(resource, OWNED_SELECTOR)
-            for body in bodies:
-                self.cache.put(resource.kind, body)
-            self.cache.retain(resource.kind, bodies, version)
-        await self._look_at_objects(cluster)
+        for resource in WATCHED:
+            if resource != LEADER_WORKER_SET:
+                await self._look_at_belongings(cluster, resource)
+        await self._look_at_groups(cluster)
+        for resource in _OUR_KINDS:
+            await self._look_at_objects(cluster, resource)
 
-    async def _look_at_objects(self, cluster: Cluster) -> None:
+    async def _look_at_belongings(self, cluster: Cluster, resource: Resource) -> None:
+        bodies, version = await cluster.list(resource, OWNED_SELECTOR)
+        for body in bodies:
+            self.cache.put(resource.kind, body)
+        self.cache.retain(resource.kind, bodies, version)
+
+    async def _look_at_groups(self, cluster: Cluster) -> None:
+        """See the LeaderWorkerSets, where the cluster has them; they may come at any time."""
+        try:
+            await self._look_at_belongings(cluster, LEADER_WORKER_SET)
+            served = True
+        except (NotFoundError, ForbiddenError):
+            served = False
+        if served != self.cache.has_groups:
+            self.cache.has_groups = served
+            self.add_all()
+
+    async def _look_at_objects(self, cluster: Cluster, resource: Resource) -> None:
         with suppress(NotFoundError):  # without its CRD there is no such kind
-            bodies, version = await cluster.list(SPECDECODE_DEPLOYMENT)
+            bodies, version = await cluster.list(resource)
             for body in bodies:
-                self.cache.put_deployment(body)
-            self.cache.retain_deployments(bodies, version)
+                self.cache.put_parent(resource.kind, body)
+            self.cache.retain_parents(resource.kind, bodies, version)
 
     async def _resync(self, cluster: Cluster) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
@@ -118,9 +162,13 @@ class OperatorState:
             try:
                 if round_ % _ROUNDS_TO_RELIST == 0:
                     await self._look_at_everything(cluster)
-                elif not self.watched:
-                    await self._look_at_objects(cluster)
+                else:
+                    if not (self.cache.has_groups and LEADER_WORKER_SET.kind in self.watched):
+                        await self._look_at_groups(cluster)
+                    for resource in _OUR_KINDS:
+                        if resource.kind not in self.watched:
+                            await self._look_at_objects(cluster, resource)
             except ClusterError as error:
                 _logger.warning("a list is put off: %s", error)
-            for key in self.cache.deployments():
+            for key in self.cache.parents():
                 self.queue.add_unless_failing(key)

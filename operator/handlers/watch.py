@@ -9,9 +9,10 @@ from typing import Any
 
 import kopf
 
-from specdecode_operator.api import base, deployment
+from specdecode_operator.api import base, capture, deployment
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import is_model_facts
-from specdecode_operator.cluster.resources import CHILDREN, POD
+from specdecode_operator.cluster.resources import WATCHED
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
 
@@ -19,14 +20,30 @@ from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
 @kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL)
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at an object that appeared, changed or went away."""
-    memo.watched = True
+    key = _seen(event, deployment.KIND, memo)
+    memo.add_related(key)
+
+
+@kopf.on.event(base.GROUP, base.VERSION, capture.PLURAL)
+async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
+    """Look at a capture that appeared, changed or went away, and at the deployment that may lend it its GPUs."""
+    key = _seen(event, capture.KIND, memo)
+    name = (event["object"].get("spec") or {}).get("deployment")
+    if name:
+        memo.add_related(Key(key.namespace, name))
+
+
+def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key:
+    """Remember an object of ours as it is now, and ask for a look at it."""
+    memo.watched.add(kind)
     body: dict[str, Any] = dict(event["object"])
     if event["type"] == "DELETED":
-        key = memo.cache.drop_deployment(body)
+        key = memo.cache.drop_parent(kind, body)
         memo.queue.forget(key)
-        memo.queue.add(key)  # so that the reconciler forgets it too
     else:
-        memo.queue.add(memo.cache.put_deployment(body))
+        key = memo.cache.put_parent(kind, body)
+    memo.queue.add(key)  # also one that is gone, so that the reconciler forgets it
+    return key
 
 
 @kopf.on.event("nodes")
@@ -40,15 +57,18 @@ async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
 async def on_belonging(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
     """Look at the object that a child or a pod belongs to, or at all that share what is known of models."""
     body: dict[str, Any] = dict(event["object"])
+    memo.watched.add(resource.kind or "")
     remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
     key = remember(resource.kind or "", body)
-    if key is not None and memo.cache.deployment(key) is not None:
+    if key is not None and key.kind == deployment.KIND:
+        memo.add_related(key)
+    elif key is not None and memo.cache.parent(key) is not None:
         memo.queue.add(key)
     if is_model_facts(body):
         memo.add_all(body["metadata"]["namespace"])
 
 
-for _resource in (*CHILDREN, POD):
+for _resource in WATCHED:
     kopf.on.event(
         *filter(None, [_resource.group, _resource.api_version.rpartition("/")[2], _resource.plural]),
         labels={MANAGED_BY_LABEL: MANAGER},

@@ -18,12 +18,16 @@ from specdecode_operator.api.problems import InvalidSpecError
 from specdecode_operator.api.status import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.cluster.engine_probe import Reading
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.cluster.resources import DEPLOYMENT
+from specdecode_operator.cluster.resources import LEADER_WORKER_SET
 from specdecode_operator.labels import selector_labels
 from specdecode_operator.services import proof
-from specdecode_operator.services.children import render_children, render_plan
+from specdecode_operator.services.children import render_children, render_plan, wanted_replicas
+from specdecode_operator.services.engine_pod import engine_timings
 from specdecode_operator.services.facts import Facts, check_without_models, gather_facts
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding, kept, stamp
+from specdecode_operator.services.group_history import UNSEEN, GroupHistory
+from specdecode_operator.services.group_rollout import read_group_rollout
+from specdecode_operator.services.model_download import commits_read, download_first, downloaded, wanted_downloads
 from specdecode_operator.services.model_facts import (
     KnownModels,
     ModelSource,
@@ -34,6 +38,7 @@ from specdecode_operator.services.model_facts import (
     sources_without_description,
 )
 from specdecode_operator.services.model_job import reading_jobs, reading_trouble, what_was_read
+from specdecode_operator.services.model_storage import refuse_host_path
 from specdecode_operator.services.pairing import pairing_doubts
 from specdecode_operator.services.plan_status import plan_status, planned_finding
 from specdecode_operator.services.planning import WaitingForNodes, full_matrix, make_plan, passed_over
@@ -42,6 +47,8 @@ from specdecode_operator.services.readiness import (
     Summary,
     available_finding,
     earlier_engines_finding,
+    lent,
+    naming_sharers,
     rolled_back,
     stalled,
     summarize,
@@ -49,16 +56,10 @@ from specdecode_operator.services.readiness import (
     working,
 )
 from specdecode_operator.services.residual import BudgetResidual, budget_residual
-from specdecode_operator.services.rollback import (
-    Failure,
-    Memory,
-    attempt_of,
-    put_back,
-    remembered,
-    render_memory,
-)
-from specdecode_operator.services.rollout import Rollout, read_rollout, template_hash
+from specdecode_operator.services.rollback import Failure
+from specdecode_operator.services.rollout import Rollout, read_rollout
 from specdecode_operator.services.spec_problems import spec_problems
+from specdecode_operator.services.starters import STARTERS, refuse_group_name
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.plan import Plan
 
@@ -75,6 +76,8 @@ class Parent:
     generation: int
     spec: Body
     status: SpecDecodeDeploymentStatus
+    lent_to: str | None = None
+    """The capture that has its GPUs."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +115,16 @@ class Intent:
     children: list[Body] = field(default_factory=list)
 
     @property
-    def engines(self) -> Body | None:
-        """The Deployment that is wanted."""
-        return next((child for child in self.children if child["kind"] == DEPLOYMENT.kind), None)
+    def starter(self) -> Body | None:
+        """What is to start the engines."""
+        return next((child for child in self.children if child["kind"] in STARTERS), None)
 
 
 @dataclass(frozen=True)
 class Observation:
     """What was seen of the engines after the children were applied."""
 
-    deployment: Body | None = None
+    starter: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
     rested: bool = True
@@ -129,6 +132,12 @@ class Observation:
 
     silent_rounds: int = 0
     """How many times in a row no engine answered."""
+
+    sharers: tuple[str, ...] = ()
+    """Other objects of the namespace whose models are on a claim of this one."""
+
+    groups: GroupHistory = UNSEEN
+    """What was seen of engines on several nodes before."""
 
 
 def read_parent(body: Mapping[str, Any]) -> Parent:
@@ -148,6 +157,13 @@ def read_parent(body: Mapping[str, Any]) -> Parent:
     )
 
 
+def lend(parent: Parent, capture: str | None) -> Parent:
+    """Return the object as it holds while a capture has its GPUs: as if it were suspended."""
+    if capture is None or parent.spec.get("suspend") or parent.spec.get("replicas") == 0:
+        return parent
+    return replace(parent, spec={**parent.spec, "suspend": True}, lent_to=capture)
+
+
 def learn(parent: Parent, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
     """Return what the object's pods have found out of its models and the entries do not hold yet, as entries."""
     try:
@@ -158,27 +174,36 @@ def learn(parent: Parent, entries: Mapping[str, str], pods: Sequence[Body]) -> d
     return {source.key: entry(source, found) for source, found in what_was_read(pods, lacking).items()}
 
 
-def intend(
+def intend(  # noqa: PLR0913  all that a decision depends on
     parent: Parent,
     nodes: tuple[NodeFacts, ...],
     entries: Mapping[str, str] = MappingProxyType({}),
     pods: Sequence[Body] = (),
     calibration: Calibration = UNCALIBRATED,
+    *,
+    downloads: Mapping[str, str] = MappingProxyType({}),
+    host_paths: tuple[str, ...] = (),
+    groups: bool = False,
 ) -> Intent:
     """Decide what should exist for a spec.
 
     ``entries`` are facts of models that were read in its namespace, ``pods``
-    its own, some of which may be reading a model; ``calibration`` is what
-    measurements say of the estimates.
+    its own, some of which may be reading a model or downloading one;
+    ``calibration`` is what measurements say of the estimates, ``downloads``
+    what is in its cache, ``host_paths`` what may be mounted of nodes;
+    ``groups`` says whether the cluster has LeaderWorkerSets.
     """
     previous = parent.status.plan
     try:
         spec = _parse(parent.spec)
+        refuse_host_path(spec, host_paths)
         known = known_models(spec, entries)
         if lacking := _lacking(spec, known):
             return _read_first(parent, spec, lacking, pods)
         facts = gather_facts(spec, known, calibration)
-        plan = make_plan(facts, nodes, previous)
+        plan = make_plan(facts, nodes, previous, groups=groups)
+        if isinstance(plan, Plan):
+            refuse_group_name(parent.key, plan.chosen.nodes)
     except InvalidSpecError as error:
         summary = stalled(error.reason, str(error))
         accepted = Finding("Accepted", FALSE, error.reason, str(error))
@@ -202,44 +227,14 @@ def intend(
         summary = stalled(planned.reason, planned.message)
         children = [render_plan(parent.key, parent.uid, plan, matrix)]
         return Intent(Obstacle(summary, told), [accepted, planned], children)
-    return Intent(
-        Launch(facts, plan, told),
-        [accepted, planned],
-        render_children(parent.key, parent.uid, facts, plan, matrix),
-    )
-
-
-def recall(parent: Parent, intent: Intent, memory: Memory | None) -> Intent:
-    """Return the intent in the light of what happened before: an attempt that failed is not made again."""
-    course, engines = intent.course, intent.engines
-    if memory is None or not isinstance(course, Launch) or engines is None:
-        return intent
-    kept = render_memory(parent.key, parent.uid, memory)
-    failure = memory.failure
-    if failure is None or failure.attempt != _attempt(course):
-        return replace(intent, children=[kept, *intent.children])
-    back = put_back(parent.key, parent.uid, engines, memory.template)
-    others = [child for child in intent.children if child is not engines]
-    return Intent(RolledBack(course.facts, course.told, failure), intent.findings, [kept, *others, back])
-
-
-def learn_from(intent: Intent, observation: Observation, memory: Memory | None) -> Memory | None:
-    """Return what is to be remembered of engines that serve, or that will not."""
-    course, engines = intent.course, intent.engines
-    if not isinstance(course, Launch) or engines is None or observation.deployment is None:
-        return memory
-    template = engines["spec"]["template"]
-    if template_hash(observation.deployment["spec"]["template"]) != template_hash(template):
-        return memory
-    if course.facts.spec.rollout.paused:
-        return memory
-    return remembered(memory, template, _attempt(course), _rollout(course, observation))
-
-
-def _attempt(launch: Launch) -> str:
-    spec = launch.facts.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    chosen = launch.plan.chosen
-    return attempt_of(spec, chosen.product, chosen.tensor, chosen.gpus)
+    commits = {**downloads, **commits_read(pods, wanted_downloads(facts.spec))}
+    if on_the_way := download_first(parent.key, parent.uid, facts, commits, pods):
+        summary, jobs = on_the_way
+        children = [render_plan(parent.key, parent.uid, plan, matrix), *jobs]
+        return Intent(Obstacle(summary, told), [accepted, planned], children)
+    facts, kept_commits = downloaded(parent.key, parent.uid, facts, commits)
+    children = [*kept_commits, *render_children(parent.key, parent.uid, facts, plan, matrix)]
+    return Intent(Launch(facts, plan, told), [accepted, planned], children)
 
 
 def _lacking(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[str, ModelSource]:
@@ -297,7 +292,7 @@ def compose_status(
     if isinstance(course, Obstacle):
         summary = course.summary
         findings = [
-            earlier_engines_finding(observation.deployment),
+            earlier_engines_finding(observation.starter),
             *(
                 Finding(type_, UNKNOWN, "NotLaunched", "nothing is launched for this spec")
                 for type_ in ("SpeculationActive", "BudgetAccurate")
@@ -311,7 +306,10 @@ def compose_status(
             seen = proof.observe(course.facts, residual, observation.readings)
             observed = proof.settle(seen, observed, rested=observation.rested)
         summary, findings = _proof(parent, course, observation, observed, residual)
-    deployment_status = (observation.deployment or {}).get("status", {})
+    summary = naming_sharers(summary, observation.sharers)
+    if parent.lent_to is not None and summary.status is TRUE:
+        summary = lent(parent.lent_to)
+    starter_status = (observation.starter or {}).get("status", {})
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
         conditions=stamp(
@@ -319,20 +317,24 @@ def compose_status(
         ),
         plan=course.told,
         observed=observed,
-        replicas=deployment_status.get("replicas", 0),
-        ready_replicas=deployment_status.get("readyReplicas", 0),
+        replicas=starter_status.get("replicas", 0),
+        ready_replicas=starter_status.get("readyReplicas", 0),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
 
 
-def _rollout(course: Launch | RolledBack, observation: Observation) -> Rollout:
-    spec = course.facts.spec
-    return read_rollout(observation.deployment, observation.pods, 0 if spec.suspend else spec.replicas)
+def rollout_of(course: Launch | RolledBack, observation: Observation) -> Rollout:
+    """Return how far the engines of a course are."""
+    starter, wanted = observation.starter, wanted_replicas(course.facts)
+    if starter is None or starter.get("kind") != LEADER_WORKER_SET.kind:
+        return read_rollout(starter, observation.pods, wanted)
+    deadline_s = engine_timings(course.facts, course.plan).progress_deadline_s if isinstance(course, Launch) else None
+    return read_group_rollout(starter, observation.pods, wanted, observation.groups, deadline_s)
 
 
 def _earlier(course: RolledBack, observation: Observation) -> tuple[Summary, list[Finding]]:
     """What there is to say of engines that were put back."""
-    rollout = _rollout(course, observation)
+    rollout = rollout_of(course, observation)
     message = "the engines are those of an earlier spec"
     summary = without_engines(course.facts.spec) or rolled_back(rollout, str(course.failure))
     return summary, [
@@ -350,7 +352,7 @@ def _proof(
 ) -> tuple[Summary, list[Finding]]:
     """What the engines show of a plan in force."""
     spec = launch.facts.spec
-    rollout = _rollout(launch, observation)
+    rollout = rollout_of(launch, observation)
     speculation = proof.speculation_finding(launch.facts, observation.readings, observed)
     budget = proof.budget_finding(launch.plan, residual, observation.readings)
     before = {condition.type: condition for condition in parent.status.conditions}
@@ -362,18 +364,6 @@ def _proof(
         rollout, speculation, before.get("Ready"), parent.generation, paused=spec.rollout.paused
     )
     return summary, [available_finding(rollout), speculation, budget]
-
-
-def plan_change(old: PlanStatus | None, new: PlanStatus | None) -> str | None:
-    """Return from what to what a plan changed, in words; None where it did not, or none was before."""
-    if old is None or new is None or _place(old) == _place(new):
-        return None
-    return f"{_place(old)} -> {_place(new)}: {new.explanation}"
-
-
-def _place(plan: PlanStatus) -> str:
-    precisions = " + ".join(filter(None, [plan.target_quantization, plan.draft_quantization]))
-    return f"{precisions} on {plan.gpus_per_replica} x {plan.product}"
 
 
 def _parse(spec: Body) -> SpecDecodeDeploymentSpec:

@@ -5,25 +5,27 @@ from specdecode_operator.api.values import AcceleratorType, Method, Quantization
 from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,
+    NodeGroup,
     OnlineQuantization,
     ScheduleRange,
     SpeculationSettings,
     SuffixSettings,
 )
 from specdecode_operator.services.checkpoints import short_name
+from specdecode_operator.services.model_storage import engine_model_path
 from specdecode_operator.services.timings import shutdown_timeout_s
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair
 from specdecode_operator.sizing.precision import Precision
 
-MODELS_PATH = "/models"
 
-
-def engine_settings(spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int) -> EngineSettings:
+def engine_settings(
+    spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: NodeGroup | None = None
+) -> EngineSettings:
     """Everything that the engine's command line and environment need."""
     serving, limits = spec.serving, pair.limits
     return EngineSettings(
-        model=model_path(spec.target.model),
+        model=engine_model_path(spec, spec.target),
         served_model_names=tuple(serving.served_model_names) or (short_name(spec.target.model),),
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
@@ -36,19 +38,17 @@ def engine_settings(spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int) -> 
         data_parallel_size=spec.parallelism.data,
         expert_parallel=spec.parallelism.expert,
         port=serving.port,
+        tls=serving.tls_secret is not None,
         shutdown_timeout_s=shutdown_timeout_s(spec),
         dtype="bfloat16" if spec.target.quantization is Quantization.BF16 else "auto",
         online_quantization=_online_quantization(pair.target, pair.target_precision),
         enforce_eager=serving.enforce_eager,
+        max_cudagraph_capture_size=serving.max_cudagraph_capture_size,
         speculation=_speculation(spec, pair),
         cpu=_cpu(spec),
         extra_args=tuple(spec.engine.extra_args),
+        group=group,
     )
-
-
-def model_path(model: str) -> str:
-    """Where the engine finds a model: in the user's volume, or where the download puts it."""
-    return f"{MODELS_PATH}/{model.strip('/')}"
 
 
 def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
@@ -76,7 +76,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
             ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
             for range_ in speculation.num_speculative_tokens_by_batch_size
         ),
-        draft_model=model_path(draft.model) if draft else None,
+        draft_model=engine_model_path(spec, draft) if draft else None,
         draft_online_quantization=_online_quantization(pair.draft, pair.draft_precision) if pair.draft else None,
         draft_max_model_len=draft.max_model_len if draft else None,
         prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,
@@ -90,4 +90,6 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         )
         if suffix
         else None,
+        rejection_sampling=speculation.rejection_sampling,
+        draft_sampling=speculation.draft_sampling,
     )

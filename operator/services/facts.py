@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from specdecode_operator.api.deployment import Draft, SpecDecodeDeploymentSpec, Target
 from specdecode_operator.api.problems import InvalidSpecError, Problem
-from specdecode_operator.api.values import AcceleratorType, KvCacheDtype, Method
+from specdecode_operator.api.values import AcceleratorType, DraftSampling, KvCacheDtype, Method
 from specdecode_operator.cluster.fleet import GPU_RESOURCE
 from specdecode_operator.engine.environment import env_problems
 from specdecode_operator.engine.extra_args import extra_args_problems
@@ -18,6 +18,7 @@ from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVers
 from specdecode_operator.engine.serving_rules import image_problems, serving_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.engine.speculation_rules import speculation_problems
+from specdecode_operator.services.capture_schedules import schedule_problems
 from specdecode_operator.services.checkpoints import (
     choices,
     geometry_of,
@@ -87,6 +88,12 @@ class Facts:
     def method(self) -> Method:
         """How tokens are proposed; none where the spec says nothing."""
         return self.spec.speculation.method if self.spec.speculation else Method.NONE
+
+    @property
+    def image(self) -> str:
+        """The engine's image."""
+        platform = Platform.CPU if self.on_cpu else Platform.GPU
+        return self.spec.engine.image or self.profile.images[platform]
 
     @property
     def on_cpu(self) -> bool:
@@ -164,6 +171,7 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
         *extra_args_problems(spec.engine.extra_args, profile),
         *env_problems(spec.engine.env),
         *overlay_problems(spec.pod_template, _owned_resources(platform)),
+        *schedule_problems(spec.captures),
     ]
 
 
@@ -212,6 +220,7 @@ def _pair(
         method=speculation.method.value if speculation else Method.NONE.value,
         num_speculative_tokens=(speculation.num_speculative_tokens or 0) if speculation else 0,
         limits=_limits(spec, own[_TARGET], profile),
+        samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
     )
 
 
@@ -228,6 +237,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         enforce_eager=serving.enforce_eager,
         min_concurrency=serving.min_concurrency,
         engine_version=profile.version,
+        max_graph_tokens=serving.max_cudagraph_capture_size,
     )
 
 

@@ -62,6 +62,8 @@ def news(old: list[Condition], new: list[Condition]) -> list[Condition]:
 def _is_worth_telling(condition: Condition) -> bool:
     if condition.type in {"Reconciling", "Stalled", "Available"}:
         return False  # Ready tells it
+    if condition.type == "WaitingForGPUs":
+        return condition.status is TRUE
     if condition.type == "Accepted":
         return condition.status is FALSE
     return condition.type == "Ready" or condition.status is not UNKNOWN

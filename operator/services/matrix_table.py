@@ -57,6 +57,13 @@ def _csv(rows: Iterable[MatrixRow], chosen: Budget | None) -> str:
     return out.getvalue()
 
 
+def _is(budget: Budget | None, chosen: Budget | None) -> bool:
+    """Whether two budgets are equal; most differ in what is left, which is compared first: all of it takes long."""
+    if budget is None or chosen is None:
+        return False
+    return budget.available_kv_bytes == chosen.available_kv_bytes and budget == chosen
+
+
 def _line(row: MatrixRow, chosen: Budget | None) -> tuple[str, ...]:
     budget = row.budget
     return (
@@ -68,7 +75,7 @@ def _line(row: MatrixRow, chosen: Budget | None) -> tuple[str, ...]:
         str(row.tensor),
         row.verdict,
         "yes" if row.launchable else "no",
-        "yes" if row.launchable and budget is not None and budget == chosen else "",
+        "yes" if row.launchable and _is(budget, chosen) else "",
         str(row.tokens),
         f"{row.concurrency:.2f}",
         "" if budget is None else f"{budget.available_kv_bytes / GIB:.2f}",

@@ -39,23 +39,34 @@ class ModelSource:
     revision
         Revision of the hub repository; None for its default, and for a volume.
     claim
-        PersistentVolumeClaim of the volume; None for the hub.
+        PersistentVolumeClaim of the volume; None for the hub and for nodes.
+    host_path
+        Directory of the nodes that holds it.
     """
 
     model: str
     revision: str | None = None
     claim: str | None = None
+    host_path: str | None = None
+
+    @property
+    def on_volume(self) -> bool:
+        """Whether it is there already, as opposed to on the hub."""
+        return self.claim is not None or self.host_path is not None
 
     @property
     def key(self) -> str:
         """Name of the model's entry: readable, and different for each source."""
-        digest = hashlib.sha256(json.dumps([self.model, self.revision, self.claim]).encode()).hexdigest()
+        place = [self.model, self.revision, self.claim, *filter(None, [self.host_path])]
+        digest = hashlib.sha256(json.dumps(place).encode()).hexdigest()
         return f"{re.sub(r'[^-._a-zA-Z0-9]+', '.', self.model)[-180:].strip('.')}-{digest[:12]}"
 
     def __str__(self) -> str:
         """The place in words."""
         if self.claim is not None:
             return f"{self.model} on PersistentVolumeClaim {self.claim}"
+        if self.host_path is not None:
+            return f"{self.model} in {self.host_path} of the node"
         return f"{self.model} on the hub" + (f" at revision {self.revision}" if self.revision else "")
 
 
@@ -68,7 +79,12 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: Target | Draft | ModelCh
     volume = spec.models.volume
     if volume is None:
         return ModelSource(model.model, model.revision)
-    return ModelSource(model.model.strip("/"), claim=volume.persistent_volume_claim.claim_name)
+    claim, host = volume.persistent_volume_claim, volume.host_path
+    return ModelSource(
+        model.model.strip("/"),
+        claim=claim.claim_name if claim else None,
+        host_path=host.path if host else None,
+    )
 
 
 def sources_without_description(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
@@ -100,7 +116,7 @@ def path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:
     return [
         Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
         for field, source in sources.items()
-        if source.claim is not None and ".." in source.model.split("/")
+        if source.on_volume and ".." in source.model.split("/")
     ]
 
 
@@ -153,7 +169,7 @@ def _checkpoint(source: ModelSource, text: str | None) -> Checkpoint | None:
         return None
     try:
         body = json.loads(text)
-        if {field: body[field] for field in asdict(source)} != asdict(source):
+        if {field: body.get(field) for field in asdict(source)} != asdict(source):
             return None
         return checkpoint_of(body["checkpoint"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

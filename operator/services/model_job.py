@@ -17,9 +17,9 @@ from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER, MODEL_KEY_ANNO
 from specdecode_operator.resolver import read_model_facts
 from specdecode_operator.resolver.answer import unpack
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
-from specdecode_operator.services.engine_settings import model_path
 from specdecode_operator.services.manifests import owned, render_template, secret_key
 from specdecode_operator.services.model_facts import ModelSource
+from specdecode_operator.services.model_storage import hub_environment, model_path, models_volume
 from specdecode_operator.services.overlay import merge
 from specdecode_operator.services.rollout import Trouble, pod_trouble
 
@@ -135,8 +135,9 @@ def _job(key: Key, uid: str, spec: SpecDecodeDeploymentSpec, profile: EngineProf
         # As an argument it needs no object of its own, and is always the one of this operator.
         "command": ["python3", "-c", _SCRIPT],
         "arguments": _arguments(source),
-        "models_claim": source.claim,
-        "hub_token": secret_key(token) if token and source.claim is None else None,
+        "volume": {"name": "models", **models_volume(spec)} if source.on_volume else None,
+        "hub_env": hub_environment(spec),
+        "hub_token": secret_key(token) if token and not source.on_volume else None,
         "gpu_resource": None if platform is Platform.CPU else GPU_RESOURCE,
     }
     job = render_template("model-job", {"name": "", **values})
@@ -149,7 +150,7 @@ def _job(key: Key, uid: str, spec: SpecDecodeDeploymentSpec, profile: EngineProf
 
 
 def _arguments(source: ModelSource) -> list[str]:
-    if source.claim is not None:
+    if source.on_volume:
         return [f"--folder={model_path(source.model)}"]
     return [f"--hub={source.model}", *([f"--revision={source.revision}"] if source.revision else [])]
 

@@ -37,7 +37,9 @@ _PROTECTED_IN_ENGINE = {
     "lifecycle": "the operator drains the engine with it",
     "envFrom": "it could undo what the operator sets: name single variables in env",
 }
-_OWN_VOLUMES = frozenset({"models", "tmp", "shm", "engine-config"})
+OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
+"""Volumes that the operator gives an engine pod."""
+
 _OWN_LABEL_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
 
 
@@ -176,5 +178,5 @@ def _volume_problems(volumes: Any) -> list[Problem]:
             f"spec.podTemplate.spec.volumes[{index}].name", volume["name"], "is the operator's own volume: rename it"
         )
         for index, volume in enumerate(volumes)
-        if isinstance(volume, dict) and volume.get("name") in _OWN_VOLUMES
+        if isinstance(volume, dict) and volume.get("name") in OWN_VOLUMES
     ]

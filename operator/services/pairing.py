@@ -201,9 +201,16 @@ def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Iterator[
     if asked.draft_tensor is not None and method not in METHODS_WITH_LAYERS:
         message = "there is no draft to split: remove it, or choose a method with a draft"
         yield Problem("spec.parallelism.draftTensor", str(asked.draft_tensor), message)
-    ranks = (asked.tensor or 1) * asked.pipeline * asked.data
-    if spec.accelerator.type is AcceleratorType.CPU and (ranks > 1 or asked.expert):
-        yield Problem("spec.parallelism", f"{ranks} ranks", "a replica on CPU is not split: remove it")
+    if spec.accelerator.type is not AcceleratorType.CPU:
+        return
+    if asked.pipeline * asked.data > 1 or asked.expert:
+        groups = f"{asked.pipeline * asked.data} groups"
+        yield Problem("spec.parallelism", groups, "a replica on CPU is split by tensor alone: remove the others")
+    tensor, given = asked.tensor or 1, spec.accelerator.kv_cache_gib or 0
+    if given % tensor:
+        # vllm/platforms/cpu.py, check_and_update_config: a rank's KV space is given in whole GiB.
+        message = f"must be a multiple of parallelism.tensor, {tensor}: each rank gets a whole number of GiB"
+        yield Problem("spec.accelerator.kvCacheGiB", str(given), message)
 
 
 def _tokenizer_doubts(spec: SpecDecodeDeploymentSpec, draft: Draft, known: KnownModels) -> list[str]:

@@ -11,6 +11,8 @@ from specdecode_operator.sizing.advice import Advice, Slo, Workload, WorkloadKin
 from specdecode_operator.sizing.budget import Verdict
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.matrix import FP8_ELEMENT_BYTES
+from specdecode_operator.sizing.node_advice import advise_on_nodes
+from specdecode_operator.sizing.nodes import place_phrase
 from specdecode_operator.sizing.plan import Plan
 
 MOST_SENTENCES: Final = 16
@@ -30,6 +32,7 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         expert=chosen.spread.expert,
         draft_tensor=chosen.tensor if facts.method in METHODS_WITH_LAYERS else None,
         gpus_per_replica=0 if facts.on_cpu else chosen.gpus,
+        nodes_per_replica=chosen.nodes,
         target_quantization=facts.pair.target_precision,
         draft_quantization=facts.pair.draft_precision if facts.pair.draft else None,
         kv_cache_dtype=kv_cache_dtype(facts),
@@ -69,7 +72,8 @@ def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
     device = find_device(plan.chosen.product)
     if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
         return ()
-    return advise(facts.pair, device, plan.chosen.split, _workload(facts))
+    advice = advise(facts.pair, device, plan.chosen.split, _workload(facts))
+    return (*advice, *advise_on_nodes(plan.chosen))
 
 
 def _workload(facts: Facts) -> Workload:
@@ -95,3 +99,15 @@ def planned_finding(facts: Facts, plan: Plan, passed_over: str = "") -> Finding:
         message = f"goes on although it does not fit, because {override.reason!r}: {explanation}"
         return Finding("Planned", TRUE, "Overridden", message)
     return Finding("Planned", FALSE, "DoesNotFit", explanation)
+
+
+def plan_change(old: PlanStatus | None, new: PlanStatus | None) -> str | None:
+    """Return from what to what a plan changed, in words; None where it did not, or none was before."""
+    if old is None or new is None or _place(old) == _place(new):
+        return None
+    return f"{_place(old)} -> {_place(new)}: {new.explanation}"
+
+
+def _place(plan: PlanStatus) -> str:
+    precisions = " + ".join(filter(None, [plan.target_quantization, plan.draft_quantization]))
+    return f"{precisions} on {place_phrase(plan.gpus_per_replica, plan.nodes_per_replica, plan.product)}"

@@ -1,7 +1,7 @@
 """Decides where and how a pair runs, from its facts and the GPUs of the cluster."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.api.problems import InvalidSpecError, Problem
@@ -12,14 +12,20 @@ from specdecode_operator.sizing.budget import Verdict
 from specdecode_operator.sizing.devices import find_device, known_products
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.plan import GpuPool, Plan, Row, keep, pair_at, plan_on_cpu, plan_on_gpus, selection
-from specdecode_operator.sizing.spread import ONE_GROUP
+from specdecode_operator.sizing.nodes import GpuPool, nodes_needed, place_phrase
+from specdecode_operator.sizing.plan import Plan, Row, keep, pair_at, plan_on_cpu, plan_on_gpus, selection
 from specdecode_operator.sizing.units import GIB
 
 _UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 
 _NODES_NAMED: Final = 3
 """Nodes named for one reason; the rest is counted, for clusters may have thousands."""
+
+_MOST_NODES: Final = 64
+"""Nodes that one replica may lie on: as many as it may have GPUs in one group."""
+
+LWS_MISSING: Final = "LeaderWorkerSetMissing"
+_LWS_INSTALLATION: Final = "https://lws.sigs.k8s.io/docs/installation/"
 
 _REASONS_NAMED: Final = 4
 """Reasons named in one message."""
@@ -33,8 +39,12 @@ class WaitingForNodes:
     message: str
 
 
-def make_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None) -> Plan | WaitingForNodes:
-    """Return the plan for a spec.
+def make_plan(
+    facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool = False
+) -> Plan | WaitingForNodes:
+    """Return the plan for a spec; with ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes.
+
+    Replicas lie on several nodes only where they fit on none.
 
     A plan in force is kept while the spec allows it, leaves the same choice,
     and it fits: neither a better node nor a cordoned one is a reason to
@@ -48,33 +58,69 @@ def make_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus |
     accelerator = facts.spec.accelerator
     if facts.on_cpu:
         own = pair_at(facts.pair, facts.wish.available, facts.pair.target_precision, facts.pair.draft_precision)
-        return plan_on_cpu(own, (accelerator.memory_gib or 0) * GIB, (accelerator.kv_cache_gib or 0) * GIB)
+        memory_bytes, kv_cache_bytes = (accelerator.memory_gib or 0) * GIB, (accelerator.kv_cache_gib or 0) * GIB
+        return plan_on_cpu(own, memory_bytes, kv_cache_bytes, facts.spec.parallelism.tensor or 1)
     _refuse_unknown_products(facts)
-    return _kept_plan(facts, nodes, previous) or _new_plan(facts, nodes)
+    return _kept_plan(facts, nodes, previous, groups=groups) or _new_plan(facts, nodes, groups=groups)
 
 
-def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...]) -> Plan | WaitingForNodes:
+def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Plan | WaitingForNodes:
     """Choose among the nodes that take pods."""
     pools = _pools(facts, [node for node in nodes if node.schedulable])
     if not pools:
         return WaitingForNodes("NoMatchingNodes", _no_node_message(facts, nodes))
-    tensor = facts.spec.parallelism.tensor
-    most = max(pool.gpus_per_node for pool in pools)
-    gpus = (tensor or 1) * facts.wish.spread.groups
-    if gpus > most:
-        # The place for replicas that span nodes: until then they wait for larger ones.
-        asked = f"spec.parallelism.tensor: {tensor}"
-        if facts.wish.spread != ONE_GROUP:
-            asked = f"spec.parallelism: {gpus} GPUs a replica ({facts.wish.spread.at(tensor or 1).label})"
-        return WaitingForNodes(
-            "NodesTooSmall",
-            f"{asked}: no node that may be used has more than {most} GPUs, and one replica"
-            f" cannot span nodes yet: use {most} or less, or add larger nodes",
+    if not _has_room(facts, pools):
+        return _too_small(facts, pools)
+    alone = [replace(pool, nodes=1) for pool in pools]
+    plan = _plan(facts, alone) if _has_room(facts, alone) else None
+    if plan is None or plan.verdict is Verdict.DOES_NOT_FIT:
+        plan = _plan(facts, pools)
+    launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
+    if plan.chosen.nodes > 1 and launched and not groups:
+        return WaitingForNodes(LWS_MISSING, _missing_message(plan.chosen))
+    return plan
+
+
+def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
+    tensor = facts.spec.parallelism.tensor or 1
+    return any(nodes_needed(pool, tensor, facts.wish.spread) for pool in pools)
+
+
+def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> WaitingForNodes:
+    """Say why a replica finds no room: too few nodes, or none so large that it could be shared out evenly."""
+    tensor, spread = facts.spec.parallelism.tensor or 1, facts.wish.spread
+    asked = f"spec.parallelism: {tensor * spread.groups} GPUs a replica ({spread.at(tensor).label})"
+    largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
+    most = largest.gpus_per_node
+    needed = nodes_needed(replace(largest, nodes=_MOST_NODES), tensor, spread)
+    if needed is not None:
+        place = place_phrase(tensor * spread.groups, needed, largest.product)
+        present = "node has so many" if largest.nodes == 1 else "nodes have so many"
+        message = f"{asked}: needs {place}, and only {largest.nodes} {present}: add nodes, or use fewer GPUs"
+        return WaitingForNodes("NodesTooFew", message)
+    message = f"{asked}: no node that may be used has more than {most} GPUs"
+    if spread.data > 1 and tensor * spread.pipeline > most:
+        message += (
+            f", and each of the {spread.data} copies must fit on one: use spec.replicas instead of"
+            " spec.parallelism.data"
         )
-    return _plan(facts, pools, tensor)
+    else:
+        message += (
+            f", and nodes cannot share so many evenly: use tensor {most} or less and whole stages on further"
+            f" nodes, such as tensor {most}, pipeline 2 for two"
+        )
+    return WaitingForNodes("NodesTooSmall", f"{message}, or add larger nodes")
 
 
-def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None) -> Plan | None:
+def _missing_message(chosen: Row) -> str:
+    asked = f"spec.parallelism: {chosen.gpus} GPUs a replica ({chosen.split.label})"
+    return (
+        f"{asked}: no node that may be used has so many, so a replica takes {chosen.place}, and this cluster has no"
+        f" LeaderWorkerSets to start their pods together: install them ({_LWS_INSTALLATION}), or use fewer GPUs"
+    )
+
+
+def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool) -> Plan | None:
     """The plan with the choice in force, judged for the present spec; None where there is none to keep."""
     if previous is None or previous.chosen_by not in (None, chosen_by(facts)):
         return None
@@ -85,7 +131,9 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
     except PlanError:
         return None
     kept = next((row for row in plan.rows if _is_in_force(row, previous)), None)
-    if kept is None or (kept.budget.verdict is Verdict.DOES_NOT_FIT and not facts.spec.override):
+    if kept is None or (kept.nodes > 1 and not groups):
+        return None
+    if kept.budget.verdict is Verdict.DOES_NOT_FIT and not facts.spec.override:
         return None
     return keep(plan, facts.pair, kept)
 
@@ -94,7 +142,8 @@ def _is_in_force(row: Row, previous: PlanStatus) -> bool:
     precisions = (previous.target_quantization, previous.draft_quantization)
     if (row.target_precision, row.draft_precision) != precisions:
         return False
-    return (row.product, row.tensor, row.gpus) == (previous.product, previous.tensor, previous.gpus_per_replica)
+    before = (previous.product, previous.tensor, previous.gpus_per_replica, previous.nodes_per_replica)
+    return (row.product, row.tensor, row.gpus, row.nodes) == before
 
 
 def chosen_by(facts: Facts) -> str:
@@ -109,30 +158,32 @@ def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple
     """Return every precision on every place that the spec allows, and on the plan's own; none on CPU."""
     if facts.on_cpu:
         return ()
-    pools = _pools(facts, nodes) or [GpuPool(plan.chosen.product, plan.chosen.gpus)]
+    chosen = plan.chosen
+    pools = _pools(facts, nodes) or [GpuPool(chosen.product, chosen.gpus_per_node, chosen.nodes)]
     return quantization_matrix(
         facts.pair, pools, facts.spec.parallelism.tensor, facts.wish.available, spread=facts.wish.spread
     )
 
 
-def _plan(facts: Facts, pools: Sequence[GpuPool], tensor: int | None) -> Plan:
+def _plan(facts: Facts, pools: Sequence[GpuPool]) -> Plan:
     try:
-        return plan_on_gpus(facts.pair, pools, tensor, facts.wish)
+        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.wish)
     except PlanError as error:
         raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
-    """Products that may be used, each with the GPUs of its largest node."""
+    """Products that may be used, each with its largest nodes."""
     wanted = facts.spec.accelerator.product
-    largest: dict[str, int] = {}
+    sizes: dict[str, list[int]] = {}
     for node in nodes:
         if _problem(node) is None and (not wanted or node.product in wanted):
-            largest[node.product] = max(node.gpus, largest.get(node.product, 0))
+            sizes.setdefault(node.product, []).append(node.gpus)
+    largest = {product: (max(gpus), gpus.count(max(gpus))) for product, gpus in sizes.items()}
     if not largest and facts.spec.accelerator.per_node:
         # Node pools that scale from zero have no node to ask; the spec speaks for them.
-        largest = dict.fromkeys(wanted, facts.spec.accelerator.per_node)
-    return [GpuPool(product, gpus) for product, gpus in sorted(largest.items())]
+        largest = dict.fromkeys(wanted, (facts.spec.accelerator.per_node, _MOST_NODES))
+    return [GpuPool(product, gpus, min(count, _MOST_NODES)) for product, (gpus, count) in sorted(largest.items())]
 
 
 def _refuse_unknown_products(facts: Facts) -> None:

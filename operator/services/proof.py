@@ -52,7 +52,11 @@ def _nothing_drafted(facts: Facts, generated_tokens: int) -> tuple[ConditionStat
         return UNKNOWN, "NoMatches", "the engines generate, but no n-gram of a prompt came up again yet"
     if facts.method is Method.SUFFIX:
         return UNKNOWN, "NoMatches", "the engines generate, but nothing of an earlier answer came up again yet"
-    return FALSE, "NotDrafting", "the engines generate, but nothing was drafted"
+    message = "the engines generate, but nothing was drafted"
+    ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
+    if any(part.num_speculative_tokens == 0 for part in ranges):
+        message += "; spec.speculation.numSpeculativeTokensByBatchSize says so for some numbers of requests"
+    return FALSE, "NotDrafting", message
 
 
 def budget_finding(plan: Plan, residual: BudgetResidual | None, readings: Mapping[str, Reading]) -> Finding:

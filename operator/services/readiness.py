@@ -1,12 +1,13 @@
 """The summary that people and GitOps tools read: Ready, Reconciling, Stalled."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
-from specdecode_operator.services.rollout import Rollout
+from specdecode_operator.services.rollout import VOLUME_IN_USE, Rollout
 
 REPLICAS_LOST = "ReplicasLost"
 ROLLED_BACK = "RolledBack"
@@ -54,6 +55,24 @@ def without_engines(spec: SpecDecodeDeploymentSpec) -> Summary | None:
     return None
 
 
+def naming_sharers(summary: Summary, sharers: Sequence[str]) -> Summary:
+    """Name the other objects that use a claim, where that is what a pod waits for."""
+    if summary.reason != VOLUME_IN_USE:
+        return summary
+    if sharers:
+        who = f"SpecDecodeDeployment {' and '.join(sharers)} names it too: give each a claim of its own, suspend one"
+    else:
+        who = "an earlier pod of this object may be the one: suspend the object first"
+    return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
+
+
+def lent(capture: str) -> Summary:
+    """Sum up an object whose GPUs a capture has for the time being."""
+    return Summary(
+        TRUE, "SuspendedForCapture", f"capture {capture} has its GPUs; the engines come back when it ended, however"
+    )
+
+
 def summarize(
     rollout: Rollout, speculation: Finding, previous: Condition | None, generation: int, *, paused: bool = False
 ) -> Summary:
@@ -92,7 +111,7 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
         message = f"{rollout.available} of {rollout.wanted} engines serve{why}"
         return Summary(FALSE, REPLICAS_LOST, message, reconciling=True)
     if rollout.overdue and not (trouble and trouble.waits):
-        why = f"{trouble.reason}: {trouble.message}" if trouble else "kubectl logs deployment/NAME tells how far it got"
+        why = f"{trouble.reason}: {trouble.message}" if trouble else "the logs of its pods tell how far it got"
         return stalled("EngineReadyTimeout", f"no engine of this spec was ready within the time given to it; {why}")
     if trouble is not None:
         return working(trouble.reason, trouble.message)
@@ -114,9 +133,11 @@ def available_finding(rollout: Rollout) -> Finding:
     return Finding("Available", FALSE, "Starting", counts)
 
 
-def earlier_engines_finding(deployment: Body | None) -> Finding:
+def earlier_engines_finding(starter: Body | None) -> Finding:
     """Whether engines serve that were launched before something came in the way."""
-    serving = (deployment or {}).get("status", {}).get("availableReplicas", 0)
+    status = (starter or {}).get("status", {})
+    # Groups of pods are counted when they are ready, and have no other count.
+    serving = status.get("availableReplicas", status.get("readyReplicas", 0))
     if serving:
         message = f"{serving} engines that were launched earlier go on serving; nothing is launched for this spec"
         return Finding("Available", TRUE, "EarlierEnginesServe", message)

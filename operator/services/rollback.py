@@ -1,8 +1,8 @@
 """Remembers the engines that served last, and puts them back when those of a new spec never do.
 
 What is remembered lies in a ConfigMap beside the other children, so that it
-outlives the operator: the pod template that served, and the attempt that
-failed. Nothing is written to the spec, and an attempt that failed is not made
+outlives the operator: what started the engines that served, and the attempt
+that failed. Nothing is written to the spec, and an attempt that failed is not made
 again before the spec or its plan changes.
 """
 
@@ -15,6 +15,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.services.manifests import owned
 from specdecode_operator.services.rollout import Rollout, template_hash
+from specdecode_operator.services.starters import serving_template, starter_name, with_pods_of
 
 _CRASHES_BELIEVED: Final = 3
 """Starts after the first that an engine gets, where its last words do not say that more are in vain."""
@@ -22,7 +23,7 @@ _CRASHES_BELIEVED: Final = 3
 _NOT_AN_ATTEMPT: Final = {"replicas", "suspend", "rollout"}
 """Fields of the spec that change no engine."""
 
-_TEMPLATE, _FAILURE = "template.json", "failure.json"
+_STARTER, _FAILURE = "engines.json", "failure.json"
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Memory:
 
     Attributes
     ----------
-    template
-        Pod template of the engines that served last.
+    starter
+        What started the engines that served last.
     failure
         The attempt that was taken back, if the last one was.
     """
 
-    template: Body
+    starter: Body
     failure: Failure | None = None
 
 
@@ -70,17 +71,18 @@ def read_memory(config_map: Body | None) -> Memory | None:
     """Return what a ConfigMap holds; None where there is none, or somebody broke it."""
     data = (config_map or {}).get("data") or {}
     try:
-        template, failure = json.loads(data[_TEMPLATE]), json.loads(data.get(_FAILURE, "null"))
-        if not isinstance(template["spec"], dict) or template_hash(template) is None:
+        starter, failure = json.loads(data[_STARTER]), json.loads(data.get(_FAILURE, "null"))
+        template = serving_template(starter)
+        if not isinstance(template["spec"], dict) or template_hash(template) is None or not starter["apiVersion"]:
             return None
-        return Memory(template, Failure(**failure) if failure else None)
+        return Memory(starter, Failure(**failure) if failure else None)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
 def render_memory(key: Key, uid: str, memory: Memory) -> Body:
     """Return the ConfigMap for a memory."""
-    data = {_TEMPLATE: json.dumps(memory.template, indent=2, sort_keys=True)}
+    data = {_STARTER: json.dumps(memory.starter, indent=2, sort_keys=True)}
     if memory.failure is not None:
         data[_FAILURE] = json.dumps(asdict(memory.failure), indent=2, sort_keys=True)
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": memory_name(key)}, "data": data}
@@ -94,22 +96,22 @@ def attempt_of(spec: dict[str, Any], *place: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def put_back(key: Key, uid: str, engines: Body, template: Body) -> Body:
-    """Return the Deployment with an earlier template; the number of its engines stays."""
-    body = {**engines, "metadata": {"name": key.name}, "spec": {**engines["spec"], "template": template}}
-    return owned(body, key, uid)
+def put_back(key: Key, uid: str, starter: Body, earlier: Body) -> Body:
+    """Return what starts the engines of an earlier starter; their number stays."""
+    body = with_pods_of(starter, earlier)
+    return owned({**body, "metadata": {"name": starter_name(key, body["kind"])}}, key, uid)
 
 
 def remembered(memory: Memory | None, wanted: Body, attempt: str, rollout: Rollout) -> Memory | None:
-    """Return what is to be remembered now that the engines of a template are where they are.
+    """Return what is to be remembered now that the engines of a starter are where they are.
 
-    ``wanted`` is the pod template of this attempt, not yet taken back.
+    ``wanted`` starts the engines of this attempt, not yet taken back.
     """
     if rollout.wanted == 0:
         return memory
     if rollout.complete:
-        return Memory(wanted)
-    if memory is None or template_hash(memory.template) == template_hash(wanted):
+        return Memory({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
+    if memory is None or template_hash(serving_template(memory.starter)) == template_hash(serving_template(wanted)):
         return memory
     reason = _why_in_vain(rollout)
     return memory if reason is None else replace(memory, failure=Failure(attempt, *reason))

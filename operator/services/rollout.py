@@ -1,4 +1,4 @@
-"""Reads from Deployment and pods how far the engines are, and what holds them up."""
+"""Reads from Deployment and pods how far engines on one node each are, and what holds any of them up."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,14 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.services.engine_errors import find_error, telling_line
 from specdecode_operator.services.overlay import ENGINE_CONTAINER
+from specdecode_operator.services.starters import serving_template
 
 _SIGNALLED = (137, 143)
 """Exit codes of a process that SIGKILL or SIGTERM ended."""
+
+VOLUME_IN_USE = "VolumeInUse"
+_EXCLUSIVE = "ReadWriteOncePod"
+"""Access mode of which the scheduler speaks when it holds a pod back (pkg/scheduler, volumerestrictions)."""
 
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
 """Reasons of pods that failed through their node, not through their engine."""
@@ -36,11 +41,11 @@ class Rollout:
     updated: int
     available: int
     settled: bool
-    """Whether the Deployment controller has seen the current template."""
+    """Whether the controller has seen the current template."""
 
     trouble: Trouble | None
     overdue: bool = False
-    """Whether the Deployment controller has given the current template up: no progress within its deadline."""
+    """Whether the current template is given up: no progress within its deadline."""
 
     crashes: int = 0
     """How often the engine container that failed most was started anew, among pods of the current template."""
@@ -63,7 +68,7 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
         updated=status.get("updatedReplicas", 0),
         available=status.get("availableReplicas", 0),
         settled=settled,
-        trouble=_first_trouble(pods) or (_controller_trouble(status) if settled else None),
+        trouble=first_trouble(pods) or (_controller_trouble(status) if settled else None),
         overdue=settled and _is_overdue(status),
         crashes=max((_restarts(pod) for pod in pods), default=0),
     )
@@ -83,11 +88,11 @@ def _restarts(pod: Body) -> int:
     return max((int(each.get("restartCount", 0)) for each in engines), default=0)
 
 
-def current_pods(pods: list[Body], deployment: Body | None) -> list[Body]:
-    """Pods of the template that the Deployment has now; what older ones suffer says nothing of this spec."""
-    if deployment is None:
+def current_pods(pods: list[Body], starter: Body | None) -> list[Body]:
+    """Pods of the template that is in force now; what older ones suffer says nothing of this spec."""
+    if starter is None:
         return []
-    wanted = template_hash(deployment["spec"]["template"])
+    wanted = template_hash(serving_template(starter))
     return [pod for pod in pods if template_hash(pod) == wanted]
 
 
@@ -97,8 +102,8 @@ def template_hash(body: Body) -> str | None:
     return value
 
 
-def _first_trouble(pods: list[Body]) -> Trouble | None:
-    """Trouble of the newest pod that has any."""
+def first_trouble(pods: list[Body]) -> Trouble | None:
+    """Return the trouble of the newest pod that has any."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"]]
     # A pod whose node is gone is being deleted too; it says why one is missing when no other does.
@@ -145,7 +150,16 @@ def pod_trouble(pod: Body) -> Trouble | None:
     return None
 
 
+def waits_for_claim(pod: Body) -> bool:
+    """Whether a pod waits for a claim that takes one pod at a time."""
+    trouble = pod_trouble(pod)
+    return trouble is not None and trouble.reason == VOLUME_IN_USE
+
+
 def _unscheduled(message: str) -> Trouble:
+    if _EXCLUSIVE in message:
+        what = f"a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: {message}"
+        return Trouble(VOLUME_IN_USE, what, waits=True)
     if "persistentvolumeclaim" in message:
         where = "spec.models.volume, or a volume of spec.podTemplate"
         what = message.removesuffix(". not found")
@@ -158,7 +172,7 @@ def _container_trouble(container: Body) -> Trouble | None:
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:
         case "CreateContainerConfigError" if "secret" in message.lower():
-            where = "spec.serving.apiKeySecret, spec.models.hubTokenSecret, or spec.podTemplate"
+            where = "spec.serving.apiKeySecret or tlsSecret, spec.models.hubTokenSecret, or spec.podTemplate"
             return Trouble("WaitingForSecret", f"{message} ({where}); goes on when it exists", waits=True)
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
             return Trouble("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.services.model_storage import downloads_in_pods
 
 PROBE_PERIOD_S = 5
 
@@ -56,19 +57,21 @@ class Timings:
     termination_grace_s: int
 
 
-def timings(spec: SpecDecodeDeploymentSpec, weights_bytes: int) -> Timings:
+def timings(spec: SpecDecodeDeploymentSpec, weights_bytes: int, *, together: bool = False) -> Timings:
     """Return the times of an engine that loads so many bytes of weights in all.
 
-    startup = 900 s + bytes / 125 MiB/s; a download takes as long as the reading once more.
+    startup = 900 s + bytes / 125 MiB/s; a download takes as long as the reading once more. Pods that start
+    ``together`` wait for each other: one may still pull and download when another is ready to load.
     """
     reading_s = -(-weights_bytes // _SLOW_READ_BYTES_PER_S)
+    before_s = _BEFORE_THE_START_S + (reading_s if downloads_in_pods(spec) else 0)
+    needed_s = _WARM_UP_S + reading_s + (before_s if together else 0)
     # Whole periods of the probe that watches it.
-    startup_s = -(-(_WARM_UP_S + reading_s) // PROBE_PERIOD_S) * PROBE_PERIOD_S
-    download_s = 0 if spec.models.volume else reading_s
+    startup_s = -(-needed_s // PROBE_PERIOD_S) * PROBE_PERIOD_S
     shutdown_s = shutdown_timeout_s(spec)
     return Timings(
         startup_s=startup_s,
-        progress_deadline_s=_BEFORE_THE_START_S + download_s + startup_s,
+        progress_deadline_s=before_s + startup_s,
         pre_stop_s=_PRE_STOP_S,
         shutdown_timeout_s=shutdown_s,
         termination_grace_s=_PRE_STOP_S + shutdown_s + _TEARDOWN_S,

@@ -268,10 +268,12 @@ def _broken_term(
 def find_correction(pair: Pair, device: Device, split: Parallelism) -> Correction | None:
     """Return what the calibration knows of engines like this; None when nothing.
 
-    Measured are engines with tensor parallelism alone: what pipeline stages,
-    data-parallel copies and spread experts take is not known from them.
+    Measured are engines with tensor parallelism alone and the engine's own
+    graphs: what pipeline stages, data-parallel copies, spread experts and
+    other sizes of graphs take is not known from them.
     """
-    if not pair.calibration.entries or split != Parallelism(split.tensor):
+    measurable = split == Parallelism(split.tensor) and pair.limits.max_graph_tokens is None
+    if not pair.calibration.entries or not measurable:
         return None
     return pair.calibration.find(engine_kind(pair, device.product, split.tensor))
 

@@ -9,9 +9,10 @@ from specdecode_operator.sizing.choice import Objective, ranked
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.launchability import NOTHING_NAMED, Available, served_precision
 from specdecode_operator.sizing.matrix import FP8_ELEMENT_BYTES, KV_AUTO, KV_FP8, Selection, quantization_matrix
+from specdecode_operator.sizing.nodes import GpuPool
 from specdecode_operator.sizing.pair import Pair
 from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rows import GpuPool, Row
+from specdecode_operator.sizing.rows import Row
 from specdecode_operator.sizing.spread import ONE_GROUP, Spread
 
 
@@ -57,7 +58,7 @@ def candidate_rows(
     """
     matrix = quantization_matrix(pair, pools, tensor, wish.available, selection(pair, wish), wish.spread)
     rows = tuple(
-        Row(row.product, row.tensor, row.budget, row.target_precision, row.draft_precision, row.spread)
+        Row(row.product, row.tensor, row.budget, row.target_precision, row.draft_precision, row.spread, row.nodes)
         for row in ranked(matrix, wish.objective)
         if row.budget is not None
     )

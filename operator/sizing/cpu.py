@@ -11,24 +11,29 @@ from specdecode_operator.sizing.devices import memory_coefficients
 from specdecode_operator.sizing.kv import pool_capacity, rank_blocks
 from specdecode_operator.sizing.layout import cache_layout, parameter_weights
 from specdecode_operator.sizing.pair import Pair, Parallelism, effective_batch
+from specdecode_operator.sizing.units import ceil_div
 
 
-def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> Budget:
-    """Return the budget of one replica on CPU.
+def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int = 1) -> Budget:
+    """Return the budget of one rank on CPU; ``memory_bytes`` and ``kv_cache_bytes`` are those of all ranks.
 
-    Blocks and tokens follow exactly from the KV space that the engine is
-    given (VLLM_CPU_KVCACHE_SPACE). Weights, KV space and the engine's own
-    processes must fit into the memory.
+    Blocks and tokens follow exactly from the KV space that each rank is
+    given (VLLM_CPU_KVCACHE_SPACE; vllm/v1/worker/cpu_worker.py,
+    determine_available_memory, takes it in every rank). Weights, KV space and
+    the engine's own processes must fit into the memory.
     """
     coefficients = memory_coefficients()
-    weights = parameter_weights(pair)
-    overhead = coefficients.cpu_overhead_bytes
+    memory_bytes, kv_cache_bytes = memory_bytes // tensor, kv_cache_bytes // tensor
+    weights = parameter_weights(pair, tensor)
+    further_ranks = (tensor - 1) * coefficients.cpu_rank_overhead_bytes
+    overhead = ceil_div(coefficients.cpu_overhead_bytes + further_ranks, tensor)
+    margin = ceil_div(coefficients.cpu_margin_bytes, tensor)
     requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead
-    bytes_per_token = pair_kv_bytes_per_token(pair, tensor=1)
-    grouping = cache_layout(pair, Parallelism())[0]
+    bytes_per_token = pair_kv_bytes_per_token(pair, tensor)
+    grouping = cache_layout(pair, Parallelism(tensor))[0]
     capacity = pool_capacity(grouping, rank_blocks(grouping, kv_cache_bytes), pair.limits.max_model_len)
-    needed = needed_kv_bytes(pair, tensor=1)
-    term = _broken_term(kv_cache_bytes - needed, memory_bytes - requested, coefficients.cpu_margin_bytes)
+    needed = needed_kv_bytes(pair, tensor)
+    term = _broken_term(kv_cache_bytes - needed, memory_bytes - requested, margin)
     return Budget(
         total_bytes=memory_bytes,
         requested_bytes=requested,
@@ -40,7 +45,7 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> Budge
         non_torch_bytes=overhead,
         available_kv_bytes=kv_cache_bytes,
         needed_kv_bytes=needed,
-        margin_bytes=coefficients.cpu_margin_bytes,
+        margin_bytes=margin,
         kv_bytes_per_token=bytes_per_token,
         num_blocks=capacity.num_blocks,
         kv_cache_tokens=capacity.tokens,

@@ -103,8 +103,8 @@ class MemoryCoefficients:
         What is taken before vLLM's first look at the memory.
     slack_reserve_bytes
         What stays free beside the budget for tables and fragments.
-    cpu_overhead_bytes, cpu_margin_bytes
-        The engine's own processes on CPU, and by how much that may err.
+    cpu_overhead_bytes, cpu_rank_overhead_bytes, cpu_margin_bytes
+        The engine's own processes on CPU, one more rank's, and by how much that may err.
     """
 
     cublas_workspace_bytes: int
@@ -117,6 +117,7 @@ class MemoryCoefficients:
     context_bytes: int
     slack_reserve_bytes: int
     cpu_overhead_bytes: int
+    cpu_rank_overhead_bytes: int
     cpu_margin_bytes: int
 
 
@@ -146,6 +147,7 @@ def memory_coefficients() -> MemoryCoefficients:
         context_bytes=gib_to_bytes(data["context_gib"]["value"]),
         slack_reserve_bytes=gib_to_bytes(data["slack_reserve_gib"]["value"]),
         cpu_overhead_bytes=gib_to_bytes(data["cpu_overhead_gib"]["value"]),
+        cpu_rank_overhead_bytes=gib_to_bytes(data["cpu_rank_overhead_gib"]["value"]),
         cpu_margin_bytes=gib_to_bytes(data["cpu_margin_gib"]["value"]),
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from specdecode_operator.sizing.alternatives import NO_ALTERNATIVES, Alternatives, smaller_drafts
@@ -13,15 +14,19 @@ from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.launchability import ONLINE_PRECISIONS, served_precision
 from specdecode_operator.sizing.matrix import FP8_ELEMENT_BYTES
-from specdecode_operator.sizing.pair import DRAFT_MODEL, MTP, NO_SPECULATION, EngineLimits, Pair
+from specdecode_operator.sizing.nodes import GpuPool
+from specdecode_operator.sizing.pair import DRAFT_MODEL, MTP, NGRAM, NO_SPECULATION, EngineLimits, Pair
 from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rows import PRODUCT_FIELD, GpuPool, Row
-from specdecode_operator.sizing.spread import Spread
+from specdecode_operator.sizing.rows import PRODUCT_FIELD, Row
+from specdecode_operator.sizing.spread import ONE_GROUP, Spread
 from specdecode_operator.sizing.units import ceil_div
 from specdecode_operator.sizing.wording import capacity_phrase
 
 DEFAULT_UTILIZATION_PERCENT: Final = 92
 """vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
+
+_GO_WITH_STAGES: Final = frozenset({NO_SPECULATION, NGRAM})
+"""Methods that every version combines with pipeline stages."""
 
 _PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 """What people can be told to get: not every product that can be sized."""
@@ -97,7 +102,7 @@ def find_fixes(
         _quantized_draft(question, alternatives),
         _kv_fp8(question),
         _quantized_target(question, alternatives),
-        _more_gpus(question),
+        chain(_more_gpus(question), _more_nodes(question)),
         _other_products(question),
         _smaller_draft(question, alternatives),
         _own_layers(question),
@@ -127,8 +132,8 @@ def _smallest_fix(changes: Iterator[_Question], chosen: Row) -> Fix | None:
 
 def _fix(change: _Question, row: Row, chosen: Row) -> Fix:
     capacity = capacity_phrase(row.budget, change.pair.limits.max_model_len)
-    same_place = (row.product, row.tensor) == (chosen.product, chosen.tensor)
-    place = "" if same_place else f" on {row.gpus} x {row.product}"
+    same_place = (row.product, row.split) == (chosen.product, chosen.split)
+    place = "" if same_place else f" on {row.place}"
     tight = " (tight)" if row.budget.verdict is Verdict.TIGHT else ""
     return Fix(
         change=change.change,
@@ -204,18 +209,42 @@ def _more_gpus(question: _Question) -> Iterator[_Question]:
     # Without a tensor of the user's every split was tried already.
     if question.tensor is None:
         return
-    pair = question.pair
-    for size in supported_tensors(
-        pair.target,
-        pair.draft,
-        pair.target_precision,
-        pair.draft_precision,
-        pair.limits.engine_version,
-        data=question.spread.data,
-        expert=question.spread.expert,
-    ):
-        if size > question.tensor:
+    widest = max(pool.gpus_per_node for pool in question.pools)
+    for size in _supported(question):
+        if question.tensor < size <= widest:
             yield replace(question, tensor=size, change=f"parallelism.tensor: {size}")
+
+
+def _more_nodes(question: _Question) -> Iterator[_Question]:
+    """Stages on nodes of their own; layers over several where not all versions combine the method with stages."""
+    pair, largest = question.pair, max(question.pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
+    if question.spread != ONE_GROUP:
+        return
+    if pair.method in _GO_WITH_STAGES:
+        tensor = largest.gpus_per_node
+        for stages in range(2, largest.nodes + 1):
+            change = f"parallelism.tensor: {tensor}, parallelism.pipeline: {stages}"
+            yield replace(question, tensor=tensor, spread=Spread(pipeline=stages), change=change)
+    else:
+        for size in _supported(question):
+            if size > max(largest.gpus_per_node, question.tensor or 0):
+                yield replace(question, tensor=size, change=f"parallelism.tensor: {size}")
+
+
+def _supported(question: _Question) -> tuple[int, ...]:
+    """Return how many GPUs the models can share their layers over."""
+    pair = question.pair
+    return tuple(
+        supported_tensors(
+            pair.target,
+            pair.draft,
+            pair.target_precision,
+            pair.draft_precision,
+            pair.limits.engine_version,
+            data=question.spread.data,
+            expert=question.spread.expert,
+        )
+    )
 
 
 def product_change(product: str) -> str:
@@ -225,10 +254,10 @@ def product_change(product: str) -> str:
 
 def _other_products(question: _Question) -> Iterator[_Question]:
     present = {pool.product for pool in question.pools}
-    gpus_per_node = max(pool.gpus_per_node for pool in question.pools)
+    gpus_per_node, nodes = max((pool.gpus_per_node, pool.nodes) for pool in question.pools)
     for product in _PROPOSED_PRODUCTS:
         if product not in present:
-            pools = (GpuPool(product, gpus_per_node),)
+            pools = (GpuPool(product, gpus_per_node, nodes),)
             yield replace(question, pools=pools, change=product_change(product))
 
 

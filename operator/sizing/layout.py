@@ -43,12 +43,11 @@ def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
     )
 
 
-def parameter_weights(pair: Pair) -> StageWeights:
-    """Return the weights of the whole pair without what a GPU's allocator adds."""
-    loaded = stage_weights(pair, Parallelism())[0]
-    return StageWeights(
-        loaded.target_bytes - allocation_bytes(pair.target, pair.target_precision, Split(1)), loaded.draft_bytes
-    )
+def parameter_weights(pair: Pair, tensor: int) -> StageWeights:
+    """Return the weights of one rank without what a GPU's allocator adds."""
+    loaded = stage_weights(pair, Parallelism(tensor))[0]
+    added = allocation_bytes(pair.target, pair.target_precision, Split(tensor))
+    return StageWeights(loaded.target_bytes - added, loaded.draft_bytes)
 
 
 @cache

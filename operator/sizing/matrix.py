@@ -17,9 +17,10 @@ from specdecode_operator.sizing.launchability import (
     kernel_note,
     served_precision,
 )
+from specdecode_operator.sizing.nodes import GpuPool, nodes_needed, refuse_too_many
 from specdecode_operator.sizing.pair import DRAFT_MODEL, Pair, Parallelism
 from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rows import PRODUCT_FIELD, GpuPool, refuse_too_many
+from specdecode_operator.sizing.rows import PRODUCT_FIELD
 from specdecode_operator.sizing.spread import ONE_GROUP, Spread, spread_problems
 
 KV_AUTO: Final = "auto"
@@ -77,6 +78,8 @@ class MatrixRow:
         What users should know of a row that can be launched.
     spread
         How a replica is spread beyond the tensor parallelism.
+    nodes
+        Over how many nodes its GPUs lie.
     """
 
     target_precision: Precision
@@ -88,6 +91,7 @@ class MatrixRow:
     obstacles: tuple[str, ...]
     notes: tuple[str, ...]
     spread: Spread = ONE_GROUP
+    nodes: int = 1
 
     @property
     def launchable(self) -> bool:
@@ -159,11 +163,12 @@ class _Variant:
 
 @dataclass(frozen=True)
 class _Place:
-    """A device, a split, and what stops each level from being split so."""
+    """A device, a split, over how many nodes, and what stops each level from being split so."""
 
     device: Device
     tensor: int
     spread: Spread
+    nodes: int
     obstacles: dict[tuple[str, Precision], tuple[str, ...]]
 
 
@@ -197,9 +202,9 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
         size: {
             (level.role, level.precision): level.split_obstacles(size, spread, version) for level in (*targets, *drafts)
         }
-        for size in {size for _, size in sizes}
+        for size in {size for _, size, _ in sizes}
     }
-    places = [_Place(device, size, spread, obstacles[size]) for device, size in sizes]
+    places = [_Place(device, size, spread, nodes, obstacles[size]) for device, size, nodes in sizes]
     return tuple(_row(variant, place) for place in places for variant in variants)
 
 
@@ -270,22 +275,27 @@ def _row(variant: _Variant, place: _Place) -> MatrixRow:
         obstacles=(*broken, *variant.missing),
         notes=tuple(dict.fromkeys(noted)),
         spread=place.spread,
+        nodes=place.nodes,
     )
 
 
-def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Spread) -> list[tuple[Device, int]]:
-    """Return each device with each split that its largest node has room for."""
-    pools = tuple(pools)
-    widths: dict[str, int] = {}
+def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Spread) -> list[tuple[Device, int, int]]:
+    """Return each device with each split that its largest nodes have room for, and over how many of them."""
+    largest: dict[str, GpuPool] = {}
     for pool in pools:
-        widths[pool.product] = max(pool.gpus_per_node, widths.get(pool.product, 0))
-    devices = [(device, widths[name]) for name in sorted(widths) if (device := find_device(name)) and widths[name] > 0]
-    if not devices:
-        products = ", ".join(sorted(widths)) or "none"
-        known = ", ".join(known_products())
-        raise PlanError(PRODUCT_FIELD, products, f"no GPU product here can be sized; known are {known}")
-    widest = max(width for _, width in devices)
-    refuse_too_many(widest, tensor, spread)
+        known = largest.get(pool.product, pool)
+        largest[pool.product] = max(known, pool, key=lambda each: (each.gpus_per_node, each.nodes))
+    named = [(find_device(name), pool) for name, pool in sorted(largest.items()) if pool.gpus_per_node > 0]
+    usable = [(device, pool) for device, pool in named if device is not None]
+    if not usable:
+        products = ", ".join(sorted(largest)) or "none"
+        known_ones = ", ".join(known_products())
+        raise PlanError(PRODUCT_FIELD, products, f"no GPU product here can be sized; known are {known_ones}")
+    refuse_too_many([pool for _, pool in usable], tensor, spread)
     powers = [2**exponent for exponent in range(MAX_TENSOR.bit_length())]
-    sizes = powers if tensor is None else [tensor]
-    return [(device, size) for device, width in devices for size in sizes if size * spread.groups <= width]
+    return [
+        (device, size, nodes)
+        for device, pool in usable
+        for size in ([size for size in powers if size <= pool.gpus_per_node] if tensor is None else [tensor])
+        if (nodes := nodes_needed(pool, size, spread))
+    ]

@@ -40,7 +40,8 @@ def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> i
         size_bytes += _step_states_bytes(pair)
     if not stage.is_last:
         return size_bytes
-    return size_bytes + _hidden_state_bytes(pair) + (_sampler_bytes(pair) if v2 else 0)
+    of_sampler = _sampler_bytes(pair) + draft_logits_bytes(pair) if v2 else 0
+    return size_bytes + _hidden_state_bytes(pair) + of_sampler
 
 
 def _step_states_bytes(pair: Pair) -> int:
@@ -62,8 +63,7 @@ def _sampler_bytes(pair: Pair) -> int:
 
     Penalty counts, prompt mask, one grammar mask a proposed token and one
     more, and per-request tables; with ngram also its table of tokens.
-    Drafting is greedy, so no draft logits are kept. V1 makes its own when
-    they are first needed.
+    V1 makes its own when they are first needed.
     """
     requests = pair.limits.max_num_seqs
     vocabulary = pair.target.vocab_size
@@ -74,6 +74,19 @@ def _sampler_bytes(pair: Pair) -> int:
         length = pair.limits.max_model_len
         size_bytes += requests * (length * INT32_BYTES + ceil_div(length, NGRAM_PAGE_TOKENS) * NGRAM_PAGE_BYTES)
     return size_bytes
+
+
+def draft_logits_bytes(pair: Pair) -> int:
+    """Return the logits that a draft which samples keeps until they are checked.
+
+    vLLM, v1/worker/gpu/spec_decode/speculator.py: draft_logits of every
+    request, proposed token and vocabulary entry, in the head's type.
+    """
+    draft = loaded_draft(pair) if pair.samples_drafts else None
+    if draft is None:
+        return 0
+    requests, tokens = pair.limits.max_num_seqs, pair.num_speculative_tokens
+    return requests * tokens * draft[0].vocab_size * pair.target.dtype_bytes
 
 
 def _hidden_state_bytes(pair: Pair) -> int:

@@ -102,10 +102,8 @@ def quantization_steps(pair: Pair) -> int:
 def capture_sizes(pair: Pair) -> int:
     """Return for how many batch sizes graphs are captured (config/vllm.py, _set_cudagraph_sizes)."""
     limits = pair.limits
-    top = min(
-        limits.max_num_seqs * (pair.num_speculative_tokens + 1) * 2, _LARGEST_GRAPH, limits.max_num_batched_tokens
-    )
-    return _sizes_up_to(top)
+    own = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1) * 2, _LARGEST_GRAPH)
+    return _sizes_up_to(min(limits.max_graph_tokens or own, limits.max_num_batched_tokens))
 
 
 @cache

@@ -65,6 +65,8 @@ class EngineLimits:
         vLLM's version.
     prefix_caching
         Whether prefixes are cached.
+    max_graph_tokens
+        Most tokens of a step that is captured as a CUDA graph; None for the engine's own.
     """
 
     max_model_len: int
@@ -77,6 +79,7 @@ class EngineLimits:
     min_concurrency: int
     engine_version: str = NEWEST_VERSION
     prefix_caching: bool = True
+    max_graph_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ class Pair:
         Settings of the engine.
     calibration
         What real engines showed of the estimates; empty where nothing was measured.
+    samples_drafts
+        Whether the draft picks its tokens by chance, so that its logits are kept.
     """
 
     target: ModelGeometry
@@ -146,6 +151,7 @@ class Pair:
     num_speculative_tokens: int
     limits: EngineLimits
     calibration: Calibration = UNCALIBRATED
+    samples_drafts: bool = False
 
     @property
     def models(self) -> str:

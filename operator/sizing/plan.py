@@ -12,9 +12,10 @@ from specdecode_operator.sizing.cpu import estimate_on_cpu
 from specdecode_operator.sizing.fixes import Fix, find_fixes
 from specdecode_operator.sizing.launchability import Available, checkpoint_at
 from specdecode_operator.sizing.matrix import quantization_matrix
+from specdecode_operator.sizing.nodes import GpuPool
 from specdecode_operator.sizing.pair import Pair
 from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rows import GpuPool, Row
+from specdecode_operator.sizing.rows import Row
 from specdecode_operator.sizing.units import GIB, ceil_div
 from specdecode_operator.sizing.wording import capacity_phrase, cpu_sentence, gpu_sentence
 
@@ -54,7 +55,7 @@ def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, wish:
     """Return the plan for a pair on the nodes that there are.
 
     With a tensor of None every supported power of two up to the GPUs of a
-    node is tried. Pools of unknown products are passed over.
+    node is tried: layers are cut over a network only where users say so. Pools of unknown products are passed over.
 
     Raises
     ------
@@ -99,12 +100,12 @@ def pair_at(pair: Pair, available: Available, target: Precision, draft: Precisio
     )
 
 
-def plan_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> Plan:
-    """Return the plan for one replica on CPU with so much memory and KV space."""
-    budget = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes)
-    rows = (Row(CPU_PRODUCT, 1, budget, pair.target_precision, pair.draft_precision),)
-    fixes = (_cpu_fix(pair, budget),) if budget.verdict is Verdict.DOES_NOT_FIT else ()
-    return _plan(rows, fixes, cpu_sentence(budget, pair.limits))
+def plan_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int = 1) -> Plan:
+    """Return the plan for one replica on CPU with so much memory and KV space, over so many ranks."""
+    budget = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes, tensor)
+    rows = (Row(CPU_PRODUCT, tensor, budget, pair.target_precision, pair.draft_precision),)
+    fixes = (_cpu_fix(pair, budget, tensor),) if budget.verdict is Verdict.DOES_NOT_FIT else ()
+    return _plan(rows, fixes, cpu_sentence(budget, pair.limits, tensor))
 
 
 def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
@@ -116,19 +117,20 @@ def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
     return Plan(verdict, rows[0], rows, fixes, sentence)
 
 
-def _cpu_fix(pair: Pair, budget: Budget) -> Fix:
-    """Return the smallest whole GiB of KV space and memory that fit."""
+def _cpu_fix(pair: Pair, budget: Budget, tensor: int) -> Fix:
+    """Return the smallest whole GiB of KV space, a whole number a rank, and memory that fit."""
     changes = []
-    kv_cache_bytes = budget.available_kv_bytes
+    kv_cache_bytes = budget.available_kv_bytes * tensor
     if budget.binding_term is Term.KV_CACHE:
-        kv_cache_bytes = ceil_div(budget.needed_kv_bytes, GIB) * GIB
+        kv_cache_bytes = ceil_div(budget.needed_kv_bytes, GIB) * GIB * tensor
         changes.append(f"accelerator.kvCacheGiB: {kv_cache_bytes // GIB}")
-    memory_bytes = budget.total_bytes
-    wanted_bytes = budget.requested_bytes - budget.available_kv_bytes + kv_cache_bytes + budget.margin_bytes
+    memory_bytes = budget.total_bytes * tensor
+    beside_kv_bytes = budget.requested_bytes - budget.available_kv_bytes + budget.margin_bytes
+    wanted_bytes = beside_kv_bytes * tensor + kv_cache_bytes
     if memory_bytes < wanted_bytes:
         memory_bytes = ceil_div(wanted_bytes, GIB) * GIB
         changes.append(f"accelerator.memoryGiB: {memory_bytes // GIB}")
-    fixed = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes)
+    fixed = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes, tensor)
     change = ", ".join(changes)
     return Fix(
         change=change,

@@ -80,3 +80,8 @@ PROMPT_LOOKUP: Final = Source(
     "vLLM blog, How Speculative Decoding Boosts vLLM Performance by up to 2.8x: prompt lookup on summaries",
     "https://blog.vllm.ai/2024/10/17/spec-decode.html",
 )
+
+LAYERS_WITHIN_NODES: Final = Source(
+    "vLLM documentation, Parallelism and Scaling: tensor parallelism within a node, pipeline parallelism across nodes",
+    "https://docs.vllm.ai/en/latest/serving/parallelism_scaling/",
+)

@@ -13,7 +13,7 @@ def capacity_phrase(budget: Budget, max_model_len: int) -> str:
 
 def gpu_sentence(row: Row, limits: EngineLimits) -> str:
     """Return whether a row fits and why, without a full stop."""
-    place = f"{row.gpus} x {row.product} per replica ({row.split.label})"
+    place = f"{row.place} per replica ({row.split.label})"
     budget = row.budget
     capacity = capacity_phrase(budget, limits.max_model_len)
     weights = format_gib(budget.weights_bytes)
@@ -36,18 +36,22 @@ def calibration_phrase(budget: Budget) -> str | None:
     return f"calibrated: {size} GiB {more} for the engine on each GPU, after {budget.calibration}"
 
 
-def cpu_sentence(budget: Budget, limits: EngineLimits) -> str:
+def cpu_sentence(budget: Budget, limits: EngineLimits, tensor: int) -> str:
     """Return whether a replica on CPU fits and why, without a full stop."""
+    each = " per rank" if tensor > 1 else ""
     place = f"CPU with {format_gib(budget.total_bytes)} GiB per replica"
+    if tensor > 1:
+        place = f"CPU with {format_gib(budget.total_bytes)} GiB per rank (TP {tensor})"
     capacity = capacity_phrase(budget, limits.max_model_len)
     match budget.verdict:
         case Verdict.FITS:
-            return f"{place} fits: {capacity} in {format_gib(budget.available_kv_bytes)} GiB of KV cache"
+            return f"{place} fits: {capacity} in {format_gib(budget.available_kv_bytes)} GiB of KV cache{each}"
         case Verdict.TIGHT:
             spare = format_gib(budget.total_bytes - budget.requested_bytes)
             margin = format_gib(budget.margin_bytes)
             return (
-                f"{place} is tight: {capacity}, but {spare} GiB are to spare where the estimate may err by {margin} GiB"
+                f"{place} is tight: {capacity}, but {spare} GiB{each} are to spare where the estimate may err by"
+                f" {margin} GiB"
             )
         case Verdict.DOES_NOT_FIT:
             return f"{place} does not fit: {_cpu_reason(budget, limits)}"

@@ -49,6 +49,24 @@ target: {model: Qwen/Qwen3-8B}
 speculation: {method: ngram_gpu, numSpeculativeTokens: 4, ngram: {promptLookupMax: 5}}
 parallelism: {data: 2}
 """,
+    "ranks on CPU": """
+target: {model: target}
+speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}, draftSampling: probabilistic}
+parallelism: {tensor: 2}
+accelerator: {type: CPU, cpuCores: 2, memoryGiB: 10, kvCacheGiB: 2}
+models: {volume: {persistentVolumeClaim: {claimName: tiny-models}}}
+engine: {image: "localhost:5000/specdecode/engine-cpu:dev"}
+""",
+    "sampling and graphs": """
+target: {model: Qwen/Qwen3-8B}
+speculation:
+  method: eagle3
+  numSpeculativeTokens: 3
+  draft: {model: AngelSlim/Qwen3-8B_eagle3}
+  rejectionSampling: block
+  draftSampling: probabilistic
+serving: {maxCudagraphCaptureSize: 128}
+""",
     "cpu": """
 target: {model: target}
 speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}}
@@ -56,6 +74,15 @@ accelerator: {type: CPU, cpuCores: 2, memoryGiB: 4, kvCacheGiB: 1}
 models: {volume: {persistentVolumeClaim: {claimName: tiny-models}}}
 serving: {maxModelLen: 512, maxNumSeqs: 8, enforceEager: true}
 engine: {image: "localhost:5000/specdecode/engine-cpu:dev"}
+""",
+    "from a cache, over TLS": """
+target: {model: org/target, revision: v1}
+serving: {tlsSecret: {name: llama.tls}}
+models: {cache: {persistentVolumeClaim: {claimName: hub}}, hubTokenSecret: {name: hub, key: token}}
+""",
+    "of the nodes, with a cache": """
+target: {model: llama}
+models: {volume: {hostPath: {path: /mnt/models..old/x}}, cache: {persistentVolumeClaim: {claimName: compiled}}}
 """,
     # As many ranges as the schema takes: the rules over them must stay within the API server's cost limit.
     "256 ranges": yaml.safe_dump(

@@ -178,18 +178,43 @@ BAD = {
         "spec.parallelism",
         "takes 16 GPUs a replica (tensor x pipeline x data), above accelerator.perNode 8",
     ),
-    "tensor on CPU": Bad(
-        "parallelism: {tensor: 8}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
+    "stages on CPU": Bad(
+        "parallelism: {pipeline: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
         "spec.parallelism",
-        "a replica on CPU is not split: remove it",
+        "a replica on CPU is split by tensor alone: remove the others",
+    ),
+    "part of a GiB for a rank": Bad(
+        "parallelism: {tensor: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 3}",
+        "spec.accelerator.kvCacheGiB",
+        "is 3, of which each of the 2 ranks of parallelism.tensor gets no whole number of GiB: make it a multiple",
     ),
     "experts on CPU": Bad(
         "parallelism: {expert: true}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
         "spec.parallelism",
-        "a replica on CPU is not split: remove it",
+        "a replica on CPU is split by tensor alone: remove the others",
     ),
     "no stage": Bad("parallelism: {pipeline: 0}", "spec.parallelism.pipeline", "greater than or equal to 1"),
     "too many copies": Bad("parallelism: {data: 65}", "spec.parallelism.data", "less than or equal to 64"),
+    "graphs of an eager engine": Bad(
+        "serving: {enforceEager: true, maxCudagraphCaptureSize: 64}",
+        "spec.serving.maxCudagraphCaptureSize",
+        "there are no CUDA graphs with enforceEager: remove one of the two",
+    ),
+    "made-up acceptance": Bad(
+        speculation("numSpeculativeTokens: 5, rejectionSampling: synthetic"),
+        "spec.speculation.rejectionSampling",
+        'Unsupported value: "synthetic": supported values: "standard", "block"',
+    ),
+    "sampling without a draft": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 3, draftSampling: probabilistic}",
+        "spec.speculation.draftSampling",
+        "method ngram has no draft that could sample: remove it, or choose a method with a draft",
+    ),
+    "checking of nothing": Bad(
+        "speculation: {method: none, rejectionSampling: block}",
+        "spec.speculation.rejectionSampling",
+        "method none proposes nothing to check: remove it",
+    ),
     "split of no draft": Bad(
         "parallelism: {tensor: 2, draftTensor: 2}\nspeculation: {method: ngram, numSpeculativeTokens: 3}",
         "spec.parallelism.draftTensor",
@@ -293,6 +318,27 @@ BAD = {
         "spec.models.hubTokenSecret",
         "nothing is downloaded when models.volume is given: remove one",
     ),
+    "volume is nothing": Bad("models: {volume: {}}", "spec.models.volume.persistentVolumeClaim", "or a hostPath"),
+    "volume is two things": Bad(
+        "models: {volume: {persistentVolumeClaim: {claimName: a}, hostPath: {path: /srv}}}",
+        "spec.models.volume.hostPath",
+        "remove it",
+    ),
+    "node's directory is relative": Bad(
+        "models: {volume: {hostPath: {path: srv/models}}}", "spec.models.volume.hostPath.path", "beginning with /"
+    ),
+    "node's directory climbs": Bad(
+        "models: {volume: {hostPath: {path: /srv/models/../../etc}}}",
+        "spec.models.volume.hostPath.path",
+        "without . or ..",
+    ),
+    "cache without a claim": Bad("models: {cache: {}}", "spec.models.cache.persistentVolumeClaim", "Required"),
+    "cache on the volume's claim": Bad(
+        f"models: {{volume: {VOLUME}, cache: {VOLUME}}}",
+        "spec.models.cache.persistentVolumeClaim.claimName",
+        "name another",
+    ),
+    "certificate without a name": Bad("serving: {tlsSecret: {}}", "spec.serving.tlsSecret.name", "Required"),
     # Engine
     "image without tag": Bad("engine: {image: 'host:5000/vllm'}", "spec.engine.image", "add a tag (:v1) or a digest"),
     "version in words": Bad("engine: {version: latest}", "spec.engine.version", "should match"),

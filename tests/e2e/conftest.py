@@ -55,8 +55,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def _evidence(kubectl: Kubectl) -> Iterator[tuple[str, str]]:
     system = Kubectl(kubectl.kubeconfig, NAMESPACE)
-    yield "objects", kubectl("get", "all,sdd,pvc,configmaps", "--output=wide").stdout
-    yield "descriptions", kubectl("describe", "sdd,pods").stdout
+    yield "objects", kubectl("get", "all,sdd,sdc,pvc,configmaps", "--output=wide").stdout
+    yield "descriptions", kubectl("describe", "sdd,sdc,jobs,pods").stdout
     yield "events", kubectl("get", "events", "--sort-by=.lastTimestamp").stdout
     yield "engine log", kubectl("logs", f"--selector=app.kubernetes.io/managed-by={OPERATOR}", "--tail=40").stdout
     yield "operator log", system("logs", f"deployment/{OPERATOR}", "--tail=80").stdout

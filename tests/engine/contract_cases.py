@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.api.values import Method
+from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
 from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,
+    NodeGroup,
     OnlineQuantization,
     ScheduleRange,
     SpeculationSettings,
@@ -38,7 +39,10 @@ CPU = replace(GPU, cpu=CpuSettings(kv_cache_gib=1, cores=2), block_size=128)
 
 GOOD = {
     f"{platform}-{name}": replace(base, speculation=speculation)
-    for platform, base in (("gpu", GPU), ("cpu", CPU), ("gpu-tp2", replace(GPU, tensor_parallel_size=2)))
+    for platform, base in (
+        *(("gpu", GPU), ("cpu", CPU), ("gpu-tp2", replace(GPU, tensor_parallel_size=2))),
+        ("cpu-tp2", replace(CPU, tensor_parallel_size=2, cpu=CpuSettings(kv_cache_gib=2, cores=2))),
+    )
     for name, speculation in (("none", None), ("draft", DRAFT_MODEL), ("ngram", NGRAM), ("schedule", SCHEDULED))
 } | {
     "gpu-everything": replace(
@@ -50,6 +54,14 @@ GOOD = {
         speculation=FULL_DRAFT,
         extra_args=("--async-scheduling", "--seed=3"),
     ),
+    "gpu-sampling": replace(
+        GPU,
+        max_cudagraph_capture_size=48,
+        speculation=replace(
+            DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, draft_sampling=DraftSampling.PROBABILISTIC
+        ),
+    ),
+    "cpu-sampling": replace(CPU, speculation=replace(DRAFT_MODEL, draft_sampling=DraftSampling.PROBABILISTIC)),
     "ngram-one-bound": replace(GPU, speculation=SpeculationSettings(Method.NGRAM, 2, prompt_lookup_max=3)),
 }
 BAD = {
@@ -188,6 +200,30 @@ PARALLEL = {
     ),
 }
 """What is spread in more ways than over the GPUs of one group."""
+
+LEADER_ADDRESS, MEETING_TIMEOUT_S = "llama-lws-0.llama-lws.models", 14_280
+
+
+def on_node(settings: EngineSettings, nodes: int, rank: int) -> EngineSettings:
+    """Return what one pod of an engine on several nodes is told, once the kubelet has put its variables in."""
+    address = "10.0.0.7" if rank == 0 else LEADER_ADDRESS
+    group = NodeGroup(nodes, str(rank), address, leads=rank == 0, meeting_timeout_s=MEETING_TIMEOUT_S)
+    return replace(settings, group=group)
+
+
+SEVERAL_NODES = {
+    "stages": (replace(GPU, tensor_parallel_size=8, pipeline_parallel_size=2, speculation=NGRAM), 2),
+    "stages of two": (replace(GPU, tensor_parallel_size=4, pipeline_parallel_size=4), 2),
+    "layers": (replace(GPU, tensor_parallel_size=16, speculation=DRAFT_MODEL), 2),
+    "dense copies": (replace(GPU, tensor_parallel_size=4, data_parallel_size=4, speculation=DRAFT_MODEL), 2),
+    "a copy a node": (replace(GPU, tensor_parallel_size=8, data_parallel_size=2), 2),
+    "dense copies in stages": (replace(GPU, tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=3), 3),
+    "experts": (
+        replace(GPU, model="own-layers", tensor_parallel_size=2, data_parallel_size=8, expert_parallel=True),
+        2,
+    ),
+}
+"""Engines on several nodes, each with how many; on nodes of 8 GPUs the plan comes to these."""
 
 REFUSED_TOGETHER = {
     "adapters": (

@@ -49,7 +49,10 @@ def engine_config(argv: list[str]) -> Any:
     options = parse(argv)
     options.model = options.model_tag  # as vllm/entrypoints/cli/serve.py does
     engine_args = AsyncEngineArgs.from_cli_args(options)
-    return engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    # vllm/entrypoints/cli/serve.py run_headless says so too.
+    return engine_args.create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER, headless=bool(options.headless)
+    )
 
 
 def start(argv: list[str]) -> dict[str, Any]:
@@ -77,7 +80,34 @@ def start(argv: list[str]) -> dict[str, Any]:
         "--gpu-memory-utilization": cache.gpu_memory_utilization,
         "--enforce-eager": config.model_config.enforce_eager,
         "--shutdown-timeout": config.shutdown_timeout,
+        "--max-cudagraph-capture-size": config.compilation_config.max_cudagraph_capture_size,
+        "rejection_sample_method": speculative.rejection_sample_method if speculative else None,
+        "draft_sample_method": speculative.draft_sample_method if speculative else None,
     }
+
+
+def place(argv: list[str]) -> dict[str, Any]:
+    """Return which ranks an engine on several nodes has on this one, and whether it meets the others for them.
+
+    ``first_copy`` is the number of the first data-parallel copy here, ``copies`` how many there are; ``ranks`` those
+    of one copy here, beginning with ``first_rank``. Copies of dense models are engines of their own, so that
+    ``meets`` is of how many nodes the processes of one copy are.
+    """
+    options, parallel = parse(argv), engine_config(argv).parallel_config
+    found = {
+        "serves": not options.headless,
+        "first_copy": parallel.data_parallel_rank,
+        "copies": parallel.data_parallel_size_local,
+        "first_rank": parallel.node_rank_within_dp * parallel.local_world_size,
+        "ranks": parallel.local_world_size,
+        "backend": parallel.distributed_executor_backend,
+        "leader": parallel.master_addr,
+        "copies_meet_at": parallel.data_parallel_master_ip,
+        "timeout_s": parallel.distributed_timeout_seconds,
+    }
+    if not parallel.is_moe_model:
+        parallel.reconfigure_for_independent_dp_rank()
+    return found | {"meets": parallel.nnodes}
 
 
 def metrics(argv: list[str]) -> str:
@@ -135,6 +165,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         speculative_keys,
         options_of,
         start,
+        place,
         metrics,
         schedule,
         cpu_block_size,

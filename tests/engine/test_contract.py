@@ -5,6 +5,7 @@ The newest version is always asked; the older ones in `./just test-all`, where
 H100s, and as the CPU build that it is (see engine_oracle.py).
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import KvCacheDtype, Method
+from specdecode_operator.api.values import DraftSampling, KvCacheDtype, Method, RejectionSampling
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.environment import environment
 from specdecode_operator.engine.extra_args import extra_args_problems
@@ -47,14 +48,18 @@ from tests.engine.contract_cases import (
     FAILING_EXTRA,
     GOOD,
     GPU,
+    LEADER_ADDRESS,
+    MEETING_TIMEOUT_S,
     METHODS,
     NGRAM,
     PARALLEL,
     PASSING_EXTRA,
     REFUSED_TOGETHER,
     SCHEDULES,
+    SEVERAL_NODES,
     STARTING_EXTRA,
     TARGET,
+    on_node,
     with_models_under,
     write_models,
 )
@@ -160,7 +165,14 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
         "--block-size": settings.block_size,
         "--enforce-eager": settings.enforce_eager,
         "--shutdown-timeout": settings.shutdown_timeout_s,
+        "rejection_sample_method": (speculation.rejection_sampling or "standard") if speculation else None,
+        "draft_sample_method": (speculation.draft_sampling or "greedy") if speculation else None,
     }
+    without_graphs = any("cudagraph_mode" in argument for argument in settings.extra_args)
+    if settings.max_cudagraph_capture_size is not None and not without_graphs:
+        # Sizes come in steps, of 16 tokens at most.
+        largest = min(settings.max_cudagraph_capture_size, settings.max_num_batched_tokens)
+        assert largest - 16 < answer.value["--max-cudagraph-capture-size"] <= largest
     if settings.platform is Platform.GPU:
         expected["--gpu-memory-utilization"] = settings.memory_utilization_percent / 100
     if settings.platform is Platform.GPU and speculation:
@@ -211,6 +223,33 @@ def test_parallelism_is_taken_for_what_was_meant(vllm: Vllm, name: str) -> None:
         assert "Pipeline parallelism is not supported" in (vllm.start(settings).error or "accepted")
         return
     check_started(vllm, settings)
+
+
+@pytest.mark.parametrize("name", SEVERAL_NODES)
+def test_every_node_takes_its_own_ranks_and_all_are_taken(vllm: Vllm, name: str) -> None:
+    settings, nodes = SEVERAL_NODES[name]
+    split = (settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.data_parallel_size)
+    taken = []
+    for rank in range(nodes):
+        here = on_node(settings, nodes, rank)
+        check_parsed(vllm, here)
+        answer = vllm.oracle(here).ask("place", vllm.line(here))
+        assert answer.ok, answer.error
+        found = answer.value
+        assert found["serves"] == (rank == 0)
+        assert found["backend"] == "mp"
+        leader = "10.0.0.7" if rank == 0 else LEADER_ADDRESS
+        assert found["leader"] == leader
+        assert found["copies_meet_at"] == (leader if split[2] > 1 else "127.0.0.1")
+        assert found["timeout_s"] == MEETING_TIMEOUT_S
+        assert found["ranks"] * found["copies"] * nodes == math.prod(split), "an even share"
+        copies = range(found["first_copy"], found["first_copy"] + found["copies"])
+        ranks = range(found["first_rank"], found["first_rank"] + found["ranks"])
+        taken += [(copy, rank_of_copy) for copy in copies for rank_of_copy in ranks]
+        dense = settings.model == TARGET
+        one_node = math.prod(split[:2]) * settings.data_parallel_size // nodes >= math.prod(split[:2])
+        assert found["meets"] == (1 if dense and one_node else nodes), "who waits for whom"
+    assert sorted(taken) == [(copy, each) for copy in range(split[2]) for each in range(math.prod(split[:2]))]
 
 
 @pytest.mark.parametrize("name", REFUSED_TOGETHER)
@@ -267,6 +306,8 @@ drafts = st.builds(
     draft_model=st.just(DRAFT),
     draft_online_quantization=st.none() | st.sampled_from(OnlineQuantization),
     draft_max_model_len=st.none() | st.integers(1, 131_072),
+    rejection_sampling=st.none() | st.sampled_from(RejectionSampling),
+    draft_sampling=st.none() | st.sampled_from(DraftSampling),
 )
 ngrams = st.builds(
     SpeculationSettings,
@@ -295,6 +336,7 @@ any_settings = st.builds(
     dtype=st.sampled_from(["auto", "bfloat16"]),
     online_quantization=st.none() | st.sampled_from(OnlineQuantization),
     enforce_eager=st.booleans(),
+    max_cudagraph_capture_size=st.none() | st.integers(1, 1024),
     speculation=st.none() | drafts | ngrams,
     cpu=st.none() | st.just(CPU.cpu),
     extra_args=st.sampled_from(STARTING_EXTRA).map(str.split).map(tuple) | st.just(()),

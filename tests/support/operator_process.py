@@ -16,6 +16,8 @@ from tests.support.waiting import eventually
 
 NAMESPACE = "specdecode-system"
 SERVICE_ACCOUNT = "specdecode-operator"
+IMAGE = "localhost/specdecode/operator:dev"
+"""Outside a cluster it cannot know which image its captures run."""
 
 
 class OperatorProcess:
@@ -34,7 +36,10 @@ class OperatorProcess:
         command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env={**os.environ, "KUBECONFIG": str(self.kubeconfig)}, stdout=log, stderr=log
+                command,
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE},
+                stdout=log,
+                stderr=log,
             )
         eventually(lambda: self._healthy(port), "the operator is healthy")
 

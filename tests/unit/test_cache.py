@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 
@@ -36,9 +37,9 @@ def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
 
 def test_a_late_deletion_does_not_take_its_successor_with_it() -> None:
     cache = Cache()
-    cache.put_deployment(body("new", 5))
-    cache.drop_deployment(body("old", 4))
-    found = cache.deployment(KEY)
+    cache.put_parent(KIND, body("new", 5))
+    cache.drop_parent(KIND, body("old", 4))
+    found = cache.parent(KEY)
     assert found is not None
     assert found["metadata"]["uid"] == "new"
     cache.put("Service", body("new", 5))
@@ -54,9 +55,9 @@ def test_a_full_list_drops_what_it_lacks_but_nothing_newer() -> None:
     cache.retain("Pod", [body("kept", 1, name="kept")], version=5)
     assert versions(cache, "Pod") == ["1", "9"]
     assert versions(cache) == ["1"]
-    cache.put_deployment(body("missed", 2))
-    cache.retain_deployments([], version=5)
-    assert cache.deployment(KEY) is None
+    cache.put_parent(KIND, body("missed", 2))
+    cache.retain_parents(KIND, [], version=5)
+    assert cache.parent(KEY) is None
 
 
 def test_only_what_plans_depend_on_makes_a_node_news() -> None:

@@ -164,13 +164,31 @@ def test_every_trouble_is_in_troubleshooting() -> None:
             r'(?:(?:working|stalled)\(|^ROLLED_BACK = )"(\w+)"', code, re.MULTILINE
         ),
         "services/model_job.py": lambda code: re.findall(r'(?:Trouble\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE),
+        "services/model_download.py": lambda code: re.findall(
+            r'(?:Trouble\(|working\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE
+        ),
+        "services/model_storage.py": lambda code: re.findall(r'reason="(\w+)"', code),
+        "handlers/inventory.py": lambda code: re.findall(r'"([A-Z][a-z]\w+)"', code),
         "handlers/launcher.py": lambda code: re.findall(r'"([A-Z][a-z]\w+)"', code),
-        "handlers/reconciler.py": lambda code: re.findall(r'(?:working|stalled)\("(\w+)"', code),
+        "handlers/hindrance.py": lambda code: re.findall(r'(?:working|stalled)\("(\w+)"', code),
     }
     for path, reasons in reasons_of.items():
         found = set(reasons((ROOT / "operator" / path).read_text()))
         assert found, path
         assert found <= explained
+
+
+def test_every_reason_of_a_capture_is_explained() -> None:
+    explained = {
+        reason for row in table(ROOT / "docs/captures.md", "reason") for reason in re.findall(r"`(\w+)`", row[0])
+    }
+    code = "\n".join(path.read_text() for path in (ROOT / "operator/services/capture").glob("*.py"))
+    given = set(re.findall(r'(?:Hold\(|_pending\(|CapturePhase\.[A-Z_]+, )"(\w+)"', code))
+    assert {"DeploymentNotFound", "WaitingForVolume", "Queued"} <= given
+    on_the_way = {"Starting", "Loading", "Finishing", "Captured", "InternalError"}
+    assert given - on_the_way <= explained
+    for reason in explained - given:
+        assert f'"{reason}"' in code or reason in {"ChildNameConflict", "Evicted"}, reason
 
 
 def llama_pair(target: str, draft: str) -> Pair:
@@ -235,7 +253,18 @@ def sections(document: Path) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+def commands(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Commands that people see, by their whole name; those of a group one by one."""
+    found = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands") and not command.hidden:
+            found |= commands(command, f"{prefix}{name} ")
+        elif not command.hidden:
+            found[f"{prefix}{name}"] = command
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
 EXPLAINED = sorted(set(COMMANDS) - {"crds"})
 
 

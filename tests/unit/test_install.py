@@ -86,7 +86,10 @@ def test_chart_carries_the_crds_and_the_version() -> None:
 
 
 def test_crds_folder_is_a_kustomization() -> None:
-    assert list(kustomize("crds")) == [("CustomResourceDefinition", "specdecodedeployments.specdecode.io")]
+    assert set(kustomize("crds")) == {
+        ("CustomResourceDefinition", "specdecodedeployments.specdecode.io"),
+        ("CustomResourceDefinition", "specdecodecaptures.specdecode.io"),
+    }
 
 
 def test_operator_has_no_more_rights_than_listed() -> None:
@@ -103,9 +106,10 @@ def test_operator_has_no_more_rights_than_listed() -> None:
     assert "secrets" not in {resource for _, resource, _ in granted}
     writable = {resource for _, resource, verb in granted if verb not in ("get", "list", "watch")}
     assert writable == {
-        "specdecodedeployments/status", "configmaps", "services", "deployments", "jobs", "poddisruptionbudgets",
-        "events",
+        "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "configmaps", "services",
+        "deployments", "leaderworkersets", "jobs", "persistentvolumeclaims", "poddisruptionbudgets", "events",
     }  # fmt: skip
+    assert ("specdecode.io", "specdecodecaptures", "delete") in granted, "those whose time is over"
     (subject,) = objects["ClusterRoleBinding", NAME]["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
 
@@ -185,6 +189,13 @@ def test_calibration_is_an_optional_configmap_that_the_operator_follows() -> Non
         # A subPath would never be updated.
         assert "subPath" not in mount
         assert f"--calibration={mount['mountPath']}/calibration.json" in container["args"]
+
+
+def test_directories_of_nodes_are_allowed_by_name_and_none_by_default() -> None:
+    flag = "--allow-host-path="
+    assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
+    args = operator_container(helm("--set=allowedHostPaths={/mnt/models,/srv/a b}"))["args"]
+    assert [each for each in args if each.startswith(flag)] == [f"{flag}/mnt/models", f"{flag}/srv/a b"]
 
 
 def test_the_operator_takes_the_arguments_of_its_container() -> None:

@@ -26,6 +26,7 @@ from specdecode_operator.services.adoption.serving import settle_precision, take
 from specdecode_operator.services.adoption.speculation import read_speculation, take_speculation
 from specdecode_operator.services.adoption.start import Start, find_start
 from specdecode_operator.services.adoption.steps import Step, adoption_steps, selecting
+from specdecode_operator.services.adoption.tls import take_tls
 from specdecode_operator.services.adoption.variables import secret_keys, take_variables
 from specdecode_operator.services.facts import check_without_models, gather_facts
 from specdecode_operator.services.spec_problems import spec_problems
@@ -34,7 +35,8 @@ _CONTAINERS: Final = "spec.template.spec.containers"
 _MODEL_UNKNOWN: Final = "ModelUnknown"
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUFFIX: Final = "-sdd"
-_OF_ROLLOUT: Final = ("strategy", "progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit", "paused")
+_OF_ROLLOUT: Final = ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit")
+_NONE: Final = (0, "0", "0%")
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,12 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
         ledger.lose(f"program {start.program}", "the operator starts vllm, which must be on the image's PATH")
     for command in start.beside:
         ledger.lose(f"shell command {command}", "only the server is started: put it into the image or an initContainer")
-    flags = take_flags(read_flags(start.words, profile), ledger, profile, secret_keys(container))
+    given, certificate_volumes = take_tls(read_flags(start.words, profile), pod, container, ledger)
+    flags = take_flags(given, ledger, profile, secret_keys(container))
     said = read_speculation(flags, ledger, profile)
     take_speculation(said, ledger, profile)
     dropped = take_models(flags, said.draft, pod, container, ledger)
+    dropped.volumes |= certificate_volumes
     settle_precision(ledger)
     env = take_variables(container, start.env, start.variables, ledger)
     take_pod(pod, container, env, dropped, ledger)
@@ -188,9 +192,26 @@ def _take_split(gpus: int, ledger: Ledger) -> None:
 def _take_rollout(spec: Mapping[str, Any], ledger: Ledger) -> None:
     if "replicas" in spec:
         ledger.take(f"replicas {spec['replicas']}", "replicas", spec["replicas"])
+    _take_strategy(mapping(spec, "strategy"), ledger)
+    if spec.get("paused") is True:
+        ledger.take("paused", "rollout.paused", value=True)
     for key in _OF_ROLLOUT:
         if key in spec:
-            ledger.note(Fate.OPERATOR, key, "the operator ends an old pod before it starts a new one: GPUs are scarce")
+            ledger.note(Fate.OPERATOR, key, "the operator allows for a long start")
+
+
+def _take_strategy(strategy: Mapping[str, Any], ledger: Ledger) -> None:
+    """A further engine is started first only where somebody wanted that none is missing: GPUs are scarce."""
+    if not strategy:
+        return
+    rolling = mapping(strategy, "rollingUpdate")
+    surge, missing = rolling.get("maxSurge"), rolling.get("maxUnavailable")
+    if missing in _NONE and surge not in (None, *_NONE):
+        what = f"strategy with maxSurge {surge} and maxUnavailable {missing}"
+        ledger.take(what, "rollout.strategy", "Surge", "one engine more than replicas is started first")
+    else:
+        why = "an old engine ends before its successor starts: spec.rollout.strategy Surge needs GPUs for one more"
+        ledger.note(Fate.OPERATOR, "strategy", why)
 
 
 def _check(ledger: Ledger) -> None:

@@ -20,7 +20,9 @@ class Place:
     model
         What the object names: a hub id, or a path inside the claim.
     claim
-        PersistentVolumeClaim; None for the hub.
+        PersistentVolumeClaim; None for the hub and for nodes.
+    host_path
+        Directory of the nodes.
     revision
         Revision of the hub repository, where a download names it.
     volume
@@ -35,11 +37,19 @@ class Place:
 
     model: str
     claim: str | None = None
+    host_path: str | None = None
     revision: str | None = None
     volume: str | None = None
     download: str | None = None
     token: dict[str, str] | None = None
     problem: str | None = None
+
+    @property
+    def source(self) -> dict[str, Any] | None:
+        """What models.volume says of it; None for the hub."""
+        if self.claim is not None:
+            return {"persistentVolumeClaim": {"claimName": self.claim}}
+        return None if self.host_path is None else {"hostPath": {"path": self.host_path}}
 
 
 def find_place(model: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Place:
@@ -55,15 +65,18 @@ def find_place(model: str, pod: Mapping[str, Any], container: Mapping[str, Any])
         problem = "lies in the image: put it on a PersistentVolumeClaim and name that in spec.models, or use its hub id"
         return Place(model, problem=problem)
     volume = next((each for each in objects(pod, "volumes") if name_of(each) == name), {})
-    claim = mapping(volume, "persistentVolumeClaim").get("claimName")
-    if not isinstance(claim, str):
+    claim, host = mapping(volume, "persistentVolumeClaim").get("claimName"), mapping(volume, "hostPath").get("path")
+    claim, host = (each if isinstance(each, str) else None for each in (claim, host))
+    if claim is None and host is None:
         kind = next((key for key in volume if key != "name"), "a volume that the pod does not have")
         problem = f"lies on {kind}: copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
         return Place(model, volume=name, problem=problem)
     parts = (str(mount.get("subPath") or "").strip("/"), path[len(str(mount["mountPath"]).rstrip("/")) :].strip("/"))
     inside = "/".join(part for part in parts if part)
+    if host is not None and not inside:
+        host, _, inside = host.rstrip("/").rpartition("/")
     at_root = None if inside else "is the claim's root: put the model into a folder of the claim, and name the folder"
-    return Place(inside or model, claim=claim, volume=name, problem=at_root)
+    return Place(inside or model, claim=claim, host_path=host, volume=name, problem=at_root)
 
 
 def token_of(container: Mapping[str, Any]) -> dict[str, str] | None:

@@ -44,7 +44,7 @@ def _take_target(given: Given, flags: Iterable[Given], place: Place, ledger: Led
     written = given.values[0]
     ledger.take(f"model {written}", "target.model", place.model)
     revision = next((each.values[0] for each in flags if each.name == "--revision" and each.values), place.revision)
-    if revision and not place.claim:
+    if revision and place.source is None:
         ledger.take(f"revision {revision}", "target.revision", revision)
     if place.problem:
         ledger.decide("spec.models", written, place.problem)
@@ -64,30 +64,47 @@ def _take_draft(written: str, place: Place, ledger: Ledger) -> Place:
 
 def _take_volume(places: list[Place], ledger: Ledger) -> None:
     """All models lie on one claim, or all on the hub."""
-    claims = {place.claim for place in places if not place.problem}
-    if len(claims) > 1:
-        shown = ", ".join(sorted(f"claim {claim}" if claim else "the hub" for claim in claims))
+    sources = {_named(place): place.source for place in places if not place.problem}
+    if len(sources) > 1:
         fix = "target and draft must lie together, on one claim or on the hub: copy one of them"
-        ledger.decide("spec.models.volume", shown, fix)
-    claim = next((claim for claim in claims if claim), None)
-    if claim:
-        what = f"volume of claim {claim}"
-        ledger.take(what, "models.volume", {"persistentVolumeClaim": {"claimName": claim}})
+        ledger.decide("spec.models.volume", ", ".join(sorted(sources)), fix)
+    for name, source in sources.items():
+        if source is not None:
+            remark = "where the operator allows it: --allow-host-path" if "hostPath" in source else ""
+            ledger.take(f"volume of {name}", "models.volume", source, remark)
+            return
+
+
+def _named(place: Place) -> str:
+    if place.claim is not None:
+        return f"claim {place.claim}"
+    return "the hub" if place.host_path is None else f"{place.host_path} of the node"
+
+
+def _take_cache(
+    env: Mapping[str, str], caches: set[str], pod: Mapping[str, Any], container: Mapping[str, Any], ledger: Ledger
+) -> None:
+    """Keep the claim that holds the hub's cache, also for what engines compile."""
+    homes = {env.get("HF_HOME", _USUAL_CACHES[0]).rstrip("/")}
+    claims = {name_of(each): mapping(each, "persistentVolumeClaim") for each in objects(pod, "volumes")}
+    for mount in objects(container, "volumeMounts"):
+        claim = claims.get(name_of(mount), {}).get("claimName")
+        path = str(mount.get("mountPath")).rstrip("/")
+        if not claim or not any(f"{cache}/".startswith(f"{path}/") for cache in caches):
+            continue
+        what = f"claim {claim} at {path}"
+        if ledger.get("models.volume") is not None or ledger.get("models.cache") is not None:
+            ledger.lose(what, "is the hub's cache, which is not needed beside the volume, or a second one")
+            continue
+        there = path in homes and not mount.get("subPath")
+        remark = "what it holds is not fetched again" if there else "its folder hub is used: fetched once more there"
+        ledger.take(what, "models.cache", {"persistentVolumeClaim": {"claimName": claim}}, remark)
 
 
 def _dropped(places: list[Place], pod: Mapping[str, Any], container: Mapping[str, Any], ledger: Ledger) -> Dropped:
     env = plain_environment(container)
     caches = {env[name].rstrip("/") for name in _CACHE_VARIABLES if env.get(name)} | set(_USUAL_CACHES)
-    claims = {name_of(each): mapping(each, "persistentVolumeClaim") for each in objects(pod, "volumes")}
-    for mount in objects(container, "volumeMounts"):
-        claim = claims.get(name_of(mount), {}).get("claimName")
-        path = str(mount.get("mountPath")).rstrip("/")
-        if claim and any(f"{cache}/".startswith(f"{path}/") for cache in caches):
-            why = (
-                "is the hub's cache, which the operator does not use: each pod downloads into a folder of its own; to"
-                " load from a claim, put the model into a folder of it and set spec.models.volume and target.model"
-            )
-            ledger.lose(f"claim {claim} at {path}", why)
+    _take_cache(env, caches, pod, container, ledger)
     for place in places:
         if place.download:
             ledger.note(Fate.OPERATOR, f"the download by {place.download}", "the operator downloads the models")

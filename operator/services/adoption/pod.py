@@ -7,11 +7,13 @@ from typing import Any, Final
 from specdecode_operator.cluster.fleet import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.services.adoption.bodies import mapping, name_of, objects, texts
 from specdecode_operator.services.adoption.ledger import Fate, Ledger
-from specdecode_operator.services.overlay import ENGINE_CONTAINER
+from specdecode_operator.services.overlay import ENGINE_CONTAINER, OWN_VOLUMES
+from specdecode_operator.services.timings import SHORTEST_GRACE_S
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
-_OWN_VOLUMES: Final = ("models", "tmp", "shm", "engine-config")
-_OWN_MOUNTS: Final = ("/models", "/tmp", "/dev/shm", "/etc/specdecode")  # noqa: S108  paths in the pod
+_OWN_MOUNTS: Final = (
+    "/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls",  # noqa: S108  in the pod
+)  # fmt: skip
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
 _OWN_ANNOTATIONS: Final = ("specdecode.io/", "kubectl.kubernetes.io/restartedAt")
 _GPU_TOLERATION: Final = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
@@ -108,7 +110,7 @@ def take_pod(
     on_gpu = ledger.get("accelerator.type") != "CPU"
     template: dict[str, Any] = {}
     for key, value in pod.items():
-        if key == "terminationGracePeriodSeconds":
+        if key == "terminationGracePeriodSeconds" and not (isinstance(value, int) and value >= SHORTEST_GRACE_S):
             ledger.note(Fate.OPERATOR, f"{key} {value}", "the operator adds up the steps in which a pod ends")
         elif key not in _HANDLED and value not in _AS_IT_IS_ANYWAY.get(key, ()):
             template[key] = value
@@ -215,7 +217,7 @@ def _with_own_volume(mount: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _volume_name(name: str) -> str:
-    return f"{name}-volume" if name in _OWN_VOLUMES else name
+    return f"{name}-volume" if name in OWN_VOLUMES else name
 
 
 def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

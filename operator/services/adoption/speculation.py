@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specdecode_operator.api.values import Method
+from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.services.adoption.flags import Given
 from specdecode_operator.services.adoption.ledger import Fate, Ledger
@@ -47,8 +47,11 @@ _PERCENT_FIELDS: Final = {
 _DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft so any more"}
 """vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
 
-_OF_ENGINE: Final = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
-"""Keys whose usual value is what holds without them."""
+_SAMPLING: Final = {
+    "draft_sample_method": ("speculation.draftSampling", frozenset(DraftSampling)),
+    "rejection_sample_method": ("speculation.rejectionSampling", frozenset(RejectionSampling)),
+}
+"""Keys with the field that says the same, and what it may say."""
 
 _USUAL_REQUESTS: Final = 256
 
@@ -141,15 +144,23 @@ def _take(what: str, key: str, value: Any, ledger: Ledger) -> None:
     elif key == "quantization" and value in {"fp8", "fp8_per_tensor"}:
         ledger.take(what, "speculation.draft.quantization", "FP8")
     elif key == "draft_tensor_parallel_size":
-        ledger.note(
-            Fate.OPERATOR, f"{what} {value}", "the draft is split as the target is: vLLM does so whatever it is told"
-        )
-    elif _OF_ENGINE.get(key) == value or value is None:
+        _take_draft_split(what, value, ledger)
+    elif value is None:
         ledger.note(Fate.OPERATOR, what, "is what holds without it")
+    elif key in _SAMPLING and value in _SAMPLING[key][1]:
+        ledger.take(what, _SAMPLING[key][0], value)
     elif key == "quantization":
         ledger.note(Fate.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
     else:
         ledger.lose(f"{what}: {value}", "no field of the object means it yet, and the engine's default holds")
+
+
+def _take_draft_split(what: str, value: Any, ledger: Ledger) -> None:
+    """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
+    if value == (ledger.get("parallelism.tensor") or 1) or value is None:
+        ledger.note(Fate.OPERATOR, f"{what} {value}", "the draft is split as the target is")
+    else:
+        ledger.take(what, "parallelism.draftTensor", value)
 
 
 def _take_schedule(what: str, value: Any, ledger: Ledger) -> None:

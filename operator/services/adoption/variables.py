@@ -75,7 +75,9 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
         _take_secret(name, "models.hubTokenSecret", secrets, ledger)
     elif name == "VLLM_CPU_KVCACHE_SPACE" and on_cpu:
         text = str(variable.get("value") or "")
-        ledger.take(what, "accelerator.kvCacheGiB", int(text) if text.isdecimal() else text)
+        # What the variable says is each rank's.
+        ranks = ledger.get("parallelism.tensor") or 1
+        ledger.take(what, "accelerator.kvCacheGiB", int(text) * ranks if text.isdecimal() else text)
     elif name in _OF_CPU and on_cpu:
         ledger.note(Fate.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
     elif name in _CACHES:

@@ -21,11 +21,15 @@ _PROMETHEUS: Final = "monitoring.coreos.com"
 
 OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "specdecodedeployments.specdecode.io": ("get", "list", "watch"),
+    "specdecodecaptures.specdecode.io": ("get", "list", "watch", "delete"),
     "specdecodedeployments.specdecode.io/status": ("get", "patch", "update"),
+    "specdecodecaptures.specdecode.io/status": ("get", "patch", "update"),
     "configmaps": ("get", "list", "watch", "create", "patch", "delete"),
     "services": ("get", "list", "watch", "create", "patch", "delete"),
     "deployments.apps": ("get", "list", "watch", "create", "patch", "delete"),
+    "leaderworkersets.leaderworkerset.x-k8s.io": ("get", "list", "watch", "create", "patch", "delete"),
     "jobs.batch": ("get", "list", "watch", "create", "patch", "delete"),
+    "persistentvolumeclaims": ("get", "list", "watch", "create", "patch"),
     "poddisruptionbudgets.policy": ("get", "list", "watch", "create", "patch", "delete"),
     "nodes": ("get", "list", "watch"),
     "pods": ("get", "list", "watch"),

@@ -10,8 +10,13 @@ from specdecode_operator.services.doctor.findings import Finding, Reading, Unrea
 
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
 _GPU_QUOTAS: Final = (f"requests.{GPU_RESOURCE}", f"limits.{GPU_RESOURCE}")
+RESTRICTED_USER: Final = "{runAsNonRoot: true, runAsUser: 2000, fsGroup: 2000}"
+"""All that engine pods lack for the level restricted; the user is that of vllm's docker/Dockerfile."""
+
 _MUST_BE_SAID: Final = ("requests.cpu", "cpu", "limits.cpu", "requests.memory", "memory", "limits.memory")
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
+_ONE_POD_MODE: Final = ["ReadWriteOncePod"]
+_WRITABLE_MODE: Final = "ReadWriteMany"
 _SHARED_MODES: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 _NAMED: Final = 3
 
@@ -26,8 +31,9 @@ def security_finding(name: str, namespace: Reading[Body | None]) -> Finding:
     level = mapping(mapping(namespace, "metadata"), "labels").get(_ENFORCED, "privileged")
     if level == "restricted":
         fix = (
-            "say in spec.podTemplate.spec.securityContext which user the image runs as, {runAsNonRoot: true,"
-            f" runAsUser: 2000}}, or label the namespace {_ENFORCED}=baseline"
+            f"in each object set spec.podTemplate.spec.securityContext to {RESTRICTED_USER}, user vllm of vLLM's own"
+            " images (fsGroup lets it write spec.models.cache), and use no spec.models.volume.hostPath; or label the"
+            f" namespace {_ENFORCED}=baseline"
         )
         return fail(subject, f"namespace {name} enforces restricted, which refuses pods that may run as root", fix)
     return ok(subject, f"namespace {name} enforces {level}")
@@ -91,19 +97,35 @@ def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
 
 
 def claim_finding(claims: Reading[Sequence[Body]]) -> Finding:
-    """Say which claims several nodes can share."""
+    """Say which claims several nodes can share, and which several pods."""
     subject = "claims"
     if isinstance(claims, Unread):
         return unseen(subject, claims)
     if not claims:
         return ok(subject, "none in the namespace: models are downloaded by each pod, or put on one and named")
-    single = [each for each in claims if not _SHARED_MODES & set(mapping(each, "spec").get("accessModes") or [])]
-    if not single:
-        return ok(subject, f"all {len(claims)} can be shared by several nodes")
-    names = [_name(each) for each in single]
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    fix = "for models that replicas on several nodes share, use ReadOnlyMany or ReadWriteMany"
-    return warn(subject, f"only one node at a time can mount {shown}", fix)
+    exclusive = [each for each in claims if _modes(each) == _ONE_POD_MODE]
+    if exclusive:
+        fix = "for models use ReadWriteMany or ReadOnlyMany, or one object with one replica"
+        return warn(subject, f"only one pod at a time can mount {_some(exclusive)}", fix)
+    single = [each for each in claims if not _SHARED_MODES & set(_modes(each))]
+    if single:
+        fix = (
+            "for models that replicas on several nodes share, use ReadWriteMany, or ReadOnlyMany for spec.models.volume"
+        )
+        return warn(subject, f"only one node at a time can mount {_some(single)}", fix)
+    writable = [each for each in claims if _WRITABLE_MODE in _modes(each)]
+    if not writable:
+        return ok(subject, f"all {len(claims)} can be shared by several nodes, none for spec.models.cache: read-only")
+    return ok(subject, f"all {len(claims)} can be shared by several nodes, {_some(writable)} for spec.models.cache too")
+
+
+def _modes(claim: Body) -> list[str]:
+    return [str(mode) for mode in mapping(claim, "spec").get("accessModes") or []]
+
+
+def _some(bodies: Sequence[Body]) -> str:
+    names = [_name(each) for each in bodies]
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _gpu_quota(quota: Body, resource: str) -> Finding:

@@ -1,26 +1,29 @@
-"""The CRD is up to date, structural and bounded."""
+"""The CRDs are up to date, structural and bounded."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from specdecode_operator.api.base import GROUP
+from specdecode_operator.api.capture_rules import CAPTURE_RULES
 from specdecode_operator.api.cel import Rule
-from specdecode_operator.api.crd import crd_yaml, deployment_crd
+from specdecode_operator.api.crd import crd_file_name, crd_yaml, crds
 from specdecode_operator.api.rules import RULES
 from specdecode_operator.cli.crds import crds_command
 
-CHECKED_IN = Path(__file__).parents[3] / "crds" / "specdecode.io_specdecodedeployments.yaml"
+CHECKED_IN = Path(__file__).parents[3] / "crds"
 # The API server bounds these itself.
 TYPE_META = {"apiVersion", "kind"}
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema of the CRD with its path."""
-    (version,) = deployment_crd()["spec"]["versions"]
-    yield from walk("", version["schema"]["openAPIV3Schema"])
+    """Every schema of the CRDs with its path."""
+    for crd in crds():
+        (version,) = crd["spec"]["versions"]
+        yield from walk("", version["schema"]["openAPIV3Schema"])
 
 
 def walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -32,15 +35,21 @@ def walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
         yield from walk(f"{path}[]", schema["items"])
 
 
-def test_checked_in_crd_is_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checked_in_crds_are_what_the_models_say(tmp_path: Path) -> None:
+    crds_command(tmp_path)
+    written = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert set(written) == {file.name for file in CHECKED_IN.glob("*_*.yaml")}
+    for name, text in written.items():
+        assert (CHECKED_IN / name).read_text() == text, "stale: run `./just crds` and commit it"
+
+
+def test_they_are_printed_as_documents_of_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     crds_command()
-    assert CHECKED_IN.read_text() == capsys.readouterr().out, (
-        f"stale: run `specdecode crds > crds/{CHECKED_IN.name}` and commit it"
-    )
+    assert list(yaml.safe_load_all(capsys.readouterr().out)) == crds()
 
 
-def test_crd_is_named_as_the_api_server_wants_it() -> None:
-    crd = deployment_crd()
+@pytest.mark.parametrize("crd", crds(), ids=crd_file_name)
+def test_crd_is_named_as_the_api_server_wants_it(crd: dict[str, Any]) -> None:
     assert crd["metadata"]["name"] == f"{crd['spec']['names']['plural']}.{GROUP}"
 
 
@@ -82,13 +91,17 @@ def test_lists_say_how_they_merge() -> None:
         ".spec.engine.env",
         ".spec.target.checkpoints",
         ".spec.speculation.draft.checkpoints",
+        ".spec.captures",
+        ".status.captures",
         ".status.conditions",
     }
     assert set(kinds.values()) == {"map", "atomic"}
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rules in RULES.values() for rule in rules], ids=lambda rule: f"{rule.field}: {rule.holds[:60]}"
+    "rule",
+    [rule for rules in (*RULES.values(), *CAPTURE_RULES.values()) for rule in rules],
+    ids=lambda rule: f"{rule.field}: {rule.holds[:60]}",
 )
 def test_rule_says_what_to_do(rule: Rule) -> None:
     validation = rule.as_validation()
@@ -99,4 +112,5 @@ def test_rule_says_what_to_do(rule: Rule) -> None:
 
 
 def test_yaml_has_no_aliases() -> None:
-    assert "&id" not in crd_yaml()
+    for crd in crds():
+        assert "&id" not in crd_yaml(crd)

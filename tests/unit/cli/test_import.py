@@ -68,7 +68,10 @@ def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
         "parallelism": {"tensor": 1},
         "serving": {"maxNumBatchedTokens": 4096, "servedModelNames": [LLAMA_8B]},
         "replicas": 2,
-        "models": {"hubTokenSecret": {"name": "hub", "key": "token"}},
+        "models": {
+            "cache": {"persistentVolumeClaim": {"claimName": "chat-cache"}},
+            "hubTokenSecret": {"name": "hub", "key": "token"},
+        },
         "engine": {"extraArgs": ["--trust-remote-code", "--enable-chunked-prefill"]},
         "podTemplate": {
             "metadata": {"labels": {"team": "assistants"}},
@@ -85,7 +88,7 @@ def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
             },
         },
     }
-    assert "chat-cache" in said, "the cache of the hub is not kept, and that is said"
+    assert "what it holds is not fetched again" in said
 
 
 def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> None:
@@ -105,7 +108,10 @@ def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> N
         "servedModelNames": [LLAMA_70B],
         "apiKeySecret": {"name": "prod-secrets", "key": "vllmApiKey"},
     }
-    assert spec["models"] == {"hubTokenSecret": {"name": "prod-secrets", "key": "hf_token_llama"}}
+    assert spec["models"] == {
+        "cache": {"persistentVolumeClaim": {"claimName": "prod-storage-claim"}},
+        "hubTokenSecret": {"name": "prod-secrets", "key": "hf_token_llama"},
+    }
     assert spec["engine"]["version"] == "0.32"
     assert spec["engine"]["image"] == "registry.example.com/ml/vllm-openai:v0.32.0-patched"
     assert spec["engine"]["env"] == [{"name": "NCCL_DEBUG", "value": "INFO"}]
@@ -131,6 +137,90 @@ def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> N
     assert "terminationGracePeriodSeconds" in said
 
 
+def with_volume(deployment: dict[str, Any], volume: dict[str, Any], mount: str, **more: Any) -> dict[str, Any]:
+    """The Deployment with one more volume in its server."""
+    pod = deployment["spec"]["template"]["spec"]
+    pod.setdefault("volumes", []).append({"name": "extra", **volume})
+    pod["containers"][0].setdefault("volumeMounts", []).append({"name": "extra", "mountPath": mount, **more})
+    return deployment
+
+
+@pytest.mark.parametrize(
+    ("mount", "more", "remark"),
+    [
+        ("/root/.cache/huggingface", {}, "what it holds is not fetched again"),
+        ("/root/.cache", {}, "fetched once more there"),
+        ("/root/.cache/huggingface/hub", {}, "fetched once more there"),
+        ("/root/.cache/huggingface", {"subPath": "hf"}, "fetched once more there"),
+    ],
+)
+def test_a_claim_with_the_hubs_cache_becomes_the_cache(mount: str, more: dict[str, Any], remark: str) -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "hub-cache"}}
+    adoption = adopt(with_volume(engine(), claim, mount, **more))
+    assert adoption.body["spec"]["models"] == {"cache": claim}
+    assert any(remark in note.result for note in adoption.notes)
+    assert "podTemplate" not in adoption.body["spec"], "the operator mounts it"
+
+
+CERTIFICATE = ("--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key", "--enable-ssl-refresh")
+
+
+def test_a_certificate_of_a_tls_secret_goes_to_its_field() -> None:
+    secret = {"secret": {"secretName": "llama-tls"}}
+    adoption = adopt(with_volume(engine(LLAMA_8B, *CERTIFICATE), secret, "/tls", readOnly=True))
+    assert adoption.body["spec"]["serving"]["tlsSecret"] == {"name": "llama-tls"}
+    assert "podTemplate" not in adoption.body["spec"]
+    assert not adoption.decisions
+
+
+@pytest.mark.parametrize(
+    ("volume", "more"),
+    [
+        ({"secret": {"secretName": "s", "items": [{"key": "cert.pem", "path": "tls.crt"}]}}, {}),
+        ({"configMap": {"name": "c"}}, {}),
+        ({"secret": {"secretName": "s"}}, {"subPath": "tls.crt"}),
+    ],
+)
+def test_a_certificate_of_another_kind_is_a_decision(volume: dict[str, Any], more: dict[str, Any]) -> None:
+    adoption = adopt(with_volume(engine(LLAMA_8B, *CERTIFICATE), volume, "/tls", **more))
+    (decision,) = adoption.decisions
+    assert decision.field == "spec.serving.tlsSecret"
+    assert "kubernetes.io/tls" in decision.message
+
+
+def test_a_model_in_a_directory_of_the_node_stays_there() -> None:
+    adoption = adopt(with_volume(engine("/m/llama"), {"hostPath": {"path": "/mnt/models"}}, "/m"))
+    assert adoption.body["spec"]["target"]["model"] == "llama"
+    assert adoption.body["spec"]["models"] == {"volume": {"hostPath": {"path": "/mnt/models"}}}
+    assert any("--allow-host-path" in note.result for note in adoption.notes)
+    alone = adopt(with_volume(engine("/m"), {"hostPath": {"path": "/mnt/models/llama"}}, "/m")).body["spec"]
+    assert (alone["target"]["model"], alone["models"]["volume"]["hostPath"]) == ("llama", {"path": "/mnt/models"})
+
+
+@pytest.mark.parametrize(
+    ("rolling", "strategy"),
+    [
+        ({"maxSurge": 1, "maxUnavailable": 0}, "Surge"),
+        ({"maxSurge": "25%", "maxUnavailable": "0%"}, "Surge"),
+        ({"maxSurge": "25%", "maxUnavailable": "25%"}, None),
+        ({"maxSurge": 0, "maxUnavailable": 1}, None),
+        (None, None),
+    ],
+)
+def test_a_rollout_that_misses_no_engine_stays_one(rolling: dict[str, Any] | None, strategy: str | None) -> None:
+    deployment = engine()
+    deployment["spec"]["strategy"] = {"rollingUpdate": rolling} if rolling else {"type": "Recreate"}
+    assert adopt(deployment).body["spec"].get("rollout", {}).get("strategy") == strategy
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(30, False), (300, True)])
+def test_a_long_time_to_end_is_kept(seconds: int, *, kept: bool) -> None:
+    deployment = engine()
+    deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = seconds
+    pod = adopt(deployment).body["spec"].get("podTemplate", {}).get("spec", {})
+    assert pod.get("terminationGracePeriodSeconds") == (seconds if kept else None)
+
+
 def test_the_flags_of_2024_are_translated(specdecode: Specdecode) -> None:
     spec, said = imported(specdecode, DATA / "speculation-of-2024.yaml")
     assert spec["speculation"] == {
@@ -141,7 +231,7 @@ def test_the_flags_of_2024_are_translated(specdecode: Specdecode) -> None:
     }
     assert spec["serving"]["maxModelLen"] == 8000
     assert spec["serving"]["servedModelNames"] == ["llama-70b", "chat"]
-    assert spec["parallelism"] == {"tensor": 4}
+    assert spec["parallelism"] == {"tensor": 4, "draftTensor": 1}
     assert "engine" not in spec, "a version that nobody can launch any more gives way to the one that is launched"
     for lost in ("typical acceptance", "--use-v2-block-manager", "--swap-space", "0.6", "--num-speculative-tokens ->"):
         assert lost in said

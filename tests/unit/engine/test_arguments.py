@@ -71,6 +71,12 @@ def test_ranks_on_the_cpu_share_the_cores(cores: int, tensor: int, threads: str)
     assert environment(settings)["OMP_NUM_THREADS"] == threads
 
 
+def test_each_rank_on_the_cpu_takes_its_share_of_the_kv_cache() -> None:
+    """vllm/v1/worker/cpu_worker.py: the variable is what every rank takes."""
+    settings = replace(PLAIN, cpu=replace(CPU, kv_cache_gib=6), tensor_parallel_size=2)
+    assert environment(settings)["VLLM_CPU_KVCACHE_SPACE"] == "3"
+
+
 @pytest.mark.parametrize("settings", [PLAIN, replace(PLAIN, cpu=CPU)], ids=["gpu", "cpu"])
 def test_engine_is_offline_silent_and_never_in_dev_mode(settings: EngineSettings) -> None:
     variables = environment(settings)

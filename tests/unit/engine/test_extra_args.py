@@ -36,7 +36,7 @@ ALLOWED = [
     "--watermark 0.5",
     "--watermark=-0.5",
     "--middleware a.b --middleware c.d",
-    "--ssl-keyfile /tls/key",
+    "--ssl-ciphers TLSv1.2",
 ]
 
 
@@ -73,6 +73,9 @@ REFUSED = [
     ("--host ::", 0, "the operator sets it"),
     ("--shutdown-timeout 1", 0, "the operator sets it"),
     ("--api-key secret", 0, "use spec.serving.apiKeySecret"),
+    ("--ssl-keyfile /tls/key", 0, "use spec.serving.tlsSecret"),
+    ("--ssl-certfile=/tls/crt", 0, "use spec.serving.tlsSecret"),
+    ("--ssl-cert-reqs 2", 0, "the kubelet's probes bring no client certificate"),
     ("--hf-token", 0, "use spec.models.hubTokenSecret"),
     ("--kv-cache-memory 1", 0, "spec.serving.memoryUtilizationPercent"),
     ("-pp 2", 0, "use spec.parallelism.pipeline"),
@@ -80,7 +83,7 @@ REFUSED = [
     ("-ep", 0, "use spec.parallelism.expert"),
     ("--distributed-executor-backend ray", 0, "the operator sets it"),
     ("-dpe", 0, "use spec.parallelism and spec.replicas"),
-    ("-n2", 0, "use spec.parallelism and spec.replicas"),
+    ("-n2", 0, "use spec.parallelism"),
     ("--config f.yaml", 0, "spec.engine.extraArgs"),
     ("--disable-log-stats", 0, "remove it"),
     ("-h", 0, "remove it"),

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import METHODS_WITH_DRAFT, METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, Method
+from specdecode_operator.api.values import (
+    METHODS_WITH_DRAFT,
+    METHODS_WITH_LAYERS,
+    METHODS_WITH_LOOKUP,
+    DraftSampling,
+    Method,
+    RejectionSampling,
+)
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.feature_rules import feature_problems
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
@@ -105,6 +112,16 @@ def test_a_path_flips_medusa_and_the_target_flips_mtp() -> None:
     assert "turns method mtp into dspark" in problem.message
 
 
+def test_sampling_is_said_in_the_engines_words() -> None:
+    speculation = replace(
+        DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, draft_sampling=DraftSampling.PROBABILISTIC
+    )
+    config = config_of(speculation)
+    assert (config["rejection_sample_method"], config["draft_sample_method"]) == ("block", "probabilistic")
+    assert speculation_problems(replace(PLAIN, speculation=speculation), PROFILE) == []
+    assert not {"rejection_sample_method", "draft_sample_method"} & set(config_of(DRAFT_MODEL))
+
+
 REFUSED = [
     ({"speculation": DRAFT_MODEL, "pipeline_parallel_size": 2}, "spec.parallelism.pipeline", "of one stage"),
     (
@@ -114,6 +131,21 @@ REFUSED = [
     ),
     ({"speculation": replace(NGRAM, suffix=FULL_SUFFIX)}, "spec.speculation.suffix", "use method suffix"),
     ({"speculation": replace(DRAFT_MODEL, draft_tensor_parallel_size=4)}, "spec.parallelism.draftTensor", "1 or the"),
+    (
+        {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK), "cpu": CPU},
+        "spec.speculation.rejectionSampling",
+        "model runner V1",
+    ),
+    (
+        {"speculation": speculating(Method.MEDUSA, rejection_sampling=RejectionSampling.BLOCK)},
+        "spec.speculation.rejectionSampling",
+        "runs method medusa",
+    ),
+    (
+        {"speculation": replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)},
+        "spec.speculation.draftSampling",
+        "no draft that could sample",
+    ),
     ({"speculation": speculating(Method.DSPARK), "cpu": CPU}, "spec.speculation.method", "model runner V2"),
     ({"speculation": speculating(Method.NGRAM_GPU), "cpu": CPU}, "spec.speculation.method", "use method ngram"),
 ]

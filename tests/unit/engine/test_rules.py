@@ -131,6 +131,18 @@ def test_vocabularies_must_be_equal() -> None:
 BAD_SERVING = [
     (replace(PLAIN, max_num_seqs=9000), "spec.serving.maxNumBatchedTokens", "8192", "9000"),
     (replace(PLAIN, cpu=CPU), "spec.serving.blockSize", "16", "multiple of 32"),
+    (
+        replace(PLAIN, cpu=CPU, block_size=128, max_cudagraph_capture_size=64),
+        "spec.serving.maxCudagraphCaptureSize",
+        "64",
+        "on the CPU",
+    ),
+    (
+        replace(PLAIN, speculation=DRAFT_MODEL, max_cudagraph_capture_size=5),
+        "spec.serving.maxCudagraphCaptureSize",
+        "5",
+        "at least 6",
+    ),
     (replace(PLAIN, model="--middleware=x"), "spec.target.model", "--middleware=x", "dash"),
     (replace(PLAIN, served_model_names=("a", "-b")), "spec.serving.servedModelNames[1]", "-b", "dash"),
 ]

@@ -25,6 +25,7 @@ SERVING = optional(
     maxModelLen=st.sampled_from([1024, 4096, 8192]),
     maxNumSeqs=st.sampled_from([16, 256, 512]),
     maxNumBatchedTokens=st.sampled_from([2048, 8192]),
+    maxCudagraphCaptureSize=st.sampled_from([64, 256]),
     kvCacheDtype=st.sampled_from(["auto", "bfloat16", "fp8"]),
     blockSize=st.sampled_from([16, 32]),
     memoryUtilizationPercent=st.sampled_from([80, 92, 95]),
@@ -58,7 +59,11 @@ SPECULATION = st.one_of(
         lambda k, draft, more: {"method": "draft_model", "numSpeculativeTokens": k, "draft": draft, **more},
         K,
         DRAFT,
-        optional(numSpeculativeTokensByBatchSize=SCHEDULE),
+        optional(
+            numSpeculativeTokensByBatchSize=SCHEDULE,
+            rejectionSampling=st.sampled_from(["standard", "block"]),
+            draftSampling=st.sampled_from(["greedy", "probabilistic"]),
+        ),
     ),
 )
 TEMPLATE = optional(

@@ -15,10 +15,10 @@ from specdecode_operator.services.decision import (
     Observation,
     compose_status,
     intend,
-    plan_change,
     read_parent,
 )
 from specdecode_operator.services.matrix_table import matrix_table
+from specdecode_operator.services.plan_status import plan_change
 from specdecode_operator.services.planning import full_matrix
 from specdecode_operator.sizing.catalogue import find_entry
 from tests.support.objects import H100, H200, pair_70b, parent

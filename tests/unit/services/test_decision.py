@@ -116,9 +116,9 @@ def test_node_pools_that_scale_from_zero_are_planned_from_the_spec() -> None:
 def test_more_gpus_than_a_node_has_waits_for_larger_nodes() -> None:
     intent, _, conditions = decide(parent(pair_70b(parallelism={"tensor": 16})))
     assert intent.children == []
-    assert summary(conditions) == ("Unknown", "NodesTooSmall", "True", "False")
-    assert "spec.parallelism.tensor: 16" in conditions["Planned"].message
-    assert "use 8 or less" in conditions["Planned"].message
+    assert summary(conditions) == ("Unknown", "NodesTooFew", "True", "False")
+    assert "spec.parallelism: 16 GPUs a replica (TP 16)" in conditions["Planned"].message
+    assert "needs 2 nodes x 8 x" in conditions["Planned"].message
 
 
 FP8_70B = pair_70b(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "FP8"}, parallelism={})
@@ -289,7 +289,7 @@ def test_pods_of_an_earlier_template_say_nothing_of_this_spec() -> None:
     def annotated(value: str) -> dict[str, Any]:
         return {"metadata": {"annotations": {"specdecode.io/template-hash": value}}}
 
-    live = {"metadata": {}, "spec": {"template": annotated("new")}}
+    live = {"kind": "Deployment", "metadata": {}, "spec": {"template": annotated("new")}}
     assert current_pods([annotated("old"), annotated("new")], live) == [annotated("new")]
 
 
@@ -326,6 +326,15 @@ def test_an_engine_that_does_not_draft_is_caught(engine: EngineReading) -> None:
     assert conditions["SpeculationActive"].status == "False"
     assert conditions["SpeculationActive"].reason == "NotDrafting"
     assert summary(conditions) == ("True", "SpeculationInactive", "False", "False")
+
+
+def test_a_schedule_that_turns_drafting_off_is_named_where_nothing_is_drafted() -> None:
+    spec = tiny_cpu()
+    spec["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 16, "numSpeculativeTokens": 0}]
+    idle = Observation(SERVING, [], {"llama-1": reading(generation_tokens=500)})
+    _, _, conditions = decide(parent(spec), idle)
+    assert conditions["SpeculationActive"].reason == "NotDrafting"
+    assert "numSpeculativeTokensByBatchSize" in conditions["SpeculationActive"].message
 
 
 def test_speculation_that_was_not_asked_for_is_no_fault() -> None:

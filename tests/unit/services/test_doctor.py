@@ -196,6 +196,11 @@ def test_claims() -> None:
     check(namespace.claim_finding([]), OK)
     check(namespace.claim_finding([shared]), OK, "all 1")
     check(namespace.claim_finding([shared, single]), WARN, "single")
+    exclusive = named("exclusive", spec={"accessModes": ["ReadWriteOncePod"]})
+    check(namespace.claim_finding([shared, exclusive]), WARN, "only one pod", "exclusive")
+    writable = named("writable", spec={"accessModes": ["ReadWriteMany"]})
+    check(namespace.claim_finding([shared, writable]), OK, "writable for spec.models.cache")
+    check(namespace.claim_finding([shared]), OK, "none for spec.models.cache")
     check(namespace.claim_finding(BLIND), WARN)
 
 

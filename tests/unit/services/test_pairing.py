@@ -181,7 +181,8 @@ BAD = {
         "spec.parallelism.draftTensor",
         "there is no draft to split",
     ),
-    "stages on the CPU": (tiny_cpu(parallelism={"pipeline": 2}), "spec.parallelism", "a replica on CPU is not split"),
+    "stages on the CPU": (tiny_cpu(parallelism={"pipeline": 2}), "spec.parallelism", "split by tensor alone"),
+    "part of a GiB for a rank": (tiny_cpu(parallelism={"tensor": 2}), "spec.accelerator.kvCacheGiB", "a multiple of"),
     "too many stages": (without_draft("ngram", QWEN, parallelism={"pipeline": 37}), "spec.parallelism.pipeline", "36"),
     "experts of a dense model": (
         without_draft("ngram", QWEN, parallelism={"expert": True}),

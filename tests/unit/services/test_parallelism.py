@@ -95,7 +95,7 @@ def test_more_gpus_than_a_node_has_wait() -> None:
     intent = intend(read_parent(parent(spec(tensor=8, pipeline=2))), (EIGHT_H200,))
     assert isinstance(intent.course, Obstacle)
     planned = next(finding for finding in intent.findings if finding.type == "Planned")
-    assert planned.reason == "NodesTooSmall"
+    assert planned.reason == "NodesTooFew"
     assert "spec.parallelism: 16 GPUs a replica (TP 8, PP 2)" in planned.message
 
 

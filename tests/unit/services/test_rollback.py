@@ -14,15 +14,16 @@ from specdecode_operator.services.decision import (
     RolledBack,
     compose_status,
     intend,
-    learn_from,
     read_parent,
-    recall,
 )
+from specdecode_operator.services.recollection import learn_from, recall
 from specdecode_operator.services.rollback import Failure, Memory, read_memory, render_memory
 from tests.support.objects import Body, ended, parent, pod, tiny_cpu, waiting
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 REFUSED = ended(2, "vllm: error: unrecognized arguments: --nonsense")
+TEMPLATE = {"metadata": {"annotations": {TEMPLATE_HASH_ANNOTATION: "abc"}}, "spec": {"containers": []}}
+STARTER: Body = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": TEMPLATE}}
 CRASHED = ended(1, "RuntimeError: NCCL error in ncclCommInitRank")
 
 
@@ -55,8 +56,8 @@ class Story:
         return {condition.type: condition for condition in status.conditions}
 
     def _deployment(self, serving: int, replicas: int, *, overdue: bool) -> Body:
-        engines = self.intent.engines
-        assert engines is not None
+        starter = self.intent.starter
+        assert starter is not None
         status: Body = {
             "observedGeneration": 1,
             "replicas": replicas,
@@ -66,13 +67,13 @@ class Story:
         if overdue:
             why = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
             status["conditions"] = [why]
-        return {**engines, "metadata": {**engines["metadata"], "generation": 1}, "status": status}
+        return {**starter, "metadata": {**starter["metadata"], "generation": 1}, "status": status}
 
     @property
     def template_hash(self) -> str:
         """Hash of the template that the engines have now."""
-        assert self.intent.engines is not None
-        annotations = self.intent.engines["spec"]["template"]["metadata"]["annotations"]
+        assert self.intent.starter is not None
+        annotations = self.intent.starter["spec"]["template"]["metadata"]["annotations"]
         return str(annotations[TEMPLATE_HASH_ANNOTATION])
 
 
@@ -97,7 +98,7 @@ def test_what_is_put_back_is_the_same_each_time(story: Story) -> None:
     owner, memory = read_parent(parent(story.spec, generation=story.generation)), story.memory
     intent = intend(owner, ())
     before = json.dumps(intent.children)
-    first, second = recall(owner, intent, memory).engines, recall(owner, intent, memory).engines
+    first, second = recall(owner, intent, memory).starter, recall(owner, intent, memory).starter
     assert first == second
     assert json.dumps(intent.children) == before, "the intent is remembered and used again"
 
@@ -163,8 +164,8 @@ def test_scaling_is_no_new_attempt_and_is_carried_out(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
     story.apply(**changed(replicas=3))
     assert story.look(1, replicas=3)["Ready"].reason == "RolledBack"
-    assert story.intent.engines is not None
-    assert story.intent.engines["spec"]["replicas"] == 3
+    assert story.intent.starter is not None
+    assert story.intent.starter["spec"]["replicas"] == 3
     assert story.template_hash == story.good
     story.apply(**changed(suspend=True))
     assert stand(story.look(0, replicas=0)) == ("True", "Suspended", "False", "False")
@@ -215,10 +216,12 @@ def test_a_paused_rollout_is_left_alone(story: Story) -> None:
     "data",
     [
         {},
-        {"template.json": "{"},
-        {"template.json": "[]"},
-        {"template.json": '{"spec": {}, "metadata": {}}'},
-        {"template.json": '{"spec": {}, "metadata": {"annotations": null}}', "failure.json": "3"},
+        {"engines.json": "{"},
+        {"engines.json": "[]"},
+        {"engines.json": '{"kind": "Pod", "spec": {}}'},
+        {"engines.json": '{"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {"spec": {}}}}'},
+        {"engines.json": json.dumps(STARTER | {"spec": {"template": {"metadata": {"annotations": None}}}})},
+        {"engines.json": json.dumps(STARTER), "failure.json": "3"},
     ],
 )
 def test_a_memory_that_somebody_broke_is_none(data: dict[str, str]) -> None:
@@ -226,7 +229,6 @@ def test_a_memory_that_somebody_broke_is_none(data: dict[str, str]) -> None:
 
 
 def test_a_memory_survives_the_cluster() -> None:
-    template = {"metadata": {"annotations": {TEMPLATE_HASH_ANNOTATION: "abc"}}, "spec": {"containers": []}}
-    memory = Memory(template, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
+    memory = Memory(STARTER, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
     owner = read_parent(parent(tiny_cpu()))
     assert read_memory(render_memory(owner.key, owner.uid, memory)) == memory

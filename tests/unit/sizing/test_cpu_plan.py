@@ -53,3 +53,24 @@ def test_too_little_kv_space_raises_both_where_needed(pair: Pair) -> None:
     assert plan_on_cpu(longer, 9 * GIB, 3 * GIB).verdict is Verdict.FITS
     roomy = plan_on_cpu(longer, 16 * GIB, 1 * GIB)
     assert [fix.change for fix in roomy.fixes] == ["accelerator.kvCacheGiB: 3"]
+
+
+def test_ranks_share_memory_and_kv_space(pair: Pair) -> None:
+    """The real engine, with the tiny pair at TP 2 and 1 GiB of KV space a rank, holds twice what one rank holds."""
+    one, two = plan_on_cpu(pair, 8 * GIB, 1 * GIB).chosen, plan_on_cpu(pair, 16 * GIB, 2 * GIB, 2).chosen
+    assert (two.product, two.tensor) == ("CPU", 2)
+    assert two.budget.kv_cache_tokens == 2 * one.budget.kv_cache_tokens
+    assert two.budget.available_kv_bytes == 1 * GIB
+    assert 0.5 < two.budget.target_weights_bytes / one.budget.target_weights_bytes < 0.52, "norms lie on both"
+    overheads = memory_coefficients().cpu_overhead_bytes + memory_coefficients().cpu_rank_overhead_bytes
+    assert 2 * two.budget.non_torch_bytes == overheads
+
+
+def test_what_lacks_is_named_for_all_ranks_together(pair: Pair) -> None:
+    plan = plan_on_cpu(pair, 6 * GIB, 2 * GIB, 2)
+    assert [fix.change for fix in plan.fixes] == ["accelerator.memoryGiB: 9"]
+    assert plan_on_cpu(pair, 9 * GIB, 2 * GIB, 2).verdict is Verdict.FITS
+    longer = replace(pair, limits=replace(pair.limits, max_model_len=131_072))
+    fix = plan_on_cpu(longer, 16 * GIB, 2 * GIB, 2).fixes[0]
+    assert fix.change == "accelerator.kvCacheGiB: 6"
+    assert fix.verdict is Verdict.FITS

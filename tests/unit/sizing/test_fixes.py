@@ -12,8 +12,8 @@ from specdecode_operator.sizing.catalogue import PublishedHead, find_entry, find
 from specdecode_operator.sizing.config import head_from_config
 from specdecode_operator.sizing.fixes import Fix, find_fixes
 from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.nodes import GpuPool
 from specdecode_operator.sizing.plan import plan_on_gpus
-from specdecode_operator.sizing.rows import GpuPool
 from tests.support.named_checkpoints import named
 
 EIGHT_H100 = (GpuPool("NVIDIA-H100-80GB-HBM3", 8),)

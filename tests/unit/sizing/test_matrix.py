@@ -13,8 +13,8 @@ from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.launchability import Available, kernel_note
 from specdecode_operator.sizing.matrix import MatrixRow, quantization_matrix
+from specdecode_operator.sizing.nodes import GpuPool
 from specdecode_operator.sizing.precision import Method, Precision, Scales, WeightFormat
-from specdecode_operator.sizing.rows import GpuPool
 from tests.support.named_checkpoints import checkpoints, named
 
 H100 = "NVIDIA-H100-80GB-HBM3"

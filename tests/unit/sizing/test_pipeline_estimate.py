@@ -87,8 +87,24 @@ def test_fewer_capture_sizes_and_drafts_change_the_graphs(make_pair: PairFactory
         alone = make_pair("FP8", None, engine_version=version)
         few = replace(alone, limits=replace(alone.limits, max_num_seqs=8))
         assert 0 < graph_bytes(few, Parallelism(2)) < graph_bytes(alone, Parallelism(2))
+        told = replace(alone, limits=replace(alone.limits, max_graph_tokens=16))
+        assert 0 < graph_bytes(told, Parallelism(2)) == graph_bytes(few, Parallelism(2)), "twice the 8 requests"
+        most = replace(alone, limits=replace(alone.limits, max_graph_tokens=1024))
+        assert graph_bytes(most, Parallelism(2)) > graph_bytes(alone, Parallelism(2))
     v1 = make_pair("FP8", engine_version="0.20.0")
     assert graph_bytes(v1, Parallelism(2)) > graph_bytes(
         make_pair("FP8", None, engine_version="0.20.0"), Parallelism(2)
     )
     assert graph_bytes(make_pair("FP8", enforce_eager=True), Parallelism(2)) == 0
+
+
+def test_a_draft_that_samples_keeps_its_logits(make_pair: PairFactory) -> None:
+    """v1/worker/gpu/spec_decode/speculator.py: requests x K x vocabulary, in BF16 here."""
+    greedy = make_pair("FP8", engine_version="0.32.0")
+    sampling = replace(greedy, samples_drafts=True)
+    more = state_bytes(sampling, Parallelism(2)) - state_bytes(greedy, Parallelism(2))
+    assert more == greedy.limits.max_num_seqs * greedy.num_speculative_tokens * 128_256 * 2
+    without_draft = make_pair("FP8", None, engine_version="0.32.0")
+    assert state_bytes(replace(without_draft, samples_drafts=True), Parallelism(2)) == state_bytes(
+        without_draft, Parallelism(2)
+    )

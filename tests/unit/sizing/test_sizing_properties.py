@@ -14,9 +14,9 @@ from specdecode_operator.sizing.devices import Device
 from specdecode_operator.sizing.divisibility import tensor_problems
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.matrix import quantization_matrix
+from specdecode_operator.sizing.nodes import GpuPool
 from specdecode_operator.sizing.precision import Precision
 from specdecode_operator.sizing.rank_layers import Split
-from specdecode_operator.sizing.rows import GpuPool
 from specdecode_operator.sizing.units import GIB, gib_to_bytes
 from specdecode_operator.sizing.weights import weight_bytes
 

@@ -1,0 +1,51 @@
+"""How long the operator takes to render the objects of one SpecDecodeDeployment, its plan given."""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.services.children import render_children
+from specdecode_operator.services.facts import gather_facts
+from specdecode_operator.services.planning import WaitingForNodes, full_matrix, make_plan
+
+EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+NODES: Final = (
+    *(NodeFacts(f"h100-{number}", "NVIDIA-H100-80GB-HBM3", 8) for number in (0, 1)),
+    *(NodeFacts(f"h200-{number}", "NVIDIA-H200", 8) for number in (0, 1)),
+)
+ROUNDS: Final = 200
+
+
+def rendering_s(spec: dict[str, Any]) -> float:
+    """Return the median time to render all objects of a spec."""
+    facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
+    plan = make_plan(facts, NODES, None)
+    if isinstance(plan, WaitingForNodes):
+        raise LookupError(plan.message)  # noqa: TRY004  no node is no wrong type
+    matrix = full_matrix(facts, NODES, plan)
+    facts = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        render_children(Key("default", "llama"), "uid", facts, plan, matrix)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print the figure of every example, the slowest last."""
+    bodies = {path.stem: body for path in EXAMPLES.glob("*.yaml") for body in yaml.safe_load_all(path.read_text())}
+    times = {name: rendering_s(body["spec"]) for name, body in bodies.items() if body["kind"] == KIND}
+    for name, seconds in sorted(times.items(), key=lambda entry: entry[1]):
+        sys.stdout.write(f"rendering all objects of {name}, plan given, median of {ROUNDS}: {seconds * 1000:.1f} ms\n")
+
+
+if __name__ == "__main__":
+    main()

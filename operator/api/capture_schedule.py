@@ -1,0 +1,112 @@
+"""Captures that a SpecDecodeDeployment starts by the clock."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StrictBool, StrictInt, StringConstraints
+
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.capture import DuringCapture, Record, Storage
+from specdecode_operator.api.capture_workload import CaptureWorkload
+
+ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+CronLine = Annotated[str, StringConstraints(max_length=128, pattern=r"^\S+ +\S+ +\S+ +\S+ +\S+$")]
+TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9_+/-]+$")]
+
+
+class Concurrency(StrEnum):
+    """What happens when a capture is due while an earlier one of its schedule runs."""
+
+    FORBID = "Forbid"
+    ALLOW = "Allow"
+    REPLACE = "Replace"
+
+
+class Retention(ApiModel):
+    """Which claims of a schedule's captures are kept; others are deleted, and their files with them."""
+
+    count: StrictInt | None = Field(default=None, ge=1, le=1000)
+    """Claims that are kept, the newest ones. Absent: any number."""
+
+    days: StrictInt | None = Field(default=None, ge=1, le=3650)
+    """Age in days at which a claim is deleted. Absent: never."""
+
+
+class CaptureTemplate(ApiModel):
+    """The captures that are created: fields of a SpecDecodeCapture's spec."""
+
+    deployment_during_capture: DuringCapture = DuringCapture.KEEP
+    """Suspend: the deployment's engines give their GPUs to the capture and come back after it."""
+
+    workload: CaptureWorkload = CaptureWorkload()
+    """What the load generator sends."""
+
+    seed: StrictInt = Field(default=0, ge=0, le=2_147_483_647)
+    """Seed of all that is random."""
+
+    record: Record = Record()
+    """What is recorded."""
+
+    storage: Storage = Storage()
+    """The volume that the files are written to: a claim for each capture, unless existingClaim is given."""
+
+    deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
+    """How long the load may take."""
+
+    backoff_limit: StrictInt = Field(default=0, ge=0, le=10)
+    """How often a run that failed is begun anew."""
+
+
+class CaptureSchedule(ApiModel):
+    """Captures at certain times."""
+
+    name: ScheduleName
+    """Name of the schedule, part of the names of its captures."""
+
+    schedule: CronLine
+    """Minute, hour, day of month, month and day of week, as cron has them: 0 3 * * 1-5."""
+
+    time_zone: TimeZone = "UTC"
+    """Time zone of the schedule, such as Europe/Berlin."""
+
+    concurrency_policy: Concurrency = Concurrency.FORBID
+    """When an earlier capture still runs: Forbid waits for it, until startingDeadlineSeconds are over; Allow starts
+    another; Replace cancels the earlier one."""
+
+    starting_deadline_seconds: StrictInt = Field(default=300, ge=30, le=86_400)
+    """How late a capture may start. One that is missed is left out, and an Event says so."""
+
+    successful_history_limit: StrictInt = Field(default=3, ge=0, le=100)
+    """Captures that succeeded and are kept as objects. Their claims follow retention."""
+
+    failed_history_limit: StrictInt = Field(default=1, ge=0, le=100)
+    """Captures that failed or were cancelled and are kept as objects."""
+
+    retention: Retention = Retention()
+    """Which claims of its captures are kept."""
+
+    suspend: StrictBool = False
+    """Start none until it is false again; those that run go on."""
+
+    template: CaptureTemplate = CaptureTemplate()
+    """The captures that are created."""
+
+
+class ScheduleStatus(ApiModel):
+    """What the operator knows of one schedule."""
+
+    name: ScheduleName
+    """Name of the schedule."""
+
+    since: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
+    """When the operator first saw it; earlier times are not made up for."""
+
+    last_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, json_schema_extra={"format": "date-time"}
+    )
+    """The last time that was due, whether a capture was started for it or it was missed."""
+
+    next_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, json_schema_extra={"format": "date-time"}
+    )
+    """When the next capture is due; absent while suspended."""

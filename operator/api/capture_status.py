@@ -1,0 +1,161 @@
+"""The status of a SpecDecodeCapture: what the operator says back."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.status import Conditions, Word
+
+Path = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class CapturePhase(StrEnum):
+    """How far a capture is, for people; programs read the conditions."""
+
+    PENDING = "Pending"
+    WAITING_FOR_GPUS = "WaitingForGPUs"
+    STARTING = "Starting"
+    LOADING = "Loading"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+
+class RequestCounts(ApiModel):
+    """Requests by what became of them."""
+
+    sent: int
+    """Requests that were sent, without warm-up."""
+
+    completed: int
+    """Answered to the end."""
+
+    http_rejected: int = 0
+    """Refused by the engine with an HTTP status, a prompt that is too long for example."""
+
+    disconnected: int = 0
+    """Cut off by the engine."""
+
+    timed_out: int = 0
+    """Given up after workload.timeoutSeconds."""
+
+    cancelled: int = 0
+    """Cut off by the load generator: deadline or cancellation."""
+
+    not_sent: int = 0
+    """Due, but never sent."""
+
+
+class Quantiles(ApiModel):
+    """Quantiles of a time, in milliseconds as decimals."""
+
+    p50: Word
+    """Median."""
+
+    p90: Word
+    """90 % are not above it."""
+
+    p95: Word
+    """95 % are not above it."""
+
+    p99: Word
+    """99 % are not above it."""
+
+
+class PublishedFile(ApiModel):
+    """One file on the volume."""
+
+    name: Word
+    """Its name in status.summary.path."""
+
+    bytes: int
+    """Its size."""
+
+    lines: int | None = None
+    """Its lines."""
+
+    sha256: Word
+    """Its checksum."""
+
+
+class CaptureSummary(ApiModel):
+    """What was captured."""
+
+    requests: RequestCounts
+    """Requests by what became of them."""
+
+    output_tokens: int | None = None
+    """Tokens of all answers."""
+
+    acceptance: Word | None = None
+    """Accepted share of the proposed tokens, as people read it: 71%."""
+
+    acceptance_percent: int | None = None
+    """Accepted share of the proposed tokens in percent; absent where nothing was proposed."""
+
+    mean_acceptance_length: Word | None = None
+    """Tokens emitted a verification step on average, as a decimal."""
+
+    per_position_percent: list[int] | None = Field(default=None, max_length=32)
+    """Share of the proposals of each position that was accepted, in percent."""
+
+    ttft_ms: Quantiles | None = None
+    """Time to the first token, as the client saw it."""
+
+    tpot_ms: Quantiles | None = None
+    """Time for each further token of a request."""
+
+    latency_ms: Quantiles | None = None
+    """Time to the last token, as the client saw it."""
+
+    requests_per_second: Word | None = None
+    """Requests that were answered, a second, as a decimal."""
+
+    output_tokens_per_second: Word | None = None
+    """Tokens that came back, a second, as a decimal."""
+
+    bytes: int | None = None
+    """Size of all files."""
+
+    files: list[PublishedFile] | None = Field(default=None, max_length=16)
+    """The files, all below path."""
+
+    path: Path | None = None
+    """Folder of the files on the volume."""
+
+
+class SpecDecodeCaptureStatus(ApiModel):
+    """What the operator knows about one SpecDecodeCapture."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status speaks of."""
+
+    phase: CapturePhase | None = None
+    """How far it is, for people."""
+
+    conditions: Conditions = Field(default=[])
+    """Accepted, WaitingForGPUs, Succeeded, Ready, Reconciling and Stalled."""
+
+    job: Word | None = None
+    """The Job that runs it."""
+
+    claim: Word | None = None
+    """The claim that holds its files, also when this object is gone."""
+
+    path: Path | None = None
+    """Folder of its files on the volume, from when they are validated; partial files are beside it."""
+
+    started_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, json_schema_extra={"format": "date-time"}
+    )
+    """When its pod began, RFC 3339."""
+
+    finished_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, json_schema_extra={"format": "date-time"}
+    )
+    """When it ended, RFC 3339."""
+
+    summary: CaptureSummary | None = None
+    """What was captured; of a run that succeeded."""

@@ -1,0 +1,198 @@
+"""Brings the files of a capture from its volume to this machine, and checks them."""
+
+import contextlib
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError
+
+MANIFEST: Final = "manifest.json"
+_PARTIAL_SUFFIX: Final = ".fetching"
+_MOUNT: Final = "/capture"
+_POD_LIVES_S: Final = 3600
+_READY_DEADLINE_S: Final = 120
+_TRIES: Final = 5
+"""Streams through the API server break; each try goes on where the last one ended."""
+
+_BLOCK_BYTES: Final = 1 << 20
+_USER: Final = 65532
+"""The user of the operator's image, who wrote the files."""
+
+
+class FetchError(Exception):
+    """The files could not be had, in one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files of a capture lie.
+
+    Attributes
+    ----------
+    capture
+        Name of the capture.
+    claim
+        Claim of the volume.
+    path
+        Folder on the volume.
+    image
+        Image for the pod that reads it: the operator's own, which a capture's node has already.
+    """
+
+    capture: str
+    claim: str
+    path: str
+    image: str
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file on the volume, and what its copy must be like."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+def fetch(kubectl: Kubectl, place: Place, out: Path, say: Callable[[str], None]) -> list[Path]:
+    """Copy the published files into a folder, and return them; what is there already and right is kept.
+
+    Raises
+    ------
+    FetchError
+        When the volume has no published files, or a copy is not what the manifest says.
+    KubectlError
+        When the cluster refuses something.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with _reader(kubectl, place) as pod:
+        text = _read_manifest(kubectl, pod, place)
+        for file in _listed(text, place):
+            if _is_right(out / file.name, file):
+                say(f"  {file.name}: is here already")
+                continue
+            _copy(kubectl, pod, place, file, out)
+            say(f"  {file.name}: {file.bytes:,} bytes, checksum right")
+    # Last, so that a folder with a manifest is whole here too.
+    (out / MANIFEST).write_text(text, encoding="utf-8")
+    return sorted(path for path in out.iterdir() if path.is_file())
+
+
+def _listed(manifest: str, place: Place) -> list[RemoteFile]:
+    try:
+        files = json.loads(manifest)["files"]
+        return [RemoteFile(name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FetchError(f"{place.path}/{MANIFEST}: is no manifest of a capture ({error!r})") from error
+
+
+def _read_manifest(kubectl: Kubectl, pod: str, place: Place) -> str:
+    try:
+        return kubectl.text("exec", pod, "--", "cat", f"{_MOUNT}/{place.path}/{MANIFEST}")
+    except KubectlError as error:
+        raise FetchError(
+            f"{place.capture}: claim {place.claim} has no {place.path}/{MANIFEST}: nothing was published;"
+            f" files of a run that failed or was cancelled are beside it, in {place.path}.part-…"
+        ) from error
+
+
+def _copy(kubectl: Kubectl, pod: str, place: Place, file: RemoteFile, out: Path) -> None:
+    """Copy one file, from where an earlier fetch ended."""
+    partial = out / f"{file.name}{_PARTIAL_SUFFIX}"
+    words = ""
+    for _ in range(_TRIES):
+        have = partial.stat().st_size if partial.exists() else 0
+        if have >= file.bytes:
+            break
+        with partial.open("ab") as sink:
+            source = f"{_MOUNT}/{place.path}/{file.name}"
+            stream = kubectl.stream("exec", pod, "--", "tail", "-c", f"+{have + 1}", source, output=sink)
+            words = stream.communicate()[1].decode(errors="replace").strip()
+    if not _is_right(partial, file):
+        have = partial.stat().st_size
+        partial.unlink()
+        raise FetchError(
+            f"{file.name}: {have:,} bytes came that are not what the manifest says ({file.bytes:,} bytes, sha256"
+            f" {file.sha256[:12]}…): fetch again{f'; {words}' if words else ''}"
+        )
+    partial.replace(out / file.name)
+
+
+def _is_right(path: Path, file: RemoteFile) -> bool:
+    if not path.is_file() or path.stat().st_size != file.bytes:
+        return False
+    digest = hashlib.sha256()
+    with path.open("rb") as content:
+        while block := content.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest() == file.sha256
+
+
+@contextlib.contextmanager
+def _reader(kubectl: Kubectl, place: Place) -> Iterator[str]:
+    """Start a pod that sees the volume, and remove it in the end."""
+    name = f"{place.capture[:40]}-fetch-{secrets.token_hex(3)}"
+    kubectl.text("create", "--filename=-", stdin=json.dumps(_pod(name, place)))
+    try:
+        try:
+            kubectl.text("wait", f"pod/{name}", "--for=condition=Ready", f"--timeout={_READY_DEADLINE_S}s")
+        except KubectlError as error:
+            raise FetchError(
+                f"pod {name}, which reads claim {place.claim}, does not start: {_why(kubectl, name)}"
+            ) from (error)
+        yield name
+    finally:
+        kubectl.text("delete", f"pod/{name}", "--wait=false", "--ignore-not-found")
+
+
+def _why(kubectl: Kubectl, pod: str) -> str:
+    """Why a pod does not start, in the cluster's words."""
+    status = (kubectl.find(f"pod/{pod}") or {}).get("status", {})
+    waiting = [each.get("state", {}).get("waiting") for each in status.get("containerStatuses") or []]
+    words = [each.get("message") or each.get("reason") for each in waiting if each]
+    words += [each["message"] for each in status.get("conditions") or [] if each.get("message")]
+    return "; ".join(filter(None, words)) or f"phase {status.get('phase', 'unknown')}"
+
+
+def _pod(name: str, place: Place) -> Body:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "specdecode"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _POD_LIVES_S,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            # The volume may be on a GPU node.
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "containers": [
+                {
+                    "name": "fetch",
+                    "image": place.image,
+                    "command": ["sleep", str(_POD_LIVES_S)],
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                    "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+                    "volumeMounts": [{"name": "capture", "mountPath": _MOUNT, "readOnly": True}],
+                }
+            ],
+            "volumes": [{"name": "capture", "persistentVolumeClaim": {"claimName": place.claim}}],
+        },
+    }

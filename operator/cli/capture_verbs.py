@@ -1,0 +1,267 @@
+"""``specdecode capture up | run | status | fetch | down``: captures from beginning to end, through kubectl."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from specdecode_operator.api import base
+from specdecode_operator.api import capture as api
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.cli.capture_fetch import FetchError, Place, fetch
+from specdecode_operator.cli.capture_watch import (
+    FINAL,
+    RESOURCE,
+    CaptureError,
+    get_capture,
+    phase_of,
+    progress,
+    progress_text,
+    wait_for,
+    wait_until_it_serves,
+    words_of,
+)
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError
+from specdecode_operator.labels import CAPTURE_LABEL
+
+_DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
+_ENGINE_TIMEOUT_S: Final = 3600
+_AFTER_THE_LOAD_S: Final = 900
+"""Merging and checking gigabytes takes minutes."""
+
+_OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
+
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
+Timeout = Annotated[int, typer.Option(help="Seconds to wait for the engine.", min=1)]
+Image = Annotated[
+    str | None,
+    typer.Option(help="Image of the pod that reads the volume. Absent: the operator's, as the cluster has it."),
+]
+
+
+def up(
+    file: Annotated[str, typer.Argument(help="YAML file with a SpecDecodeCapture; - for standard input.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    timeout: Timeout = _ENGINE_TIMEOUT_S,
+) -> None:
+    """Apply a capture, and wait until its engine serves."""
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line():
+        name = _apply(kubectl, sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+        capture = wait_until_it_serves(kubectl, name, timeout, typer.echo)
+        typer.echo(f"capture {name}: {phase_of(capture)}: {words_of(capture)}")
+
+
+def run(  # noqa: PLR0913, PLR0917  options of a command
+    name: Annotated[str | None, typer.Argument(help="Capture. Absent: the one that is not over.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    deployment: Annotated[
+        str | None, typer.Option(help="Deployment of a capture that is created. Absent: the only one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files. Absent: captures/NAME.")] = None,
+    timeout: Timeout = _ENGINE_TIMEOUT_S,
+    image: Image = None,
+) -> None:
+    """Follow a capture to its end, and fetch its files; one that does not exist is created with the usual workload."""
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line():
+        name = name or _unfinished(kubectl)
+        if kubectl.find(RESOURCE, name) is None:
+            _apply(kubectl, json.dumps(_usual_capture(kubectl, name, deployment)))
+        capture = wait_until_it_serves(kubectl, name, timeout, typer.echo)
+        _follow(kubectl, capture)
+        remaining_s = int(capture["spec"].get("deadlineSeconds", 3600)) + _AFTER_THE_LOAD_S
+        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), remaining_s, typer.echo)
+        typer.echo(f"capture {name}: {words_of(capture)}")
+        _fetch(kubectl, name, out or Path("captures") / name, image)
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show captures: their phase, and what the operator says."""
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line():
+        captures = [get_capture(kubectl, name)] if name else kubectl.items(RESOURCE)
+        if not captures:
+            typer.echo("no captures here")
+        for capture in captures:
+            typer.echo(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {words_of(capture)}")
+            if where := _where(capture):
+                typer.echo(f"  data: {where}")
+
+
+def fetch_files(
+    name: Annotated[str, typer.Argument(help="Capture; it may be gone, as long as its claim is there.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the files. What is there and right is not fetched again.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    image: Image = None,
+) -> None:
+    """Copy a capture's files from its volume, checksums verified; goes on where an earlier fetch ended."""
+    with _told_in_one_line():
+        _fetch(Kubectl(context, namespace), name, out, image)
+
+
+def down(
+    name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace that are not over.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Free the GPUs of a capture and keep its data; doing it twice changes nothing."""
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line():
+        found = kubectl.find(RESOURCE, name) if name else None
+        captures = ([found] if found else []) if name else kubectl.items(RESOURCE)
+        for capture in captures:
+            own = capture["metadata"]["name"]
+            if phase_of(capture) in FINAL or capture["spec"].get("suspend"):
+                typer.echo(f"{own}: {phase_of(capture) or 'suspended'}: holds no GPU")
+            else:
+                kubectl.text("patch", RESOURCE, own, "--type=merge", '--patch={"spec":{"suspend":true}}')
+                typer.echo(f"{own}: cancelled; what was recorded so far stays as partial files")
+            if where := _where(capture):
+                typer.echo(f"  data: {where}")
+        if not captures:
+            typer.echo(f"{name}: is not there; nothing to free" if name else "no captures here; nothing to free")
+            if name and (claim := _claim_of(kubectl, name)):
+                typer.echo(f"  data: claim {claim}")
+
+
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """Turn what may go wrong into one line and exit status 1."""
+    try:
+        yield
+    except (CaptureError, FetchError, KubectlError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        typer.echo("\nstopped watching; the capture goes on: specdecode capture run follows it again", err=True)
+        raise typer.Exit(130) from None
+
+
+def _apply(kubectl: Kubectl, text: str) -> str:
+    """Apply one capture and return its name."""
+    printed = kubectl.text("apply", "--server-side", "--filename=-", "--output=json", stdin=text)
+    applied = json.loads(printed)
+    objects = applied.get("items", [applied])
+    captures = [each["metadata"] for each in objects if each["kind"] == api.KIND]
+    if len(captures) != 1:
+        raise CaptureError(f"the file holds {len(captures)} objects of kind {api.KIND}: give one with exactly one")
+    name = str(captures[0]["name"])
+    typer.echo(f"capture {name} applied in namespace {captures[0]['namespace']}")
+    return name
+
+
+def _unfinished(kubectl: Kubectl) -> str:
+    """Name of the one capture that is not over."""
+    names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE) if phase_of(each) not in FINAL]
+    if len(names) != 1:
+        found = f"{len(names)} captures are not over ({', '.join(names)})" if names else "no capture is on its way"
+        raise CaptureError(f"NAME: {found}: name one")
+    return str(names[0])
+
+
+def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
+    """Return a capture with the usual workload."""
+    if deployment is None:
+        names = [each["metadata"]["name"] for each in kubectl.items(_DEPLOYMENTS)]
+        if len(names) != 1:
+            raise CaptureError(
+                f"--deployment: capture {name} would be created, and there are {len(names)} SpecDecodeDeployments here"
+                f" ({', '.join(names) or 'none'}): name one"
+            )
+        (deployment,) = names
+    return {
+        "apiVersion": base.API_VERSION,
+        "kind": api.KIND,
+        "metadata": {"name": name},
+        "spec": {"deployment": deployment},
+    }
+
+
+def _follow(kubectl: Kubectl, capture: Body) -> None:
+    """Show the progress of the load until its container ends."""
+    show = _in_place if sys.stdout.isatty() else typer.echo
+    told = ""
+    for said in progress(kubectl, capture):
+        line = f"  {progress_text(said)}"
+        # A log gets a line a phase; a terminal gets all of them, in place.
+        if show is _in_place or said.get("phase") != told:
+            show(line)
+            told = str(said.get("phase"))
+    if show is _in_place:
+        typer.echo("")
+
+
+def _in_place(line: str) -> None:
+    typer.echo(f"\r\033[K{line}", nl=False)
+
+
+def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
+    place = _place(kubectl, name, image)
+    typer.echo(f"fetching {place.path} of claim {place.claim} to {out}")
+    files = fetch(kubectl, place, out, typer.echo)
+    typer.echo(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
+
+
+def _place(kubectl: Kubectl, name: str, image: str | None) -> Place:
+    """Where a capture's files lie, also when the capture itself is gone."""
+    capture = kubectl.find(RESOURCE, name)
+    status = (capture or {}).get("status", {})
+    if capture is not None and not status.get("path"):
+        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {words_of(capture)}")
+    claim = status.get("claim") or _claim_of(kubectl, name)
+    if claim is None:
+        raise CaptureError(f"capture {name}: neither it nor a claim of it is in this namespace: name another, or -n")
+    found = kubectl.find("persistentvolumeclaim", claim)
+    if found is None:
+        raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
+    path = status.get("path") or f"{found['metadata']['namespace']}/{name}/as-deployed/1"
+    return Place(name, claim, path, image or _image(kubectl, status.get("job")))
+
+
+def _claim_of(kubectl: Kubectl, name: str) -> str | None:
+    """Name of the claim that was made for a capture."""
+    claims = kubectl.items("persistentvolumeclaim", f"--selector={CAPTURE_LABEL}={name}")
+    return str(claims[0]["metadata"]["name"]) if claims else None
+
+
+def _image(kubectl: Kubectl, job: str | None) -> str:
+    """Return the image of the load generator, which is the operator's own: its node has it already."""
+    found = kubectl.find("job", job) if job else None
+    pods = (
+        [found] if found else kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
+    )
+    for pod in pods:
+        containers = pod["spec"]["template"]["spec"]["containers"]
+        return str(containers[0]["image"])
+    raise CaptureError("--image: no operator is seen in this cluster whose image could read the volume: name one")
+
+
+def _where(capture: Body) -> str:
+    status = capture.get("status", {})
+    if not status.get("claim"):
+        return ""
+    path = f", folder {status['path']}" if status.get("path") else ""
+    return f"claim {status['claim']} in namespace {capture['metadata']['namespace']}{path}"
+
+
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "up": up,
+    "run": run,
+    "status": status,
+    "fetch": fetch_files,
+    "down": down,
+}

@@ -1,0 +1,147 @@
+"""Carries one capture from what is to what should be: look, decide, write, report."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from specdecode_operator.api import base
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
+from specdecode_operator.cluster.resources import (
+    CAPTURE_CHILDREN,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    JOB,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
+    Resource,
+)
+from specdecode_operator.handlers.hindrance import hindrance
+from specdecode_operator.handlers.inventory import Inventory
+from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.services.capture.decision import blind, broken, decide, hindered, sources_of
+from specdecode_operator.services.capture.status import compose_status, is_outlived
+from specdecode_operator.services.capture.subject import Capture, read_capture
+from specdecode_operator.services.capture.surroundings import Decision, DeploymentSeen, Surroundings, Writes
+from specdecode_operator.services.capture.waiting import Hold
+from specdecode_operator.services.decision import Intent, Parent
+from specdecode_operator.services.drift import is_owned
+from specdecode_operator.services.model_job import is_reader
+
+IntentOf = Callable[[Body], tuple[Parent, Intent]]
+"""What the spec of a SpecDecodeDeployment comes to."""
+
+
+class CaptureReconciler:
+    """One reconcile of captures for create, update, resume and resync."""
+
+    def __init__(self, cluster: Cluster, cache: Cache, intent_of: IntentOf, operator_image: str | None) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._intent_of = intent_of
+        self._operator_image = operator_image
+        self._inventory = Inventory(cluster, cache, CAPTURE_CHILDREN)
+        self._reporter = Reporter(cluster, cache)
+
+    async def reconcile(self, key: Key) -> None:
+        """Bring one SpecDecodeCapture and what belongs to it in line.
+
+        Raises
+        ------
+        ClusterError
+            When the status cannot say what hinders; the queue tries again.
+        """
+        body = self._cache.parent(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._inventory.forget(key)
+            return
+        capture, now = read_capture(body), datetime.now(UTC)
+        if is_outlived(capture, now):
+            await self._cluster.delete({**body, "apiVersion": base.API_VERSION, "kind": key.kind})
+            return
+        try:
+            decision = decide(capture, await self._look(capture), now)
+        except ForbiddenError as error:
+            await self._report(capture, blind(capture, Hold("Forbidden", str(error))))
+            return
+        except ClusterError:
+            raise
+        except Exception as error:
+            await self._report(capture, broken(capture, error))
+            raise
+        told_before = capture.status.observed_generation == capture.generation
+        summary = await hindrance(self._write(capture, decision.writes), told_before=told_before)
+        await self._report(capture, decision if summary is None else hindered(decision, summary))
+
+    async def _look(self, capture: Capture) -> Surroundings:
+        """See what a capture depends on; what carries no label of ours is asked for only before it starts."""
+        job = self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
+        claims = self._cache.belongings(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
+        seen = Surroundings(
+            deployment=self._deployment(capture) if capture.ended is None else None,
+            job=job,
+            pods=self._cache.belongings(capture.key, POD.kind),
+            claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.claim_name), None),
+            operator_image=self._operator_image,
+        )
+        if job is not None or capture.ended is not None:
+            return seen
+        sources = sources_of(capture)
+        return replace(
+            seen,
+            claim=await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.claim),
+            dataset=await self._get(capture, CONFIG_MAP, sources.dataset_config_map)
+            or await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),
+        )
+
+    async def _get(self, capture: Capture, resource: Resource, name: str | None) -> Body | None:
+        return await self._cluster.get(resource, capture.key.namespace, name) if name else None
+
+    def _deployment(self, capture: Capture) -> DeploymentSeen | None:
+        key = Key(capture.key.namespace, str(capture.spec.get("deployment")))
+        body = self._cache.parent(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            return None
+        parent, intent = self._intent_of(body)
+        engines = [each for each in self._cache.belongings(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
+        return DeploymentSeen(
+            key=key,
+            uid=parent.uid,
+            generation=parent.generation,
+            intent=intent,
+            engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
+            pods=[pod for pod in self._cache.belongings(key, POD.kind) if not is_reader(pod)],
+        )
+
+    async def _write(self, capture: Capture, writes: Writes) -> None:
+        """Create, start, stop and remove what is decided."""
+        key = capture.key
+        if writes.job is not None:
+            # Before the first write, so that nothing is half-created.
+            await self._inventory.check_names(key, capture.uid, [writes.job], {})
+        if writes.claim is not None:
+            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply(writes.claim))
+        if writes.claim_owners is not None:
+            metadata = {"namespace": key.namespace, "name": capture.claim_name}
+            claim = {"kind": PERSISTENT_VOLUME_CLAIM.kind, "metadata": metadata}
+            change = {"metadata": {"ownerReferences": writes.claim_owners}}
+            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.change(claim, change))
+        if writes.job is not None:
+            self._cache.put(JOB.kind, await self._cluster.apply(writes.job))
+        live = self._inventory.owned(key, capture.uid).get((JOB.kind, capture.job_name))
+        if live is not None and writes.job_suspended is not None:
+            self._cache.put(JOB.kind, await self._cluster.change(live, {"spec": {"suspend": writes.job_suspended}}))
+        if live is not None and writes.remove_job:
+            await self._inventory.delete(key, live)
+
+    async def _report(self, capture: Capture, decision: Decision) -> None:
+        """Write the status where it says something new, and tell of it in Events."""
+        status = compose_status(capture, decision, datetime.now(UTC))
+        if status == capture.status:
+            return
+        if await self._reporter.write(capture.key, capture.uid, status):
+            old = capture.status.conditions
+            await self._reporter.tell_news(capture.key, capture.uid, old, status.conditions)

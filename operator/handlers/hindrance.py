@@ -1,0 +1,41 @@
+"""Says in a summary what stood in the way of a write."""
+
+from collections.abc import Awaitable
+
+from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, InvalidObjectError, RefusedForNowError
+from specdecode_operator.handlers.inventory import HinderedError
+from specdecode_operator.services.readiness import Summary, stalled, working
+
+
+async def hindrance(writing: Awaitable[None], *, hint: str = "", told_before: bool) -> Summary | None:
+    """Write to the cluster; return what stands in the way, or None.
+
+    Parameters
+    ----------
+    writing
+        What is to be done.
+    hint
+        What helps where the API server refuses an object as it is.
+    told_before
+        Whether the status already speaks of the present spec: then what it says still holds.
+
+    Raises
+    ------
+    ClusterError
+        When the cluster fails and the status need not change: the queue tries again.
+    """
+    try:
+        await writing
+    except HinderedError as error:
+        return (stalled if error.permanent else working)(error.reason, str(error))
+    except ForbiddenError as error:
+        return working("Forbidden", str(error))
+    except RefusedForNowError as error:
+        return working("RefusedForNow", str(error))
+    except InvalidObjectError as error:
+        return stalled("ChildRefused", f"{error}{hint}")
+    except ClusterError as error:
+        if told_before:
+            raise
+        return working("ApiServerError", str(error))
+    return None

@@ -1,0 +1,122 @@
+"""What one object owns in the cluster: by our label and its UID, and nothing is taken over."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from specdecode_operator.api import base
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.cache import Cache, slim
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.resources import Resource, child_resource
+from specdecode_operator.services.drift import content_digest, is_owned, needs_apply
+
+Identity = tuple[str, str]
+"""Kind and name of a child."""
+
+
+class HinderedError(Exception):
+    """Something in the cluster is in the way of what should exist."""
+
+    def __init__(self, reason: str, message: str, *, permanent: bool) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.permanent = permanent
+        """True where only the user can help."""
+
+
+class ChildNameTakenError(HinderedError):
+    """An object that is not ours has the name of a child."""
+
+    def __init__(self, kind: str, name: str, *, leaving: bool) -> None:
+        if leaving:
+            message = f"{kind} {name} of an earlier object of this name is still being removed"
+        else:
+            message = (
+                f"{kind} {name} exists and does not belong to this object; it is left untouched:"
+                " delete or rename it, or rename this object"
+            )
+        super().__init__("WaitingForCleanup" if leaving else "ChildNameConflict", message, permanent=not leaving)
+
+
+class Inventory:
+    """Children of the objects of one of our kinds, and how they are written."""
+
+    def __init__(self, cluster: Cluster, cache: Cache, kinds: Sequence[Resource]) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._kinds = kinds
+        self._applied: defaultdict[Key, dict[str, str]] = defaultdict(dict)
+        """Digests of what the API server made of the children when they were last applied, by their UIDs."""
+
+    def owned(self, key: Key, uid: str) -> dict[Identity, Body]:
+        """Children of this very object, by kind and name."""
+        return {
+            (resource.kind, child["metadata"]["name"]): {**child, "kind": resource.kind}
+            for resource in self._kinds
+            for child in self._cache.belongings(key, resource.kind)
+            if is_owned(child, uid)
+        }
+
+    async def check_names(self, key: Key, uid: str, children: Iterable[Body], owned: Mapping[Identity, Body]) -> None:
+        """Make sure that no child that is still missing has the name of something else.
+
+        Raises
+        ------
+        ChildNameTakenError
+            When one has.
+        ClusterError
+            When the API server refuses or cannot be reached.
+        """
+        for child in children:
+            if identity(child) not in owned:
+                await self._check_name(key, uid, *identity(child))
+
+    async def apply(self, key: Key, child: Body, live: Body | None) -> None:
+        """Apply a child where it is missing or drifted.
+
+        Raises
+        ------
+        ClusterError
+            When the API server refuses or cannot be reached.
+        """
+        applied = self._applied[key].get(live["metadata"]["uid"]) if live else None
+        if live is not None and not needs_apply(child, live, applied):
+            return
+        answer = await self._cluster.apply(child)
+        # The live object comes from the cache, so what it is compared with must be as slim.
+        self._applied[key][answer["metadata"]["uid"]] = content_digest(slim(child["kind"], answer))
+        self._cache.put(child["kind"], answer)
+
+    async def delete(self, key: Key, child: Body) -> None:
+        """Delete a child.
+
+        Raises
+        ------
+        ClusterError
+            When the API server refuses or cannot be reached.
+        """
+        await self._cluster.delete(child)
+        self._applied[key].pop(child["metadata"]["uid"], None)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of the children of an object that is gone."""
+        self._applied.pop(key, None)
+
+    async def _check_name(self, key: Key, uid: str, kind: str, name: str) -> None:
+        live = await self._cluster.get(child_resource(kind), key.namespace, name)
+        if live is not None and not is_owned(live, uid):
+            raise ChildNameTakenError(kind, name, leaving=is_leaving(live, key))
+
+
+def is_leaving(live: Body, key: Key) -> bool:
+    """Whether an object belonged to an earlier one of ours of this name, and goes with it."""
+    return any(
+        owner["kind"] == key.kind and owner["apiVersion"].startswith(f"{base.GROUP}/") and owner["name"] == key.name
+        for owner in live["metadata"].get("ownerReferences") or []
+    )
+
+
+def identity(body: Body) -> Identity:
+    """Return kind and name of a child."""
+    return body["kind"], body["metadata"]["name"]

@@ -1,0 +1,92 @@
+"""Writes the status of an object, and tells in Events what changed in it."""
+
+import logging
+from datetime import UTC, datetime
+
+from specdecode_operator.api import base, capture
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ClusterError, NotFoundError
+from specdecode_operator.cluster.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.services.findings import news
+
+_MESSAGE_LIMIT = 1024
+_ON_THE_WAY = frozenset({"Starting", "Disabled", "NotAccepted"})
+"""Reasons of something false that nobody need look at."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Speaks about objects of our kinds."""
+
+    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+        self._cluster = cluster
+        self._cache = cache
+
+    async def write(self, key: Key, uid: str, status: ApiModel) -> bool:
+        """Write a status; return False where the object is gone.
+
+        Raises
+        ------
+        ClusterError
+            When the API server refuses or cannot be reached.
+        """
+        body = {
+            "apiVersion": base.API_VERSION,
+            "kind": key.kind,
+            "metadata": {"namespace": key.namespace, "name": key.name, "uid": uid},
+            "status": status.model_dump(by_alias=True, mode="json", exclude_none=True),
+        }
+        resource = SPECDECODE_CAPTURE if key.kind == capture.KIND else SPECDECODE_DEPLOYMENT
+        try:
+            self._cache.put_parent(key.kind, await self._cluster.apply_status(resource, body))
+        except NotFoundError:
+            # Deleted meanwhile, though no event said so: the garbage collector removes what it owned.
+            self._cache.drop_parent(key.kind, body)
+            return False
+        return True
+
+    async def tell_news(self, key: Key, uid: str, old: list[Condition], new: list[Condition]) -> None:
+        """Tell of conditions that say something else than before."""
+        for condition in news(old, new):
+            _logger.info(
+                "%s: %s is %s: %s: %s", key, condition.type, condition.status, condition.reason, condition.message
+            )
+            message = f"{condition.type} is {condition.status}: {condition.message}"
+            await self.tell(key, uid, condition.reason, message, warns=_is_bad(condition))
+
+    async def tell(self, key: Key, uid: str, reason: str, message: str, *, warns: bool = False) -> None:
+        """Post an Event; one that cannot be posted is only logged."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{key.name}-", "namespace": key.namespace},
+            "type": "Warning" if warns else "Normal",
+            "reason": reason,
+            "message": message[:_MESSAGE_LIMIT],
+            "involvedObject": {
+                "apiVersion": base.API_VERSION,
+                "kind": key.kind,
+                "namespace": key.namespace,
+                "name": key.name,
+                "uid": uid,
+            },
+            "source": {"component": "specdecode-operator"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._cluster.post_event(key.namespace, event)
+        except ClusterError as error:
+            _logger.warning("%s: no Event could be posted: %s", key, error)
+
+
+def _is_bad(condition: Condition) -> bool:
+    """Whether a person should look: something is false that is not so on the way."""
+    return condition.status is ConditionStatus.FALSE and condition.reason not in _ON_THE_WAY

@@ -1,0 +1,60 @@
+"""Starts the captures that are due by the schedules of a deployment, and removes what is too old of them."""
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from specdecode_operator.api import base, capture
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.cluster.resources import PERSISTENT_VOLUME_CLAIM
+from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.services.capture_schedules import Belongings, SchedulingDecision, decide_schedules
+from specdecode_operator.services.decision import Parent
+from specdecode_operator.services.drift import is_owned
+
+_logger = logging.getLogger(__name__)
+
+
+class ScheduleKeeper:
+    """Carries out what the schedules of one deployment ask for."""
+
+    def __init__(self, cluster: Cluster, cache: Cache, reporter: Reporter) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._reporter = reporter
+
+    async def keep(self, parent: Parent, schedules: Sequence[CaptureSchedule]) -> list[ScheduleStatus]:
+        """Do what is due, and return what the status says of the schedules.
+
+        What the API server refuses is tried again at the next look: until then the status stays as it was.
+        """
+        captures = [each for each in self._cache.captures_of(parent.key) if is_owned(each, parent.uid)]
+        belongings = Belongings(captures, self._cache.claims_captured_from(parent.key), parent.status.captures)
+        decision = decide_schedules(parent.key, parent.uid, schedules, belongings, datetime.now(UTC))
+        try:
+            await self._carry_out(decision)
+        except ClusterError as error:
+            _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
+            return parent.status.captures
+        for told in decision.news:
+            await self._reporter.tell(parent.key, parent.uid, told.reason, told.message, warns=told.warns)
+        return decision.statuses
+
+    async def _carry_out(self, decision: SchedulingDecision) -> None:
+        for body in decision.cancel:
+            await self._cluster.change(_typed(body), {"spec": {"suspend": True}})
+        for body in decision.create:
+            self._cache.put_parent(capture.KIND, await self._cluster.apply(body))
+        for body in decision.delete_captures:
+            await self._cluster.delete(_typed(body))
+        for body in decision.delete_claims:
+            await self._cluster.delete({**body, "kind": PERSISTENT_VOLUME_CLAIM.kind})
+
+
+def _typed(body: Body) -> Body:
+    """Return a capture with its kind, which lists leave out."""
+    return {**body, "apiVersion": base.API_VERSION, "kind": capture.KIND}

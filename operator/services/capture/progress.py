@@ -1,0 +1,134 @@
+"""Reads from Job and pods how far a capture is, and what holds it up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
+from specdecode_operator.services.capture.job import LOAD
+from specdecode_operator.services.capture.outcome import read_failure, read_summary
+from specdecode_operator.services.capture.waiting import Hold
+from specdecode_operator.services.drift import is_owned
+from specdecode_operator.services.overlay import ENGINE_CONTAINER
+from specdecode_operator.services.rollout import pod_trouble
+
+_CRASHES_BELIEVED = 3
+"""Starts after the first that an engine gets, as in a deployment."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a capture is.
+
+    Attributes
+    ----------
+    phase
+        For people.
+    reason, message
+        The same as a word and a sentence.
+    waiting_for_gpus
+        Whether the scheduler finds no place for it.
+    failure
+        Why it failed, or will; what is hopeless need not go on.
+    summary
+        What a capture that succeeded found.
+    started_at, finished_at
+        RFC 3339.
+    """
+
+    phase: CapturePhase
+    reason: str
+    message: str
+    waiting_for_gpus: bool = False
+    failure: Hold | None = None
+    summary: CaptureSummary | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
+    """Return how far the Job of a capture is."""
+    pod = newest_pod(job, pods)
+    conditions = {
+        each["type"]: each for each in job.get("status", {}).get("conditions") or [] if each["status"] == "True"
+    }
+    started_at = (pod or {}).get("status", {}).get("startTime")
+    finished = conditions.keys() & {"Complete", "Failed"}
+    if finished and pod is not None and _is_still_seen_running(pod):
+        return Progress(CapturePhase.LOADING, "Finishing", "its pod is ending", started_at=started_at)
+    if done := conditions.get("Complete"):
+        finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
+        message = "files are validated and published"
+        summary = read_summary(pod)
+        return Progress(CapturePhase.SUCCEEDED, "Captured", message, False, None, summary, started_at, finished_at)
+    if failed := conditions.get("Failed"):
+        failure = read_failure(pod, job)
+        finished_at = failed.get("lastTransitionTime")
+        return Progress(
+            CapturePhase.FAILED, failure.reason, failure.message, False, failure, None, started_at, finished_at
+        )
+    if pod is None:
+        name = job["metadata"]["name"]
+        message = f"Job {name} has no pod yet; where a quota or a policy refuses one, kubectl describe job/{name} tells"
+        return Progress(CapturePhase.PENDING, "WaitingForPod", message)
+    return _of_pod(pod, started_at)
+
+
+def _is_still_seen_running(pod: Body) -> bool:
+    """Whether the Job's end was seen before its pod's: what the pod said last is still to come."""
+    ending = "deletionTimestamp" in pod["metadata"]
+    return not ending and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+
+
+def newest_pod(job: Body, pods: Sequence[Body]) -> Body | None:
+    """Return the newest pod of a Job."""
+    mine = [pod for pod in pods if is_owned(pod, job["metadata"]["uid"])]
+    return max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+
+
+def _of_pod(pod: Body, started_at: str | None) -> Progress:
+    """How far a pod is that has not ended, or that its Job has not counted yet."""
+    unscheduled = _unscheduled(pod)
+    if unscheduled is not None:
+        return unscheduled
+    if _is_running(pod, LOAD):
+        return Progress(
+            CapturePhase.LOADING, "Loading", "the engine serves, the load is under way", started_at=started_at
+        )
+    trouble = pod_trouble(pod) if pod.get("status", {}).get("phase") in {"Pending", "Running"} else None
+    if trouble is None:
+        message = "the volume is looked at, then the engine starts"
+        return Progress(CapturePhase.STARTING, "Starting", message, started_at=started_at)
+    failure = None
+    if trouble.permanent or _engine_starts(pod) > _CRASHES_BELIEVED:
+        failure = Hold(trouble.reason, f"the engine did not start: {trouble.message}", permanent=True)
+    return Progress(
+        CapturePhase.FAILED if failure else CapturePhase.STARTING,
+        trouble.reason,
+        failure.message if failure else trouble.message,
+        failure=failure,
+        started_at=started_at,
+    )
+
+
+def _unscheduled(pod: Body) -> Progress | None:
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            message = condition.get("message", "")
+            if "persistentvolumeclaim" in message or "volume node affinity" in message:
+                return Progress(CapturePhase.PENDING, "WaitingForVolume", f"no node can mount the volumes: {message}")
+            words = f"no node takes the capture's pod: {message}"
+            return Progress(CapturePhase.WAITING_FOR_GPUS, "WaitingForGPUs", words, waiting_for_gpus=True)
+    return None
+
+
+def _is_running(pod: Body, container: str) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return any(each["name"] == container and "running" in (each.get("state") or {}) for each in statuses)
+
+
+def _engine_starts(pod: Body) -> int:
+    """How often the engine was started."""
+    statuses = pod.get("status", {}).get("initContainerStatuses") or []
+    restarts = [int(each.get("restartCount", 0)) for each in statuses if each["name"] == ENGINE_CONTAINER]
+    return 1 + max(restarts, default=0)

@@ -1,0 +1,71 @@
+"""A SpecDecodeCapture as the API server has it, taken apart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from specdecode_operator.api import capture as api
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import Condition, ConditionStatus
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""https://kueue.sigs.k8s.io/docs/tasks/run/jobs/"""
+
+_QUEUE_PREFIX = "kueue.x-k8s.io/"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One SpecDecodeCapture."""
+
+    key: Key
+    uid: str
+    generation: int
+    spec: Body
+    status: SpecDecodeCaptureStatus
+    labels: Mapping[str, str]
+
+    @property
+    def claim_name(self) -> str:
+        """Name of the claim that is created for it; it outlives the object."""
+        return f"{self.key.name}-capture"
+
+    @property
+    def job_name(self) -> str:
+        """Name of its Job."""
+        return f"{self.key.name}-capture"
+
+    @property
+    def queue_labels(self) -> dict[str, str]:
+        """Labels that put its Job into a queue of Kueue; empty where it is in none."""
+        if QUEUE_LABEL not in self.labels:
+            return {}
+        return {name: value for name, value in self.labels.items() if name.startswith(_QUEUE_PREFIX)}
+
+    @property
+    def ended(self) -> Condition | None:
+        """How it ended, for good; None while it has not."""
+        condition = next((each for each in self.status.conditions if each.type == "Succeeded"), None)
+        return condition if condition is not None and condition.status is not ConditionStatus.UNKNOWN else None
+
+
+def read_capture(body: Mapping[str, Any]) -> Capture:
+    """Take an object apart; a status that cannot be read counts as none."""
+    metadata = body["metadata"]
+    try:
+        # Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing.
+        status = SpecDecodeCaptureStatus.model_validate(body.get("status") or {}, extra="ignore")
+    except ValidationError:
+        status = SpecDecodeCaptureStatus()
+    return Capture(
+        key=Key(metadata["namespace"], metadata["name"], api.KIND),
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        spec=body.get("spec") or {},
+        status=status,
+        labels=metadata.get("labels") or {},
+    )

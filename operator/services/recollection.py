@@ -1,0 +1,47 @@
+"""Sees an intent in the light of what served before, and keeps what is to be known of it later."""
+
+from dataclasses import replace
+
+from specdecode_operator.services.decision import (
+    Intent,
+    Launch,
+    Observation,
+    Parent,
+    RolledBack,
+    rollout_of,
+)
+from specdecode_operator.services.rollback import Memory, attempt_of, put_back, remembered, render_memory
+from specdecode_operator.services.rollout import template_hash
+from specdecode_operator.services.starters import serving_template
+
+
+def recall(parent: Parent, intent: Intent, memory: Memory | None) -> Intent:
+    """Return the intent in the light of what happened before: an attempt that failed is not made again."""
+    course, starter = intent.course, intent.starter
+    if memory is None or not isinstance(course, Launch) or starter is None:
+        return intent
+    kept = render_memory(parent.key, parent.uid, memory)
+    failure = memory.failure
+    if failure is None or failure.attempt != _attempt(course):
+        return replace(intent, children=[kept, *intent.children])
+    back = put_back(parent.key, parent.uid, starter, memory.starter)
+    others = [child for child in intent.children if child is not starter]
+    return Intent(RolledBack(course.facts, course.told, failure), intent.findings, [kept, *others, back])
+
+
+def learn_from(intent: Intent, observation: Observation, memory: Memory | None) -> Memory | None:
+    """Return what is to be remembered of engines that serve, or that will not."""
+    course, starter = intent.course, intent.starter
+    if not isinstance(course, Launch) or starter is None or observation.starter is None:
+        return memory
+    if template_hash(serving_template(observation.starter)) != template_hash(serving_template(starter)):
+        return memory
+    if course.facts.spec.rollout.paused:
+        return memory
+    return remembered(memory, starter, _attempt(course), rollout_of(course, observation))
+
+
+def _attempt(launch: Launch) -> str:
+    spec = launch.facts.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    chosen = launch.plan.chosen
+    return attempt_of(spec, chosen.product, chosen.tensor, chosen.gpus, chosen.nodes)

@@ -1,0 +1,223 @@
+"""A real API server and SpecDecodeCaptures: good ones, bad ones, and what may be changed."""
+
+import json
+
+import pytest
+import yaml
+
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from tests.support.kubectl import Kubectl
+
+HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeCapture"}
+PHASES = "spec.workload.phases[0]"
+ONE_REQUEST = "{name: a, pattern: Closed, concurrency: 1, requests: 1}"
+
+
+def phase(rest: str) -> str:
+    return f"workload: {{phases: [{{name: a, {rest}}}]}}"
+
+
+GOOD = {
+    "minimal": "{}",
+    "suspends": "{deploymentDuringCapture: Suspend, seed: 7, record: {tokenIds: true, stepStats: false}}",
+    "given claim": "storage: {existingClaim: mine, retain: false}",
+    "own claim": "storage: {size: 100Gi, storageClassName: fast}",
+    "synthetic": "workload: {prompts: {synthetic: {promptTokens: 4096, sharedPrefixTokens: 4096, outputTokens: 64}}}",
+    "GSM8K": "workload: {prompts: {dataset: {persistentVolumeClaim: {claimName: gsm8k}, path: gsm8k, format: GSM8K}}}",
+    "patterns": """
+workload:
+  phases:
+  - {name: closed, pattern: Closed, concurrency: 16, durationSeconds: 60}
+  - {name: constant, pattern: Constant, requestsPerSecond: "4", requests: 100}
+  - {name: poisson, pattern: Poisson, requestsPerSecond: "0.25", durationSeconds: 60}
+  - {name: burst, pattern: Burst, burstSize: 32, burstIntervalSeconds: 10, requests: 320}
+  - {name: stairs, pattern: Staircase, requestsPerSecond: "1", stepSeconds: 30, stepRequestsPerSecond: "0.5",
+     durationSeconds: 300}
+  - {name: talks, pattern: Multiturn, concurrency: 4, turns: 5, thinkSeconds: 2, durationSeconds: 120}
+  temperatures:
+  - {temperature: "0.0", sharePercent: 70}
+  - {temperature: "0.7", sharePercent: 30}
+""",
+    # As many as the schema takes: the rules over them must stay within the API server's cost limit.
+    "many phases": "workload: {phases: ["
+    + ", ".join(f"{{name: p{i}, pattern: Closed, concurrency: 1, requests: 1}}" for i in range(32))
+    + "]}",
+    "lives on": "{suspend: true, deadlineSeconds: 600, backoffLimit: 2, ttlSecondsAfterFinished: 0}",
+}
+BAD = {
+    "no phases": ("workload: {phases: []}", "spec.workload.phases", "at least 1 item"),
+    "unknown pattern": (phase("pattern: Sine, requests: 1"), f"{PHASES}.pattern", '"Staircase", "Multiturn"'),
+    "closed without clients": (
+        phase("pattern: Closed, requests: 1"),
+        f"{PHASES}.concurrency",
+        "pattern Closed needs it: set it, to 16 for example",
+    ),
+    "constant without a rate": (phase("pattern: Constant, requests: 1"), f"{PHASES}.requestsPerSecond", 'to "4"'),
+    "burst without a size": (
+        phase("pattern: Burst, burstIntervalSeconds: 1, requests: 1"),
+        f"{PHASES}.burstSize",
+        "needs it",
+    ),
+    "closed with a rate": (
+        phase('pattern: Closed, concurrency: 1, requestsPerSecond: "1", requests: 1'),
+        f"{PHASES}.requestsPerSecond",
+        "pattern Closed does not use it: remove it",
+    ),
+    "thinking without turns": (
+        phase('pattern: Constant, requestsPerSecond: "1", requests: 1, thinkSeconds: 1'),
+        f"{PHASES}.thinkSeconds",
+        "remove it",
+    ),
+    "never ends": (phase("pattern: Closed, concurrency: 1"), f"{PHASES}.durationSeconds", "set one of"),
+    "ends twice": (
+        phase("pattern: Closed, concurrency: 1, requests: 1, durationSeconds: 1"),
+        f"{PHASES}.durationSeconds",
+        "set one of",
+    ),
+    "a rate of nothing": (
+        phase('pattern: Constant, requestsPerSecond: "0", requests: 1'),
+        f"{PHASES}.requestsPerSecond",
+        "should match",
+    ),
+    "a rate that is a float": (
+        phase("pattern: Constant, requestsPerSecond: 0.5, requests: 1"),
+        f"{PHASES}.requestsPerSecond",
+        "must be of type string",
+    ),
+    "a phase called warmup": (
+        "workload: {phases: [{name: warmup, pattern: Closed, concurrency: 1, requests: 1}]}",
+        f"{PHASES}.name",
+        "take another name",
+    ),
+    "two phases of one name": (
+        f"workload: {{phases: [{ONE_REQUEST}, {ONE_REQUEST}]}}",
+        "spec.workload.phases",
+        "rename one",
+    ),
+    "shares of less": (
+        'workload: {temperatures: [{temperature: "0.5", sharePercent: 99}]}',
+        "spec.workload.temperatures",
+        "the shares add up to 99: make their sharePercent 100 in all",
+    ),
+    "a temperature that is a float": (
+        "workload: {temperatures: [{temperature: 0.5, sharePercent: 100}]}",
+        "spec.workload.temperatures[0].temperature",
+        "must be of type string",
+    ),
+    "no prompts": ("workload: {prompts: {}}", "spec.workload.prompts.synthetic", "set one of synthetic and dataset"),
+    "prompts from two places": (
+        "workload: {prompts: {synthetic: {}, dataset: {configMap: {name: p}, path: a, format: JSONL}}}",
+        "spec.workload.prompts.synthetic",
+        "set one of synthetic and dataset",
+    ),
+    "a dataset from nowhere": (
+        "workload: {prompts: {dataset: {path: a, format: JSONL}}}",
+        "spec.workload.prompts.dataset.configMap",
+        "set one of configMap and persistentVolumeClaim",
+    ),
+    "a dataset outside": (
+        "workload: {prompts: {dataset: {configMap: {name: p}, path: ../a, format: JSONL}}}",
+        "spec.workload.prompts.dataset.path",
+        "without leading / and without ..",
+    ),
+    "a prefix longer than the prompt": (
+        "workload: {prompts: {synthetic: {promptTokens: 8, sharedPrefixTokens: 9}}}",
+        "spec.workload.prompts.synthetic.sharedPrefixTokens",
+        "raise promptTokens",
+    ),
+    "a claim twice": ("storage: {existingClaim: mine, size: 1Gi}", "spec.storage.existingClaim", "remove it"),
+    "no size": ("storage: {size: much}", "spec.storage.size", "should match"),
+    "no time": ("deadlineSeconds: 0", "spec.deadlineSeconds", "greater than or equal to 30"),
+}
+
+
+def body(spec: str, name: str = "demo") -> str:
+    return yaml.safe_dump(
+        {**HEADER, "metadata": {"name": name}, "spec": {"deployment": "llama", **yaml.safe_load(spec)}}
+    )
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_captures_are_accepted_and_read(kubectl: Kubectl, name: str) -> None:
+    answer = kubectl.apply(body(GOOD[name]))
+    assert answer.returncode == 0, answer.stderr
+    SpecDecodeCaptureSpec.model_validate(kubectl.object("sdc", "demo")["spec"])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_captures_are_refused_with_field_and_fix(kubectl: Kubectl, name: str) -> None:
+    spec, field, fix = BAD[name]
+    answer = kubectl.apply(body(spec))
+    assert answer.returncode != 0
+    assert f"{field}:" in answer.stderr or f"{field} in body" in answer.stderr
+    assert fix in answer.stderr
+
+
+def test_a_deployment_must_be_named(kubectl: Kubectl) -> None:
+    answer = kubectl.apply(yaml.safe_dump({**HEADER, "metadata": {"name": "demo"}, "spec": {}}))
+    assert "spec.deployment: Required" in answer.stderr
+
+
+@pytest.mark.parametrize("name", ["Demo", "a.b", "a" * 53])
+def test_names_that_can_name_no_job_are_refused(kubectl: Kubectl, name: str) -> None:
+    answer = kubectl.apply(body("{}", name))
+    assert "metadata.name" in answer.stderr
+
+
+def test_defaults_are_filled_in(kubectl: Kubectl) -> None:
+    kubectl.apply(body("{}"))
+    assert kubectl.object("sdc", "demo")["spec"] == {
+        "deployment": "llama",
+        "deploymentDuringCapture": "Keep",
+        "workload": {"warmupRequests": 4, "timeoutSeconds": 600},
+        "seed": 0,
+        "record": {"tokenIds": False, "stepStats": True},
+        "storage": {"retain": True},
+        "suspend": False,
+        "deadlineSeconds": 3600,
+        "backoffLimit": 0,
+    }
+
+
+MUTABLE = {
+    "suspend": {"suspend": True},
+    "retain": {"storage": {"retain": False}},
+    "ttl": {"ttlSecondsAfterFinished": 60},
+}
+IMMUTABLE = {
+    "deployment": {"deployment": "other"},
+    "deploymentDuringCapture": {"deploymentDuringCapture": "Suspend"},
+    "workload": {"workload": {"warmupRequests": 5}},
+    "workload of one that had none": {"workload": {"prompts": {"synthetic": {}}}},
+    "seed": {"seed": 1},
+    "record": {"record": {"tokenIds": True}},
+    "size": {"storage": {"size": "30Gi"}},
+    "existingClaim": {"storage": {"existingClaim": "mine"}},
+    "deadlineSeconds": {"deadlineSeconds": 60},
+    "backoffLimit": {"backoffLimit": 1},
+}
+
+
+@pytest.mark.parametrize("name", MUTABLE)
+def test_what_feeds_no_job_may_be_changed(kubectl: Kubectl, name: str) -> None:
+    kubectl.apply(body("{}"))
+    kubectl.must("patch", "sdc", "demo", "--type=merge", f"--patch={json.dumps({'spec': MUTABLE[name]})}")
+
+
+@pytest.mark.parametrize("name", IMMUTABLE)
+def test_what_feeds_the_job_stays(kubectl: Kubectl, name: str) -> None:
+    kubectl.apply(body("{}"))
+    answer = kubectl("patch", "sdc", "demo", "--type=merge", f"--patch={json.dumps({'spec': IMMUTABLE[name]})}")
+    assert answer.returncode != 0
+    assert "cannot be changed: another run is another object" in answer.stderr
+
+
+def test_kubectl_get_tells_how_far_it_is(kubectl: Kubectl) -> None:
+    kubectl.apply(body("{}"))
+    status = {
+        "status": {"phase": "Succeeded", "summary": {"requests": {"sent": 9, "completed": 8}, "acceptance": "71%"}}
+    }
+    kubectl.must("patch", "sdc", "demo", "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
+    header, row = kubectl.must("get", "sdc").splitlines()
+    assert header.split() == ["NAME", "PHASE", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "AGE"]
+    assert row.split()[:5] == ["demo", "Succeeded", "llama", "8", "71%"]

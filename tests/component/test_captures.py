@@ -1,0 +1,308 @@
+"""Captures against a real API server: objects, ownership, borrowed engines. Pods are answered for here."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.conditions import condition, wait_for
+from tests.support.kubectl import Kubectl
+from tests.support.objects import tiny_cpu
+from tests.support.operator_process import IMAGE, OperatorProcess
+from tests.support.waiting import eventually
+
+RESYNC_DEADLINE_S = 40
+COLLECTION_DEADLINE_S = 90
+"""Kubernetes' garbage collector takes its time on a busy machine."""
+
+LAUNCHED = "Unschedulable"
+CLAIM = "demo-capture"
+JOB = "demo-capture"
+ENGINES = "--selector=specdecode.io/deployment=tiny"
+SUMMARY = {"requests": {"sent": 8, "completed": 8}, "acceptance": "71%", "acceptancePercent": 71}
+
+
+@pytest.fixture(autouse=True)
+def _running(operator: OperatorProcess) -> None:
+    pass
+
+
+def deploy(kubectl: Kubectl, **changes: Any) -> None:
+    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
+    answer = kubectl.apply(yaml.safe_dump({**body, "spec": tiny_cpu(**changes)}))
+    assert answer.returncode == 0, answer.stderr
+
+
+def capture(kubectl: Kubectl, labels: dict[str, str] | None = None, **spec: Any) -> None:
+    body = {
+        "apiVersion": "specdecode.io/v1alpha1",
+        "kind": "SpecDecodeCapture",
+        "metadata": {"name": "demo", "labels": labels or {}},
+        "spec": {"deployment": "tiny", **spec},
+    }
+    answer = kubectl.apply(yaml.safe_dump(body))
+    assert answer.returncode == 0, answer.stderr
+
+
+def patch(kubectl: Kubectl, **spec: Any) -> None:
+    kubectl.must("patch", "sdc", "demo", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+
+def ready(kubectl: Kubectl, reason: str, deadline_s: float = 30) -> str:
+    return wait_for(kubectl, "demo", "Ready", reason, deadline_s, kind="sdc")
+
+
+def said(kubectl: Kubectl, type_: str) -> tuple[str, str, str]:
+    return condition(kubectl, "demo", type_, kind="sdc")
+
+
+def captures_pod(kubectl: Kubectl) -> dict[str, Any]:
+    """The pod that the Job controller has made."""
+
+    def look() -> dict[str, Any] | None:
+        pods = kubectl.objects("pods", "--selector=specdecode.io/capture=demo")
+        staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        return staying[0] if staying else None
+
+    return eventually(look, "the capture has a pod")
+
+
+def write_pod_status(kubectl: Kubectl, phase: str, load: dict[str, Any]) -> None:
+    """Write into the pod's status what its kubelet would."""
+    pod = captures_pod(kubectl)
+    container = {
+        "name": "load",
+        "ready": phase == "Running",
+        "restartCount": 0,
+        "image": "i:1",
+        "imageID": "",
+        "state": load,
+    }
+    conditions = [{"type": "PodScheduled", "status": "True"}]
+    status = {"phase": phase, "conditions": conditions, "containerStatuses": [container]}
+    text = json.dumps({"status": status})
+    kubectl.must("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=merge", f"--patch={text}")
+
+
+def finish(kubectl: Kubectl, exit_code: int, message: Any) -> None:
+    """Let the load end as its kubelet would tell."""
+    ended = {"exitCode": exit_code, "message": json.dumps(message), "reason": "Completed"}
+    write_pod_status(kubectl, "Failed" if exit_code else "Succeeded", {"terminated": ended})
+
+
+def replicas(kubectl: Kubectl) -> int:
+    return int(kubectl.object("deployment", "tiny")["spec"]["replicas"])
+
+
+def test_a_capture_gets_its_claim_and_its_job(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    capture(kubectl, storage={"size": "1Gi"})
+    message = ready(kubectl, "WaitingForGPUs")
+    assert "node" in message
+    assert said(kubectl, "WaitingForGPUs")[0] == "True"
+    assert said(kubectl, "Accepted")[:2] == ("True", "Valid")
+    claim, job, pod = kubectl.object("pvc", CLAIM), kubectl.object("job", JOB), captures_pod(kubectl)
+    assert "ownerReferences" not in claim["metadata"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    assert [owner["name"] for owner in job["metadata"]["ownerReferences"]] == ["demo"]
+    assert pod["spec"]["containers"][0]["image"] == IMAGE
+    assert [each["name"] for each in pod["spec"]["initContainers"]] == ["prepare", "engine"]
+    assert pod["metadata"]["uid"] not in {each["metadata"]["uid"] for each in kubectl.objects("pods", ENGINES)}
+    body = kubectl.object("sdc", "demo")
+    assert "finalizers" not in body["metadata"]
+    assert body["status"]["observedGeneration"] == body["metadata"]["generation"] == 1
+    assert body["status"]["phase"] == "WaitingForGPUs"
+    assert (body["status"]["claim"], body["status"]["job"]) == (CLAIM, JOB)
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    assert replicas(kubectl) == 1, "with Keep the deployment keeps its engines"
+
+
+def test_from_load_to_summary(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    deploy(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+    write_pod_status(kubectl, "Running", {"running": {}})
+    ready(kubectl, "Loading")
+    operator.kill()
+    finish(kubectl, 0, SUMMARY)
+    operator.start()
+    ready(kubectl, "Captured")
+    status = kubectl.object("sdc", "demo")["status"]
+    assert status["phase"] == "Succeeded"
+    assert status["summary"]["requests"]["completed"] == 8
+    assert status["path"].endswith("/demo/as-deployed/1")
+    assert said(kubectl, "Succeeded")[0] == "True"
+    kubectl.must("delete", "job", JOB)
+    deploy(kubectl, replicas=2)
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    patch(kubectl, suspend=True)
+    eventually(lambda: said(kubectl, "Ready")[1] == "Captured", "what ended stays as it is")
+    assert not kubectl.objects("jobs", "--selector=specdecode.io/capture=demo"), "it is not run again"
+
+
+def test_a_failure_is_told_and_not_tried_again(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    capture(kubectl)
+    finish(kubectl, 1, {"error": {"reason": "DiskFull", "message": "the volume at /capture is full"}})
+    assert "is full" in ready(kubectl, "DiskFull")
+    assert said(kubectl, "Stalled")[0] == "True"
+    assert kubectl.object("sdc", "demo")["status"]["phase"] == "Failed"
+
+
+def test_the_data_outlives_capture_and_deployment(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+    uid = kubectl.object("pvc", CLAIM)["metadata"]["uid"]
+    kubectl.must("delete", "sdc,sdd", "--all")
+    eventually(lambda: not kubectl.objects("jobs"), "the Job goes", COLLECTION_DEADLINE_S)
+    eventually(lambda: not kubectl.objects("deployments"), "the engines go", COLLECTION_DEADLINE_S)
+    assert kubectl.object("pvc", CLAIM)["metadata"]["uid"] == uid
+    deploy(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+    assert kubectl.object("pvc", CLAIM)["metadata"]["uid"] == uid, "another capture of the name writes beside it"
+
+
+def test_data_that_shall_not_be_kept_goes(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+    patch(kubectl, storage={"retain": False})
+    eventually(lambda: kubectl.object("pvc", CLAIM)["metadata"].get("ownerReferences"), "the capture owns the claim")
+    kubectl.must("delete", "sdc", "demo")
+
+    def left() -> list[dict[str, Any]]:
+        # Nothing takes the protection of a claim away where no pod was ever bound to it.
+        return [each for each in kubectl.objects("pvc") if "deletionTimestamp" not in each["metadata"]]
+
+    eventually(lambda: not left(), "the claim goes", COLLECTION_DEADLINE_S)
+
+
+class TestBorrowing:
+    """The deployment's engines give way, and come back in every outcome."""
+
+    @pytest.fixture(autouse=True)
+    def _borrowed(self, kubectl: Kubectl, _running: None) -> None:
+        deploy(kubectl)
+        eventually(lambda: kubectl.objects("pods", ENGINES), "there is an engine")
+        capture(kubectl, deploymentDuringCapture="Suspend")
+        wait_for(kubectl, "tiny", "Ready", "SuspendedForCapture")
+        assert condition(kubectl, "tiny", "Ready")[0] == "True"
+        eventually(lambda: kubectl.object("job", JOB)["spec"]["suspend"] is False, "the capture begins")
+        assert not kubectl.objects("pods", ENGINES), "it begins when the last engine is gone"
+
+    def back(self, kubectl: Kubectl) -> None:
+        eventually(lambda: replicas(kubectl) == 1, "the engines are back")
+        wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+
+    def test_when_it_succeeded(self, kubectl: Kubectl, operator: OperatorProcess) -> None:
+        operator.kill()
+        finish(kubectl, 0, SUMMARY)
+        operator.start()
+        ready(kubectl, "Captured")
+        self.back(kubectl)
+
+    def test_when_it_failed(self, kubectl: Kubectl) -> None:
+        finish(kubectl, 1, {"error": {"reason": "Dropped", "message": "3 records"}})
+        ready(kubectl, "Dropped")
+        self.back(kubectl)
+
+    def test_when_it_is_deleted(self, kubectl: Kubectl, operator: OperatorProcess) -> None:
+        operator.kill()
+        kubectl.must("delete", "sdc", "demo")
+        operator.start()
+        self.back(kubectl)
+
+    def test_when_it_is_suspended_and_gone_again_when_it_goes_on(self, kubectl: Kubectl) -> None:
+        patch(kubectl, suspend=True)
+        ready(kubectl, "Suspended")
+        assert kubectl.object("sdc", "demo")["status"]["phase"] == "Cancelled"
+        eventually(lambda: kubectl.object("job", JOB)["spec"]["suspend"] is True, "the Job is suspended")
+        self.back(kubectl)
+        eventually(lambda: not kubectl.objects("pods", "--selector=specdecode.io/capture=demo"), "its pod goes")
+        patch(kubectl, suspend=False)
+        wait_for(kubectl, "tiny", "Ready", "SuspendedForCapture")
+        eventually(lambda: kubectl.object("job", JOB)["spec"]["suspend"] is False, "the capture goes on")
+
+    def test_the_plan_stays_meanwhile(self, kubectl: Kubectl) -> None:
+        assert kubectl.object("sdd", "tiny")["status"]["plan"]["verdict"] == "Fits"
+        assert kubectl.object("sdd", "tiny")["spec"]["suspend"] is False, "nothing is written to a spec"
+
+
+def test_a_capture_waits_for_its_deployment(kubectl: Kubectl) -> None:
+    capture(kubectl)
+    ready(kubectl, "DeploymentNotFound")
+    deploy(kubectl, engine={"image": "i:1", "extraArgs": ["--stream-interval=8"]})
+    ready(kubectl, "StreamIntervalNotOne")
+    assert said(kubectl, "Stalled")[0] == "True"
+    assert not kubectl.objects("pvc"), "nothing is written for what is refused"
+    deploy(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+
+
+def test_a_claim_that_is_given_is_waited_for(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    capture(kubectl, storage={"existingClaim": "mine"})
+    assert "mine" in ready(kubectl, "ClaimNotFound")
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "mine"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    kubectl.apply(yaml.safe_dump(claim))
+    ready(kubectl, "WaitingForGPUs", RESYNC_DEADLINE_S)
+    assert kubectl.object("pvc", "mine")["metadata"].get("labels") is None, "it is nobody's but its maker's"
+
+
+def test_a_strangers_objects_are_left_alone(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    kubectl.must("create", "job", JOB, "--image=i:1")
+    before = kubectl.object("job", JOB)["metadata"]["uid"]
+    capture(kubectl, deploymentDuringCapture="Suspend")
+    assert JOB in ready(kubectl, "ChildNameConflict")
+    assert kubectl.object("job", JOB)["metadata"]["uid"] == before
+    assert not kubectl.objects("pvc"), "nothing is half-created"
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    assert replicas(kubectl) == 1, "who cannot start borrows nothing"
+
+
+def test_a_queue_starts_the_job_and_nobody_else(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    capture(kubectl, labels={"kueue.x-k8s.io/queue-name": "gpus"})
+    ready(kubectl, "Queued")
+    assert kubectl.object("job", JOB)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    kubectl.must("patch", "job", JOB, "--type=merge", '--patch={"spec":{"suspend":false}}')
+    ready(kubectl, "WaitingForGPUs")
+    patch(kubectl, suspend=True)
+    eventually(lambda: not kubectl.objects("jobs"), "cancelled it leaves the queue", COLLECTION_DEADLINE_S)
+
+
+def test_a_capture_whose_time_is_over_goes_and_leaves_its_data(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    capture(kubectl, ttlSecondsAfterFinished=0)
+    finish(kubectl, 0, SUMMARY)
+    eventually(lambda: not kubectl.objects("sdc"), "the capture goes", RESYNC_DEADLINE_S)
+    assert kubectl.object("pvc", CLAIM)
+
+
+def test_a_capture_with_nothing_to_do_writes_nothing(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    deploy(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+
+    def versions() -> list[str]:
+        return [
+            kubectl.object(kind, name)["metadata"]["resourceVersion"]
+            for kind, name in (("sdc", "demo"), ("job", JOB), ("pvc", CLAIM))
+        ]
+
+    before = versions()
+    operator.kill()
+    operator.start()
+    deploy(kubectl, replicas=2)
+    eventually(lambda: replicas(kubectl) == 2, "the operator has worked off what came before")
+    assert versions() == before

@@ -1,0 +1,77 @@
+"""Everything that is rendered or shipped is what the API server's own schemas say, field by field."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+import yaml
+
+from devcluster import binaries
+from devcluster.cluster import Cluster
+from tests.support.conformance import complaints, write_schemas
+from tests.support.kubectl import Kubectl, program
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("tests/golden", "examples", "crds", "charts/specdecode-operator/crds")
+FILES = sorted(
+    path for folder in FOLDERS for path in (ROOT / folder).glob("*.yaml") if path.name != "kustomization.yaml"
+)
+GROUPS = any("kind: LeaderWorkerSet" in path.read_text() for path in FILES)
+"""Whether an example spreads a replica over several nodes."""
+
+CHART = ("helm", "template", "specdecode-operator", "charts/specdecode-operator", "--namespace=specdecode-system")
+COMMANDS = {
+    "manifests": ("kubectl", "kustomize", "manifests"),
+    "crds": ("kubectl", "kustomize", "crds"),
+    "chart": CHART,
+}
+
+
+@pytest.fixture(scope="module")
+def schemas(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kubectl = Kubectl(crds.kubeconfig)
+    with leader_worker_sets(kubectl) if GROUPS else nullcontext():
+        return write_schemas(kubectl, tmp_path_factory.mktemp("schemas"))
+
+
+@contextmanager
+def leader_worker_sets(kubectl: Kubectl) -> Iterator[None]:
+    """Their kind, for a while: other tests want an API server without it."""
+    (file,) = (binaries.lws_sources() / "crd/bases").glob("*.yaml")
+    kubectl.must("apply", "--server-side", f"--filename={file}")
+    yield
+    kubectl.must("delete", f"--filename={file}")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_conform(schemas: Path, file: Path) -> None:
+    text = file.read_text()
+    if "<<:" in text:
+        # kubeconform takes a merged key that is set otherwise beside the merge for one that is there twice.
+        text = yaml.safe_dump_all(yaml.safe_load_all(text))
+    assert complaints(schemas, text) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_what_is_installed_conforms(schemas: Path, command: tuple[str, ...]) -> None:
+    name, *arguments = command
+    manifest = subprocess.check_output([program(name), *arguments], text=True, cwd=ROOT)
+    assert "kind: " in manifest
+    assert complaints(schemas, manifest) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("clusterIP: None", "clusterIPP: None", "clusterIPP"),
+        ("port: 80", "port: eighty", "port"),
+        ("kind: Service", "kind: Servise", "could not find schema"),
+    ],
+)
+def test_a_mistake_is_found(schemas: Path, old: str, new: str, word: str) -> None:
+    service = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: None, ports: [{port: 80}]}\n"
+    assert complaints(schemas, service) == []
+    (said,) = complaints(schemas, service.replace(old, new))
+    assert word in said

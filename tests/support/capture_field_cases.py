@@ -1,0 +1,72 @@
+"""For every field of a SpecDecodeCapture, a value that makes a difference: see field_cases.py."""
+
+from collections.abc import Mapping
+
+from tests.support.captures import capture_spec
+from tests.support.field_cases import FieldCase, at, refused
+from tests.support.objects import Body
+
+
+def _phase(pattern: str, **fields: object) -> Body:
+    return capture_spec(workload={"phases": [{"name": "one", "pattern": pattern, "durationSeconds": 60, **fields}]})
+
+
+def _dataset(**fields: object) -> Body:
+    dataset = {"configMap": {"name": "prompts"}, "path": "a.jsonl", "format": "JSONL", "outputTokens": 64, **fields}
+    return capture_spec(workload={"prompts": {"dataset": dataset}})
+
+
+PLAIN = capture_spec()
+SYNTHETIC = capture_spec(workload={"prompts": {"synthetic": {"promptTokens": 256, "outputTokens": 64}}})
+ON_A_CLAIM = _dataset(configMap=None, persistentVolumeClaim={"claimName": "prompts"})
+BURST = _phase("Burst", burstSize=8, burstIntervalSeconds=10)
+STAIRCASE = _phase("Staircase", requestsPerSecond="1", stepSeconds=10, stepRequestsPerSecond="1")
+MULTITURN = _phase("Multiturn", concurrency=2, turns=3, thinkSeconds=1)
+BY_NUMBER = capture_spec(workload={"phases": [{"name": "one", "pattern": "Closed", "concurrency": 2, "requests": 8}]})
+TWO_TEMPERATURES = capture_spec(
+    workload={
+        "temperatures": [{"temperature": "0.0", "sharePercent": 60}, {"temperature": "1.0", "sharePercent": 40}],
+    }
+)
+
+CAPTURE_FIELDS: Mapping[str, FieldCase] = {
+    "deployment": at("other", on=PLAIN),
+    "deploymentDuringCapture": at("Suspend", on=PLAIN),
+    "workload.prompts.synthetic.promptTokens": at(128, on=SYNTHETIC),
+    "workload.prompts.synthetic.outputTokens": at(32, on=SYNTHETIC),
+    "workload.prompts.synthetic.sharedPrefixTokens": at(100, on=SYNTHETIC),
+    "workload.prompts.dataset.configMap.name": at("others", on=_dataset()),
+    "workload.prompts.dataset.persistentVolumeClaim.claimName": at("others", on=ON_A_CLAIM),
+    "workload.prompts.dataset.path": at("b.jsonl", on=_dataset()),
+    "workload.prompts.dataset.format": at("GSM8K", on=_dataset()),
+    "workload.prompts.dataset.promptField": at("question", on=_dataset()),
+    "workload.prompts.dataset.outputTokens": at(32, on=_dataset()),
+    "workload.phases[].name": at("two", on=BURST),
+    "workload.phases[].pattern": at("Poisson", on=_phase("Constant", requestsPerSecond="2")),
+    "workload.phases[].concurrency": at(4, on=_phase("Closed", concurrency=2)),
+    "workload.phases[].requestsPerSecond": at("4", on=_phase("Constant", requestsPerSecond="2")),
+    "workload.phases[].durationSeconds": at(120, on=BURST),
+    "workload.phases[].requests": at(16, on=BY_NUMBER),
+    "workload.phases[].burstSize": at(16, on=BURST),
+    "workload.phases[].burstIntervalSeconds": at(20, on=BURST),
+    "workload.phases[].stepSeconds": at(20, on=STAIRCASE),
+    "workload.phases[].stepRequestsPerSecond": at("2", on=STAIRCASE),
+    "workload.phases[].turns": at(5, on=MULTITURN),
+    "workload.phases[].thinkSeconds": at(2, on=MULTITURN),
+    "workload.temperatures[].temperature": at("0.5", on=TWO_TEMPERATURES),
+    "workload.temperatures[].sharePercent": refused(50, "100", on=TWO_TEMPERATURES),
+    "workload.warmupRequests": at(0, on=PLAIN),
+    "workload.timeoutSeconds": at(60, on=PLAIN),
+    "seed": at(7, on=PLAIN),
+    "record.tokenIds": at(value=True, on=PLAIN),
+    "record.stepStats": at(value=False, on=PLAIN),
+    "storage.size": at("5Gi", on=PLAIN),
+    "storage.storageClassName": at("fast", on=PLAIN),
+    "storage.existingClaim": at("mine", on=PLAIN),
+    "storage.retain": at(value=False, on=PLAIN),
+    "suspend": at(value=True, on=PLAIN),
+    "deadlineSeconds": at(1800, on=PLAIN),
+    "backoffLimit": at(2, on=PLAIN),
+    "ttlSecondsAfterFinished": at(60, on=PLAIN),
+}
+"""Fields of a SpecDecodeCapture's spec."""

@@ -1,0 +1,84 @@
+"""SpecDecodeCaptures, their Jobs and pods as the API server has them."""
+
+import json
+from typing import Any
+
+from specdecode_operator.api import capture as capture_api
+from specdecode_operator.api.key import Key
+from specdecode_operator.services.capture.surroundings import DeploymentSeen, Surroundings
+from specdecode_operator.services.decision import intend, read_parent
+from tests.support.objects import Body, parent, tiny_cpu
+
+OPERATOR_IMAGE = "registry.example/operator:1"
+JOB_UID = "job-uid"
+SHORT = {"phases": [{"name": "short", "pattern": "Closed", "concurrency": 2, "requests": 8}]}
+
+
+def capture_spec(**changes: Any) -> Body:
+    """Spec of a short capture of the deployment `llama`."""
+    return {"deployment": "llama", "workload": SHORT, **changes}
+
+
+def capture(spec: Body | None = None, *, labels: Body | None = None, status: Body | None = None, **meta: Any) -> Body:
+    """A SpecDecodeCapture."""
+    metadata = {"namespace": "default", "name": "demo", "uid": "capture-uid", "generation": 1, "resourceVersion": "1"}
+    return {
+        "metadata": {**metadata, "labels": labels or {}, **meta},
+        "spec": capture_spec() if spec is None else spec,
+        "status": status or {},
+    }
+
+
+def deployment_seen(spec: Body | None = None, **seen: Any) -> DeploymentSeen:
+    """The deployment `llama`, on CPU unless a spec says otherwise."""
+    owner = read_parent(parent(spec or tiny_cpu()))
+    return DeploymentSeen(owner.key, owner.uid, owner.generation, intend(owner, ()), **seen)
+
+
+def surroundings(**changes: Any) -> Surroundings:
+    """What lets a capture start."""
+    seen: dict[str, Any] = {"deployment": deployment_seen(), "operator_image": OPERATOR_IMAGE}
+    return Surroundings(**{**seen, **changes})
+
+
+def claim(name: str = "demo-capture", *, labels: Body | None = None, **changes: Any) -> Body:
+    """A PersistentVolumeClaim."""
+    body = {
+        "metadata": {"namespace": "default", "name": name, "uid": "claim-uid", "labels": labels or {}},
+        "spec": {"accessModes": ["ReadWriteOnce"]},
+        "status": {"phase": "Bound"},
+    }
+    return {**body, **changes}
+
+
+def job(*conditions: str, suspend: bool = False) -> Body:
+    """The capture's Job with some conditions that are true."""
+    stamped = [
+        {"type": type_, "status": "True", "lastTransitionTime": "2026-01-01T00:10:00Z", "reason": type_, "message": "m"}
+        for type_ in conditions
+    ]
+    metadata = {"namespace": "default", "name": "demo-capture", "uid": JOB_UID}
+    return {"metadata": metadata, "spec": {"suspend": suspend}, "status": {"conditions": stamped}}
+
+
+def capture_pod(*, phase: str = "Running", name: str = "demo-capture-x", created: str = "1", **status: Any) -> Body:
+    """A pod of the capture's Job."""
+    owner = {"kind": "Job", "name": "demo-capture", "uid": JOB_UID}
+    return {
+        "metadata": {"namespace": "default", "name": name, "creationTimestamp": created, "ownerReferences": [owner]},
+        "status": {"phase": phase, "startTime": "2026-01-01T00:00:00Z", **status},
+    }
+
+
+def ended(container: str, exit_code: int, message: Any = "", **more: Any) -> Body:
+    """Status of a container that ended."""
+    text = message if isinstance(message, str) else json.dumps(message)
+    return {"name": container, "state": {"terminated": {"exitCode": exit_code, "message": text, **more}}}
+
+
+def running(container: str) -> Body:
+    """Status of a container that runs."""
+    return {"name": container, "ready": True, "state": {"running": {}}}
+
+
+KEY = Key("default", "demo", capture_api.KIND)

@@ -1,0 +1,187 @@
+"""For every field of our kinds, a value that makes a difference.
+
+A field that is added to a CRD needs a line here: `at(VALUE)` where the value changes what the operator makes of an
+object, `refused(VALUE)` where the object is refused for it. `on=` names another object to start from.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.sizing.catalogue import find_entry
+from tests.support.objects import H100, H200, TINY_CONFIG, Body, pair_70b, tiny_cpu
+
+NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
+LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+
+
+@dataclass(frozen=True)
+class FieldCase:
+    """A value for one field.
+
+    Attributes
+    ----------
+    value
+        What is written there.
+    on
+        The spec that it is written into.
+    nodes
+        The cluster.
+    refusal
+        What the object is refused with for it; empty where it is not.
+    """
+
+    value: Any
+    on: Body
+    nodes: tuple[NodeFacts, ...] = NODES
+    refusal: str = ""
+
+    def changed(self, field: str) -> Body:
+        """Return the spec with the value; lists get it in their first element."""
+        return _with(self.on, re.findall(r"\w+|\[\]", field), self.value)
+
+
+def _with(place: Any, path: list[str], value: Any) -> Any:
+    """Return what is there with a value further down."""
+    if not path:
+        return value
+    step, *rest = path
+    if step == "[]":
+        first, *others = place or [None]
+        return [_with(first, rest, value), *others]
+    return {**(place or {}), step: _with((place or {}).get(step), rest, value)}
+
+
+def at(value: Any, on: Body | None = None, nodes: tuple[NodeFacts, ...] = NODES) -> FieldCase:
+    """Return a value that makes a difference."""
+    return FieldCase(value, pair_70b() if on is None else on, nodes)
+
+
+def refused(value: Any, sentence: str, on: Body | None = None) -> FieldCase:
+    """Return a value that the object is refused for, with part of the sentence that says so."""
+    return replace(at(value, on), refusal=sentence)
+
+
+def _drafting(method: str, **fields: Any) -> Body:
+    return pair_70b(speculation={"method": method, "numSpeculativeTokens": 4, **fields})
+
+
+def _stored(model: str, name: str) -> Body:
+    """An INT4 checkpoint of a model of the catalogue."""
+    entry = find_entry(model)
+    assert entry is not None
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    config = {**entry.config, "quantization_config": quantization}
+    return {"quantization": "INT4", "model": name, "config": config}
+
+
+def _wider(checkpoint: Body) -> Body:
+    return {**checkpoint["config"], "hidden_size": 2 * checkpoint["config"]["hidden_size"]}
+
+
+TINY = tiny_cpu()
+NGRAM = _drafting("ngram", ngram={"promptLookupMin": 2, "promptLookupMax": 4})
+SUFFIX = {**_drafting("suffix"), "engine": {"image": "localhost/engine-with-suffix:1"}}
+MOE = pair_70b(
+    target={"model": "Qwen/Qwen3-235B-A22B"}, speculation=NGRAM["speculation"], parallelism={"tensor": 2, "data": 2}
+)
+AUTO = pair_70b(target={"model": LLAMA_70B, "quantization": "Auto"}, parallelism={}, serving={"maxModelLen": 8192})
+INT4_TARGET, INT4_DRAFT = _stored(LLAMA_70B, "org/target-awq"), _stored(LLAMA_70B.replace("70B", "8B"), "org/draft-awq")
+STORED_TARGET = pair_70b(target={"model": LLAMA_70B, "quantization": "INT4", "checkpoints": [INT4_TARGET]})
+STORED_DRAFT = pair_70b()
+STORED_DRAFT["speculation"]["draft"] |= {"quantization": "INT4", "checkpoints": [INT4_DRAFT]}
+RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
+RANGES["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 8, "numSpeculativeTokens": 2}]
+EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputTokens": 200})
+SECRET = {"name": "one", "key": "key"}
+KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
+WITH_VARIABLE = pair_70b(engine={"env": [{"name": "ONE", "value": "1"}]})
+TOO_LARGE = pair_70b(
+    accelerator={"product": [H100]}, override={"planning": "Ignore", "reason": "to see the engine's own error"}
+)
+UNSEEN = pair_70b(accelerator={"product": [H200]})
+
+DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
+    "target.model": at("meta-llama/Llama-3.1-8B-Instruct"),
+    "target.revision": at("v2"),
+    "target.quantization": at("FP8"),
+    "target.checkpoints[].quantization": refused("INT8", "is INT4: write INT4", on=STORED_TARGET),
+    "target.checkpoints[].model": at("org/other-awq", on=STORED_TARGET),
+    "target.checkpoints[].revision": at("v2", on=STORED_TARGET),
+    "target.checkpoints[].config": refused(_wider(INT4_TARGET), "is no checkpoint of", on=STORED_TARGET),
+    "target.config": at({**TINY_CONFIG, "num_hidden_layers": 8}, on=TINY),
+    "speculation.method": at("ngram_gpu", on=NGRAM),
+    "speculation.numSpeculativeTokens": at(4),
+    "speculation.numSpeculativeTokensByBatchSize[].from": refused(9, "from must be", on=RANGES),
+    "speculation.numSpeculativeTokensByBatchSize[].to": at(16, on=RANGES),
+    "speculation.numSpeculativeTokensByBatchSize[].numSpeculativeTokens": at(0, on=RANGES),
+    "speculation.draft.model": at("meta-llama/Llama-3.2-1B-Instruct"),
+    "speculation.draft.revision": at("v2"),
+    "speculation.draft.quantization": at("FP8"),
+    "speculation.draft.checkpoints[].quantization": refused("INT8", "is INT4: write INT4", on=STORED_DRAFT),
+    "speculation.draft.checkpoints[].model": at("org/other-awq", on=STORED_DRAFT),
+    "speculation.draft.checkpoints[].revision": at("v2", on=STORED_DRAFT),
+    "speculation.draft.checkpoints[].config": refused(_wider(INT4_DRAFT), "is no checkpoint of", on=STORED_DRAFT),
+    "speculation.draft.config": at({**TINY_CONFIG, "num_hidden_layers": 2}, on=TINY),
+    "speculation.draft.maxModelLen": at(4096),
+    "speculation.ngram.promptLookupMin": at(3, on=NGRAM),
+    "speculation.ngram.promptLookupMax": at(3, on=NGRAM),
+    "speculation.suffix.maxTreeDepth": at(8, on=SUFFIX),
+    "speculation.suffix.maxCachedRequests": at(0, on=SUFFIX),
+    "speculation.suffix.maxSpecFactorPercent": at(150, on=SUFFIX),
+    "speculation.suffix.minTokenProbabilityPercent": at(20, on=SUFFIX),
+    "speculation.rejectionSampling": at("block"),
+    "speculation.draftSampling": at("probabilistic"),
+    "parallelism.tensor": at(4),
+    "parallelism.pipeline": at(2, on=NGRAM),
+    "parallelism.data": at(2),
+    "parallelism.expert": at(value=True, on=MOE),
+    "parallelism.draftTensor": at(1),
+    "accelerator.type": at("GPU", on=TINY),
+    "accelerator.product[]": at(H100),
+    "accelerator.perNode": at(8, on=UNSEEN, nodes=()),
+    "accelerator.cpuCores": at(2, on=TINY),
+    "accelerator.memoryGiB": at(9, on=TINY),
+    "accelerator.kvCacheGiB": at(2, on=TINY),
+    "serving.maxModelLen": at(4096),
+    "serving.maxNumSeqs": at(128),
+    "serving.maxNumBatchedTokens": at(4096),
+    "serving.kvCacheDtype": at("fp8"),
+    "serving.blockSize": at(32),
+    "serving.memoryUtilizationPercent": at(90),
+    "serving.enforceEager": at(value=True),
+    "serving.maxCudagraphCaptureSize": at(64),
+    "serving.minConcurrency": at(200),
+    "serving.servedModelNames[]": at("llama"),
+    "serving.apiKeySecret.name": at("other", on=KEYED),
+    "serving.apiKeySecret.key": at("other", on=KEYED),
+    "serving.tlsSecret.name": at("certificate"),
+    "serving.port": at(8001),
+    "objective": at("Cost", on=AUTO),
+    "workload.kind": at("Summarization", on=EXPECTED),
+    "workload.temperature": at("1.0", on=EXPECTED),
+    "workload.primarySlo": at("TTFT", on=EXPECTED),
+    "workload.promptTokens": refused(8000, "more than maxModelLen", on=EXPECTED),
+    "workload.outputTokens": refused(8000, "more than maxModelLen", on=EXPECTED),
+    "replicas": at(2),
+    "rollout.strategy": at("Surge"),
+    "rollout.paused": at(value=True),
+    "models.volume.persistentVolumeClaim.claimName": at("other", on=TINY),
+    "models.volume.hostPath.path": refused("/srv", "--allow-host-path=/srv", on=tiny_cpu(models={"volume": {}})),
+    "models.cache.persistentVolumeClaim.claimName": at("cache"),
+    "models.hubTokenSecret.name": at("other", on=KEYED),
+    "models.hubTokenSecret.key": at("other", on=KEYED),
+    "engine.version": at("0.31"),
+    "engine.image": at("localhost/engine:2"),
+    "engine.extraArgs[]": at("--enable-prefix-caching"),
+    "engine.env[].name": at("TWO", on=WITH_VARIABLE),
+    "engine.env[].value": at("2", on=WITH_VARIABLE),
+    "suspend": at(value=True),
+    "override.planning": at("Ignore", on=pair_70b(accelerator={"product": [H100]}, override={"reason": "a test"})),
+    "override.reason": at("to measure it", on=TOO_LARGE),
+    "podTemplate.metadata": at({"labels": {"team": "one"}}),
+    "podTemplate.spec": at({"priorityClassName": "high"}),
+}
+"""Fields of a SpecDecodeDeployment's spec."""

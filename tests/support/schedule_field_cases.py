@@ -1,0 +1,64 @@
+"""For every field of a SpecDecodeDeployment's schedules, a value that makes a difference: see field_cases.py."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
+from specdecode_operator.api.key import Key
+from specdecode_operator.labels import SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.services.capture_schedules import Belongings, SchedulingDecision, decide_schedules
+from tests.support.capture_field_cases import CAPTURE_FIELDS
+from tests.support.field_cases import FieldCase, at
+from tests.support.objects import Body, pair_70b
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+_NOT_IN_TEMPLATES = ("deployment", "suspend", "ttlSecondsAfterFinished")
+_LATE = timedelta(seconds=90)
+
+
+def _scheduled(**fields: object) -> Body:
+    return pair_70b(captures=[{"name": "hourly", "schedule": "0 * * * *", **fields}])
+
+
+def _of_template(field: str, case: FieldCase) -> tuple[str, FieldCase]:
+    """The same case for the captures that a schedule creates; whether they can run is told of each of them."""
+    template = {name: value for name, value in case.on.items() if name not in _NOT_IN_TEMPLATES}
+    return f"captures[].template.{field}", replace(case, on=_scheduled(template=template), refusal="")
+
+
+SCHEDULE_FIELDS: Mapping[str, FieldCase] = {
+    "captures[].name": at("nightly", on=_scheduled()),
+    "captures[].schedule": at("30 * * * *", on=_scheduled()),
+    "captures[].timeZone": at("Asia/Kolkata", on=_scheduled()),
+    "captures[].concurrencyPolicy": at("Replace", on=_scheduled()),
+    "captures[].startingDeadlineSeconds": at(60, on=_scheduled()),
+    "captures[].successfulHistoryLimit": at(1, on=_scheduled()),
+    "captures[].failedHistoryLimit": at(2, on=_scheduled()),
+    "captures[].retention.count": at(1, on=_scheduled()),
+    "captures[].retention.days": at(1, on=_scheduled()),
+    "captures[].suspend": at(value=True, on=_scheduled()),
+    **dict(_of_template(*each) for each in CAPTURE_FIELDS.items() if each[0] not in _NOT_IN_TEMPLATES),
+}
+"""Fields of a SpecDecodeDeployment's schedules."""
+
+
+def schedule_outcomes(captures: Iterable[Body]) -> list[SchedulingDecision]:
+    """Return what schedules come to a little after noon: at first, beside a running one, after many that ended."""
+    schedules = [CaptureSchedule.model_validate(each) for each in captures]
+    since = (NOON - timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    statuses = [ScheduleStatus(name=each.name, since=since) for each in schedules]
+    names = [each.name for each in schedules]
+    running = [_capture(name, 1, "Running") for name in names]
+    over = [
+        _capture(name, hours, phase) for name in names for phase in ("Succeeded", "Failed") for hours in (48, 49, 50)
+    ]
+    pasts = (Belongings((), (), statuses), Belongings(running, (), statuses), Belongings(over, over, statuses))
+    return [decide_schedules(Key("team", "llama"), "uid-1", schedules, past, NOON + _LATE) for past in pasts]
+
+
+def _capture(schedule: str, hours_ago: int, phase: str) -> Body:
+    made = (NOON - timedelta(hours=hours_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata = {"name": f"llama-{schedule}-{hours_ago}-{phase.lower()}", "labels": {SCHEDULE_LABEL: schedule}}
+    metadata |= {"annotations": {SCHEDULED_AT_ANNOTATION: made}, "creationTimestamp": made}
+    return {"metadata": metadata, "spec": {"deployment": "llama"}, "status": {"phase": phase}}

@@ -1,0 +1,85 @@
+"""Engines are asked over HTTP or HTTPS, as they serve."""
+
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from devcluster.pki import Identity, create
+from specdecode_operator.cluster.engine_probe import EngineProbe, Unreachable
+from specdecode_operator.engine.metrics import EngineReading
+from specdecode_operator.engine.profiles import find_profile
+from tests.support.objects import Body
+
+SCRAPE = Path(__file__).parents[1] / "engine/data/metrics-draft-model.txt"
+PROFILE = find_profile("0.32")
+
+
+class Metrics(BaseHTTPRequestHandler):
+    """Answers with what a real engine said."""
+
+    def do_GET(self) -> None:
+        content = SCRAPE.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+def serve(context: ssl.SSLContext | None) -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), Metrics)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def plain_port() -> Iterator[int]:
+    yield from serve(None)
+
+
+@pytest.fixture
+def tls_port(tmp_path: Path) -> Iterator[int]:
+    """An engine with a certificate for its Service, of an authority that the operator does not know."""
+    create(tmp_path / "pki", [Identity("engine", "llama", names=("llama.default.svc",))])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "pki/engine.crt", tmp_path / "pki/engine.key")
+    yield from serve(context)
+
+
+def ready_pod() -> Body:
+    return {
+        "metadata": {"name": "llama-1"},
+        "status": {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+async def ask(port: int, *, tls: bool) -> object:
+    probe = EngineProbe()
+    try:
+        return (await probe.read_all([ready_pod()], port, PROFILE, tls=tls))["llama-1"]
+    finally:
+        await probe.close()
+
+
+async def test_an_engine_without_a_certificate_is_asked_over_http(plain_port: int) -> None:
+    assert isinstance(await ask(plain_port, tls=False), EngineReading)
+
+
+async def test_an_engine_with_a_certificate_is_asked_over_https(tls_port: int) -> None:
+    assert isinstance(await ask(tls_port, tls=True), EngineReading)
+
+
+async def test_http_to_an_engine_with_a_certificate_is_told_as_silence(tls_port: int) -> None:
+    assert isinstance(await ask(tls_port, tls=False), Unreachable)

@@ -1,0 +1,84 @@
+"""A deployment is without its engines exactly as long as a capture has their GPUs."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from specdecode_operator.services.capture.lending import borrower
+from specdecode_operator.services.decision import Observation, compose_status, intend, lend, read_parent
+from tests.support.captures import capture, capture_spec
+from tests.support.objects import Body, deployment, parent, tiny_cpu
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def condition(type_: str, status: str) -> Body:
+    return {
+        "type": type_,
+        "status": status,
+        "reason": "R",
+        "message": "",
+        "observedGeneration": 1,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+
+
+def borrowing(*conditions: tuple[str, str], **spec: Any) -> Body:
+    said = {"conditions": [condition(*each) for each in conditions or (("Accepted", "True"), ("Succeeded", "Unknown"))]}
+    return capture(capture_spec(deploymentDuringCapture="Suspend", **spec), status=said)
+
+
+def test_a_capture_that_is_accepted_and_not_over_has_the_gpus() -> None:
+    assert borrower([borrowing()]) == "demo"
+
+
+NOT_BORROWING: dict[str, Body] = {
+    "Keep": capture(status={"conditions": [condition("Accepted", "True")]}),
+    "new": capture(capture_spec(deploymentDuringCapture="Suspend")),
+    "refused": borrowing(("Accepted", "False")),
+    "hindered": borrowing(("Accepted", "Unknown")),
+    "succeeded": borrowing(("Accepted", "True"), ("Succeeded", "True")),
+    "failed": borrowing(("Accepted", "True"), ("Succeeded", "False")),
+    "suspended": borrowing(suspend=True),
+    "being deleted": {
+        **borrowing(),
+        "metadata": {**capture()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", NOT_BORROWING)
+def test_the_deployment_has_them_back_in_every_other_case(name: str) -> None:
+    assert borrower([NOT_BORROWING[name]]) is None
+
+
+def test_the_first_of_several_is_named() -> None:
+    assert borrower([NOT_BORROWING["Keep"], borrowing()]) == "demo"
+
+
+def ready(spec: Body, lent_to: str | None) -> tuple[str, str]:
+    owner = lend(read_parent(parent(spec)), lent_to)
+    intent = intend(owner, ())
+    observation = Observation(deployment(replicas=0, updated=0, available=0))
+    status = compose_status(owner, intent, observation, NOW)
+    (found,) = (each for each in status.conditions if each.type == "Ready")
+    assert intent.children[-1]["spec"]["replicas"] == 0
+    return found.status.value, found.reason
+
+
+def test_a_deployment_without_its_gpus_is_ready_and_says_why() -> None:
+    assert ready(tiny_cpu(), "demo") == ("True", "SuspendedForCapture")
+
+
+def test_one_that_wants_no_engine_anyway_lends_nothing() -> None:
+    assert ready(tiny_cpu(suspend=True), "demo") == ("True", "Suspended")
+    assert ready(tiny_cpu(replicas=0), "demo") == ("True", "ScaledToZero")
+
+
+def test_lending_changes_neither_plan_nor_pods() -> None:
+    own = intend(read_parent(parent(tiny_cpu())), ())
+    lent = intend(lend(read_parent(parent(tiny_cpu())), "demo"), ())
+    assert own.course.told == lent.course.told
+    templates = [intent.children[-1]["spec"]["template"] for intent in (own, lent)]
+    assert templates[0] == templates[1]

@@ -1,0 +1,196 @@
+"""Which captures are due, and what of earlier ones is removed."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
+from specdecode_operator.api.key import Key
+from specdecode_operator.labels import SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.services.capture_schedules import (
+    Belongings,
+    SchedulingDecision,
+    decide_schedules,
+    schedule_problems,
+)
+
+KEY = Key("team", "llama")
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def text(moment: datetime) -> str:
+    return moment.strftime(FORMAT)
+
+
+def hourly(**fields: Any) -> CaptureSchedule:
+    return CaptureSchedule.model_validate({"name": "hourly", "schedule": "0 * * * *", **fields})
+
+
+def seen(since: datetime = NOON - timedelta(days=1), last: datetime | None = None) -> ScheduleStatus:
+    return ScheduleStatus(name="hourly", since=text(since), last_schedule_time=text(last) if last else None)
+
+
+def capture(at: datetime, phase: str | None, claim: str | None = None) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"llama-hourly-{int(at.timestamp()) // 60}",
+            "labels": {SCHEDULE_LABEL: "hourly"},
+            "annotations": {SCHEDULED_AT_ANNOTATION: text(at)},
+            "creationTimestamp": text(at),
+        },
+        "spec": {"deployment": "llama"},
+        "status": {"phase": phase, "claim": claim},
+    }
+
+
+def claim(name: str, made: datetime) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {SCHEDULE_LABEL: "hourly"}, "creationTimestamp": text(made)}}
+
+
+def decide(
+    now: datetime, schedule: CaptureSchedule, *captures: dict[str, Any], status: ScheduleStatus | None = None, claims=()
+) -> SchedulingDecision:
+    statuses = [status] if status else []
+    return decide_schedules(KEY, "uid-1", [schedule], Belongings(captures, claims, statuses), now)
+
+
+def names(bodies: list[dict[str, Any]]) -> list[str]:
+    return [body["metadata"]["name"] for body in bodies]
+
+
+class TestDue:
+    def test_a_capture_is_created_at_its_time_with_a_name_of_that_time(self) -> None:
+        decision = decide(NOON + timedelta(seconds=10), hourly(), status=seen())
+        (body,) = decision.create
+        assert body["metadata"]["name"] == f"llama-hourly-{int(NOON.timestamp()) // 60}"
+        assert body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION] == "2026-11-21T12:00:00Z"
+        assert body["spec"]["deployment"] == "llama"
+        assert body["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+        assert decision.statuses[0].last_schedule_time == "2026-11-21T12:00:00Z"
+        assert decision.statuses[0].next_schedule_time == "2026-11-21T13:00:00Z"
+
+    def test_the_very_second_counts(self) -> None:
+        assert decide(NOON, hourly(), status=seen()).create
+
+    def test_a_new_schedule_does_not_make_up_for_times_before_it(self) -> None:
+        decision = decide(NOON + timedelta(seconds=10), hourly())
+        assert not decision.create
+        assert decision.statuses[0].since == "2026-11-21T12:00:10Z"
+
+    def test_a_second_decision_creates_nothing_more(self) -> None:
+        now = NOON + timedelta(seconds=10)
+        assert not decide(now, hourly(), status=seen(last=NOON)).create
+
+    def test_nothing_is_created_twice_when_the_status_was_not_written(self) -> None:
+        now = NOON + timedelta(seconds=10)
+        assert not decide(now, hourly(), capture(NOON, "Loading"), status=seen()).create
+
+    def test_the_time_zone_is_that_of_the_schedule(self) -> None:
+        nightly = hourly(schedule="0 3 * * *", timeZone="Europe/Berlin")
+        due = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
+        assert decide(due + timedelta(seconds=5), nightly, status=seen()).create
+        assert not decide(due + timedelta(hours=1, seconds=5), nightly, status=seen(last=due)).create
+
+    def test_a_capture_that_is_too_late_is_told_and_left_out(self) -> None:
+        decision = decide(NOON + timedelta(seconds=301), hourly(), status=seen())
+        assert not decision.create
+        assert [told.reason for told in decision.news] == ["MissedSchedule"]
+        assert decision.statuses[0].last_schedule_time == "2026-11-21T12:00:00Z"
+
+    def test_after_a_long_rest_only_the_latest_time_counts(self) -> None:
+        decision = decide(NOON + timedelta(seconds=5), hourly(), status=seen(NOON - timedelta(days=90)))
+        assert len(decision.create) == 1
+
+    def test_a_suspended_schedule_starts_nothing_and_makes_up_for_nothing(self) -> None:
+        resting = decide(NOON + timedelta(seconds=5), hourly(suspend=True), status=seen())
+        assert not resting.create
+        assert resting.statuses[0].next_schedule_time is None
+        awake = decide(NOON + timedelta(seconds=30), hourly(), status=resting.statuses[0])
+        assert not awake.create
+
+
+class TestConcurrency:
+    def test_forbid_waits_for_the_earlier_one_and_starts_within_the_deadline(self) -> None:
+        earlier = NOON - timedelta(hours=1)
+        status = seen(last=earlier)
+        waiting = decide(NOON + timedelta(seconds=5), hourly(), capture(earlier, "Loading"), status=status)
+        assert not waiting.create
+        later = decide(
+            NOON + timedelta(seconds=200), hourly(), capture(earlier, "Succeeded"), status=waiting.statuses[0]
+        )
+        assert len(later.create) == 1
+
+    def test_allow_starts_another(self) -> None:
+        schedule = hourly(concurrencyPolicy="Allow")
+        assert decide(NOON, schedule, capture(NOON - timedelta(hours=1), "Loading"), status=seen()).create
+
+    def test_replace_cancels_the_earlier_one(self) -> None:
+        earlier = capture(NOON - timedelta(hours=1), "Loading")
+        decision = decide(NOON, hourly(concurrencyPolicy="Replace"), earlier, status=seen())
+        assert len(decision.create) == 1
+        assert decision.cancel == [earlier]
+
+
+class TestHistory:
+    def test_the_newest_of_each_outcome_stay(self) -> None:
+        hours = [NOON - timedelta(hours=hour) for hour in range(1, 6)]
+        good = [capture(at, "Succeeded") for at in hours]
+        bad = [capture(at + timedelta(minutes=1), phase) for at, phase in zip(hours, ["Failed", "Cancelled"] * 3)]  # noqa: B905
+        decision = decide(NOON - timedelta(minutes=30), hourly(), *good, *bad, status=seen())
+        assert names(decision.delete_captures) == names([*good[3:], *bad[1:]])
+
+    def test_claims_go_by_count_and_age_but_never_one_in_use(self) -> None:
+        claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 6)]
+        running = capture(NOON - timedelta(minutes=5), "Loading", claim="claim-5")
+        later = NOON + timedelta(minutes=30)
+        by_count = decide(later, hourly(retention={"count": 2}), running, status=seen(last=NOON), claims=claims)
+        assert names(by_count.delete_claims) == ["claim-3", "claim-4"]
+        by_age = decide(later, hourly(retention={"days": 3}), running, status=seen(last=NOON), claims=claims)
+        assert names(by_age.delete_claims) == ["claim-3", "claim-4"]
+
+    def test_without_retention_every_claim_stays(self) -> None:
+        claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 400)]
+        assert not decide(NOON + timedelta(minutes=30), hourly(), status=seen(last=NOON), claims=claims).delete_claims
+
+
+@given(st.lists(st.integers(min_value=1, max_value=4000), min_size=1, max_size=60))
+def test_each_time_gets_one_capture_however_often_and_irregularly_it_is_decided(steps: list[int]) -> None:
+    now, status, made = NOON, seen(since=NOON), []
+    for step in steps:
+        now += timedelta(seconds=step)
+        decision = decide(now, hourly(startingDeadlineSeconds=86_400), *made, status=status)
+        (status,) = decision.statuses
+        made += [{**body, "status": {"phase": "Succeeded"}} for body in decision.create]
+        for body in made:
+            body["metadata"].setdefault("creationTimestamp", text(now))
+    times = [body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION] for body in made]
+    assert len(times) == len(set(times))
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"schedule": "61 * * * *"}, "spec.captures[0].schedule"),
+        ({"schedule": "* * 31 2 *"}, "spec.captures[0].schedule"),
+        ({"timeZone": "Europe/Atlantis"}, "spec.captures[0].timeZone"),
+    ],
+)
+def test_what_cron_or_the_zones_do_not_know_is_refused_by_name(fields: dict[str, str], field: str) -> None:
+    (problem,) = schedule_problems([hourly(**fields)])
+    assert problem.field == field
+    assert next(iter(fields.values())) in problem.value
+
+
+def test_long_names_of_deployments_still_give_names_of_their_own_that_captures_can_have() -> None:
+    made = [
+        decide_schedules(Key("team", "a" * 51 + end), "uid", [hourly()], Belongings([], [], [seen()]), NOON).create[0]
+        for end in "bc"
+    ]
+    first, second = names(made)
+    assert first != second
+    assert max(len(first), len(second)) <= 52

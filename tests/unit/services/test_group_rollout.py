@@ -1,0 +1,328 @@
+"""How far engines on several nodes are, what holds them up, and when one kind of engine gives way to the other."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.status import Condition
+from specdecode_operator.labels import (
+    COMPUTES_FOR_LABEL,
+    DEPLOYMENT_LABEL,
+    TEMPLATE_HASH_ANNOTATION,
+)
+from specdecode_operator.services.decision import (
+    Intent,
+    Launch,
+    Observation,
+    RolledBack,
+    compose_status,
+    intend,
+    read_parent,
+    rollout_of,
+)
+from specdecode_operator.services.engine_pod import engine_timings
+from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.services.recollection import learn_from, recall
+from specdecode_operator.services.rollback import Memory, read_memory, render_memory
+from specdecode_operator.services.rollout import current_pods, template_hash
+from specdecode_operator.services.starters import serving_pods, serving_template
+from specdecode_operator.services.succession import may_end, wanted_now
+from tests.support.objects import ended, parent, waiting
+from tests.unit.services.test_multi_node import FOUR_H100, STAGES, ngram
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NO_MEMORY = "ValueError: No available memory for the cache blocks."
+_uids = count(1)
+
+
+def pod_of(
+    template: Body, group: int, worker: int, *, ready: bool = True, deleted: bool = False, **status: Any
+) -> Body:
+    """A pod as a LeaderWorkerSet makes it."""
+    number = next(_uids)
+    metadata = {
+        **template["metadata"],
+        "name": f"llama-lws-{group}" + (f"-{worker}" if worker else ""),
+        "namespace": "default",
+        "uid": f"pod-{number}",
+        "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}Z",
+    }
+    metadata["labels"] = metadata["labels"] | {
+        "leaderworkerset.sigs.k8s.io/group-index": str(group),
+        "leaderworkerset.sigs.k8s.io/worker-index": str(worker),
+    }
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    return {"metadata": metadata, "status": {"conditions": conditions, **status}}
+
+
+def pods_of(starter: Body, groups: int = 1, *, ready: bool = True) -> list[Body]:
+    both = starter["spec"]["leaderWorkerTemplate"]
+    return [
+        pod
+        for group in range(groups)
+        for pod in (
+            pod_of(both["leaderTemplate"], group, 0, ready=ready),
+            pod_of(both["workerTemplate"], group, 1, ready=True),
+        )
+    ]
+
+
+def live(starter: Body, *, replicas: int = 1, updated: int = 1, ready: int = 1) -> Body:
+    """The starter with the counters that its controller writes."""
+    metadata = {**starter["metadata"], "uid": "lws-1", "generation": 1}
+    status = {"observedGeneration": 1, "availableReplicas": ready} if starter["kind"] == "Deployment" else {}
+    counts = {"replicas": replicas, "updatedReplicas": updated, "readyReplicas": ready}
+    return {**starter, "metadata": metadata, "status": status | counts}
+
+
+def intent_of(spec: Body = STAGES) -> Intent:
+    return intend(read_parent(parent(spec)), FOUR_H100, groups=True)
+
+
+def starter_of(intent: Intent) -> Body:
+    assert intent.starter is not None
+    return intent.starter
+
+
+def conditions(spec: Body, observation: Observation) -> dict[str, Condition]:
+    owner = read_parent(parent(spec))
+    status = compose_status(owner, intent_of(spec), observation, NOW)
+    return {condition.type: condition for condition in status.conditions}
+
+
+def test_a_group_serves_when_its_leader_does() -> None:
+    starter = starter_of(intent_of())
+    serving = Observation(live(starter), pods_of(starter))
+    assert conditions(STAGES, serving)["Ready"].reason == "Serving"
+    starting = Observation(live(starter, ready=0), pods_of(starter, ready=False))
+    assert conditions(STAGES, starting)["Ready"].reason == "Starting"
+    owner = read_parent(parent(STAGES))
+    status = compose_status(owner, intent_of(), serving, NOW)
+    assert (status.replicas, status.ready_replicas) == (1, 1)
+
+
+def test_counters_of_an_earlier_template_are_not_believed() -> None:
+    """The status of a LeaderWorkerSet names no generation: right after a change it still is that of before."""
+    earlier, starter = starter_of(intent_of()), starter_of(intent_of({**STAGES, "serving": {"maxModelLen": 4096}}))
+    assert template_hash(serving_template(earlier)) != template_hash(serving_template(starter))
+    stale = live(starter)
+    pods = current_pods(pods_of(earlier), stale)
+    assert pods == []
+    assert (
+        conditions({**STAGES, "serving": {"maxModelLen": 4096}}, Observation(stale, pods))["Ready"].status == "Unknown"
+    )
+    new = current_pods(pods_of(starter, ready=False), stale)
+    found = conditions({**STAGES, "serving": {"maxModelLen": 4096}}, Observation(stale, new))
+    assert found["Ready"].status == "Unknown", "the counters still speak of pods that are gone"
+
+
+def test_only_leaders_are_asked_what_they_do() -> None:
+    pods = pods_of(starter_of(intent_of()), groups=2)
+    names = [pod["metadata"]["name"] for pod in serving_pods(pods)]
+    assert names == ["llama-lws-0", "llama-lws-1"]
+
+
+@pytest.mark.parametrize("role", ["leaderTemplate", "workerTemplate"])
+def test_trouble_of_any_pod_of_a_group_is_told(role: str) -> None:
+    starter = starter_of(intent_of())
+    template = starter["spec"]["leaderWorkerTemplate"][role]
+    worker = int(role == "workerTemplate")
+    stuck = pod_of(template, 0, worker, ready=False, containerStatuses=[waiting("ImagePullBackOff", "no such image")])
+    found = conditions(STAGES, Observation(live(starter, ready=0), [stuck]))
+    assert found["Ready"].reason == "ImagePullFailed"
+
+
+def test_a_worker_without_memory_for_the_kv_cache_is_a_matter_for_the_user() -> None:
+    starter = starter_of(intent_of())
+    template = starter["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    failed = pod_of(template, 0, 1, ready=False, containerStatuses=[ended(1, NO_MEMORY)])
+    found = conditions(STAGES, Observation(live(starter, ready=0), [failed]))
+    assert (found["Ready"].reason, found["Stalled"].status) == ("NoKvCacheMemory", "True")
+
+
+# --- what is remembered of groups whose pods are gone
+
+
+@pytest.fixture
+def template() -> Body:
+    body: Body = starter_of(intent_of())["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    return body
+
+
+def crashed(template: Body, worker: int = 1, at: str = "2026-01-01T00:10:00Z", words: str = "boom") -> Body:
+    container = ended(1, words) | {"restartCount": 1}
+    container["lastState"]["terminated"]["finishedAt"] = at
+    return pod_of(template, 0, worker, ready=False, containerStatuses=[container])
+
+
+def test_a_crash_is_known_after_the_pods_are_gone(template: Body) -> None:
+    history = look(UNSEEN, "a", [crashed(template, words="RuntimeError: NCCL error")], 0.0, serve=False)
+    history = look(history, "a", [], 5.0, serve=False)
+    assert history.crashes == 1
+    assert history.trouble is not None
+    assert "NCCL error" in history.trouble.message
+
+
+def test_every_new_group_that_crashes_counts_once(template: Body) -> None:
+    history = UNSEEN
+    for second in range(3):
+        pods = [crashed(template, worker) for worker in (0, 1)]
+        for _ in range(2):
+            history = look(history, "a", pods, float(second), serve=False)
+    assert history.crashes == 3
+
+
+def test_the_pod_that_crashed_first_tells_why(template: Body) -> None:
+    first = crashed(template, 1, "2026-01-01T00:10:00Z", "RuntimeError: the root of it")
+    later = crashed(template, 0, "2026-01-01T00:10:07Z", "RuntimeError: lost a peer")
+    history = look(UNSEEN, "a", [later, first], 0.0, serve=False)
+    assert history.trouble is not None
+    assert "the root of it" in history.trouble.message
+
+
+def test_pods_that_end_with_their_group_did_not_crash(template: Body) -> None:
+    container = ended(143, "") | {"restartCount": 1}
+    ending = pod_of(template, 0, 1, ready=False, deleted=True, containerStatuses=[container])
+    assert look(UNSEEN, "a", [ending], 0.0, serve=False).crashes == 0
+
+
+def test_waiting_is_counted_from_the_first_look_until_all_serve_and_anew_for_another_template() -> None:
+    history = look(UNSEEN, "a", [], 100.0, serve=False)
+    assert look(history, "a", [], 160.0, serve=False).waited_s == 60
+    served = look(history, "a", [], 170.0, serve=True)
+    assert look(served, "a", [], 9999.0, serve=False).waited_s == 0, "what befalls them later is no failed start"
+    assert look(history, "b", [], 9999.0, serve=False).waited_s == 0
+
+
+def test_groups_that_never_serve_are_overdue_when_their_time_is_up() -> None:
+    intent = intent_of()
+    starter = starter_of(intent)
+    assert isinstance(intent.course, Launch)
+    deadline_s = engine_timings(intent.course.facts, intent.course.plan).progress_deadline_s
+    seen = Observation(live(starter, ready=0), pods_of(starter, ready=False))
+    for waited_s, overdue in ((deadline_s - 1.0, False), (float(deadline_s), True)):
+        history = GroupHistory("a", waited_s=waited_s)
+        assert rollout_of(intent.course, replace(seen, groups=history)).overdue is overdue
+    found = conditions(STAGES, replace(seen, groups=history))
+    assert found["Ready"].reason == "EngineReadyTimeout"
+
+
+# --- from one spec to another
+
+
+class Story:
+    """One object through its changes, as a reconciler would take it."""
+
+    def __init__(self) -> None:
+        self.memory: Memory | None = None
+        self.history = UNSEEN
+        self.seconds = 0.0
+
+    def look(self, spec: Body, pods: list[Body] | None = None, *, ready: int = 0) -> dict[str, Condition]:
+        """Reconcile with these pods; return the conditions."""
+        owner = read_parent(parent(spec))
+        kept = render_memory(owner.key, owner.uid, self.memory) if self.memory else None
+        memory = read_memory(json.loads(json.dumps(kept)))
+        self.intent = recall(owner, intend(owner, FOUR_H100, groups=True), memory)
+        starter = live(starter_of(self.intent), ready=ready)
+        if pods is None:
+            pods = pods_of(starter) if ready and starter["kind"] == "LeaderWorkerSet" else []
+        observation = Observation(starter, current_pods(pods, starter))
+        assert self.intent.course is not None
+        course = self.intent.course
+        serve = isinstance(course, Launch | RolledBack) and rollout_of(course, observation).complete
+        self.seconds += 1
+        self.history = look(
+            self.history, template_hash(serving_template(starter)), observation.pods, self.seconds, serve=serve
+        )
+        observation = replace(observation, groups=self.history)
+        status = compose_status(owner, self.intent, observation, NOW)
+        self.memory = learn_from(self.intent, observation, memory)
+        return {condition.type: condition for condition in status.conditions}
+
+    @property
+    def hash(self) -> str | None:
+        """Hash of the template that is wanted."""
+        return template_hash(serving_template(starter_of(self.intent)))
+
+
+@pytest.fixture
+def story() -> Story:
+    story = Story()
+    assert story.look(STAGES, ready=1)["Ready"].reason == "Serving"
+    return story
+
+
+def test_groups_that_crash_again_and_again_give_way_to_those_that_served(story: Story) -> None:
+    good, changed = story.hash, {**STAGES, "serving": {"maxModelLen": 4096}}
+    story.look(changed)
+    bad = starter_of(story.intent)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    for _ in range(3):
+        assert story.hash != good
+        story.look(changed, [crashed(bad)])
+        story.look(changed, [])
+    assert story.look(changed, ready=1)["Ready"].reason == "RolledBack"
+    assert isinstance(story.intent.course, RolledBack)
+    assert story.hash == good
+
+
+def test_what_served_on_one_node_is_put_back_as_it_was_when_several_fail() -> None:
+    single, story = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 4}), Story()
+    assert story.look(single, ready=1)["Ready"].reason == "Serving"
+    good = starter_of(story.intent)
+    wide = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 8, "pipeline": 2}, replicas=2)
+    story.look(wide)
+    starter = starter_of(story.intent)
+    assert starter["kind"] == "LeaderWorkerSet"
+    failing = starter["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    story.look(wide, [pod_of(failing, 0, 0, ready=False, containerStatuses=[ended(1, NO_MEMORY)])])
+    story.look(wide, ready=1)
+    back = starter_of(story.intent)
+    assert isinstance(story.intent.course, RolledBack)
+    assert (back["kind"], back["metadata"]["name"]) == ("Deployment", "llama")
+    assert back["spec"]["template"] == good["spec"]["template"]
+    assert back["spec"]["replicas"] == 2, "their number is the present one"
+
+
+def spec_at(parallelism: dict[str, int], **changes: Any) -> Body:
+    return ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism=parallelism, **changes)
+
+
+WIDE = {"tensor": 8, "pipeline": 2}
+
+
+def test_where_gpus_are_scarce_the_old_kind_goes_before_the_new_one_serves() -> None:
+    intent = intent_of(spec_at(WIDE))
+    assert may_end(intent, live(starter_of(intent), ready=0), [])
+
+
+def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
+    intent = intent_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
+    starter = starter_of(intent)
+    assert not may_end(intent, None, [])
+    assert not may_end(intent, live(starter, ready=0), pods_of(starter, ready=False))
+    assert may_end(intent, live(starter), pods_of(starter))
+
+
+def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_ends() -> None:
+    intent = intent_of(spec_at(WIDE, rollout={"paused": True}))
+    earlier = live(starter_of(intent_of(spec_at({"tensor": 4}))))
+    assert not may_end(intent, None, [])
+    kinds = [child["kind"] for child in wanted_now(intent, [earlier])]
+    assert "LeaderWorkerSet" not in kinds
+    assert "Service" in kinds
+    assert "LeaderWorkerSet" in [child["kind"] for child in wanted_now(intent, [])], "a first start is no rollout"
+
+
+def test_labels_tell_who_serves_and_who_only_computes() -> None:
+    both = starter_of(intent_of())["spec"]["leaderWorkerTemplate"]
+    assert DEPLOYMENT_LABEL in both["leaderTemplate"]["metadata"]["labels"]
+    assert both["workerTemplate"]["metadata"]["labels"][COMPUTES_FOR_LABEL] == "llama"
+    assert both["workerTemplate"]["metadata"]["annotations"][TEMPLATE_HASH_ANNOTATION]

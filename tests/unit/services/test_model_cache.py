@@ -1,0 +1,393 @@
+"""Models by way of a cache: from a spec to Jobs, from their pods to commits, from commits to engines that share."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.services.decision import Intent, Observation, compose_status, intend, read_parent
+from specdecode_operator.services.model_download import read_downloads
+from specdecode_operator.services.model_storage import claims_named
+from tests.support.objects import H200, Body, pair_70b, parent, tiny_cpu
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NODES = (NodeFacts("h200-0", H200, 8),)
+TARGET, DRAFT = "a" * 40, "b" * 40
+CACHE = {"cache": {"persistentVolumeClaim": {"claimName": "hub"}}}
+TOKEN = {"hubTokenSecret": {"name": "hub", "key": "token"}}
+
+
+def cached(**changes: Any) -> Body:
+    return pair_70b(**{"models": {**CACHE, **TOKEN}, **changes})
+
+
+def decide(spec: Body, pods: list[Body] | None = None, downloads: dict[str, str] | None = None) -> Intent:
+    return intend(read_parent(parent(spec)), NODES, pods=pods or [], downloads=downloads or {})
+
+
+def jobs(intent: Intent) -> list[Body]:
+    return [child for child in intent.children if child["kind"] == "Job"]
+
+
+def config_map(intent: Intent) -> Body | None:
+    return next((child for child in intent.children if child["metadata"]["name"] == "llama-downloads"), None)
+
+
+def container(job: Body) -> Body:
+    found: Body = job["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def pod(job: Body, message: str, exit_code: int = 0, **more: Any) -> Body:
+    """The pod of a Job whose download has ended."""
+    ended = {"terminated": {"exitCode": exit_code, "message": message, **more}}
+    status: Body = {"name": "download-model", "image": "i:1", "ready": False, "state": ended}
+    if exit_code:
+        status |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    template = job["spec"]["template"]["metadata"]
+    return {"metadata": {**template, "name": "p"}, "status": {"containerStatuses": [status]}}
+
+
+def fetched(spec: Body) -> list[Body]:
+    found = zip(jobs(decide(spec)), (TARGET, DRAFT), strict=True)
+    return [pod(job, json.dumps({"commit": commit})) for job, commit in found]
+
+
+def launched(spec: Body) -> Body:
+    """The pod spec of engines whose models are there."""
+    return template(decide(spec, fetched(spec)))
+
+
+def template(intent: Intent) -> Body:
+    found: Body = next(child for child in intent.children if child["kind"] == "Deployment")["spec"]["template"]["spec"]
+    return found
+
+
+def said(intent: Intent, spec: Body, **observed: Any) -> dict[str, tuple[str, str, str]]:
+    status = compose_status(read_parent(parent(spec)), intent, Observation(**observed), NOW)
+    return {found.type: (found.status.value, found.reason, found.message) for found in status.conditions}
+
+
+def test_models_are_fetched_before_anything_is_launched() -> None:
+    spec = cached()
+    intent = decide(spec)
+    assert [child["kind"] for child in intent.children] == ["ConfigMap", "Job", "Job"], "the plan, and no engines"
+    conditions = said(intent, spec)
+    assert (conditions["Ready"][:2], conditions["Reconciling"][0]) == (("Unknown", "DownloadingModels"), "True")
+    assert (conditions["Accepted"][0], conditions["Planned"][0]) == ("True", "True")
+    for job in jobs(intent):
+        assert job["metadata"]["name"] in conditions["Ready"][2]
+    assert [container(job)["args"] for job in jobs(intent)] == [
+        ["--model=meta-llama/Llama-3.1-70B-Instruct", "--cache=/models/hub"],
+        ["--model=meta-llama/Llama-3.1-8B-Instruct", "--cache=/models/hub"],
+    ]
+
+
+def test_only_the_download_sees_the_token_and_may_write_models() -> None:
+    (job, _), pod_spec = jobs(decide(cached())), launched(cached())
+    token = next(each for each in container(job)["env"] if each["name"] == "HF_TOKEN")
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert container(job)["volumeMounts"][0] == {"name": "models", "mountPath": "/models"}
+    assert "specdecode.io/deployment" not in job["spec"]["template"]["metadata"]["labels"], "no Service may select it"
+    (engine,) = pod_spec["containers"]
+    env = {each["name"]: each.get("value") for each in engine["env"]}
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert "HF_TOKEN" not in json.dumps(pod_spec)
+    assert "initContainers" not in pod_spec
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in engine["volumeMounts"]
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "hub"}} in pod_spec["volumes"]
+
+
+def test_engines_serve_the_very_commits_that_were_fetched() -> None:
+    command = launched(cached())["containers"][0]["command"]
+    assert f"/models/hub/models--meta-llama--Llama-3.1-70B-Instruct/snapshots/{TARGET}" in command
+    speculative = json.loads(command[command.index("--speculative-config") + 1])
+    assert speculative["model"] == f"/models/hub/models--meta-llama--Llama-3.1-8B-Instruct/snapshots/{DRAFT}"
+    assert command[command.index("--served-model-name") + 1] == "Llama-3.1-70B-Instruct"
+
+
+def test_what_was_fetched_outlives_the_pods_and_jobs() -> None:
+    spec = cached()
+    intent = decide(spec, fetched(spec))
+    assert jobs(intent) == [], "a Job that is done is not wanted any more"
+    kept = read_downloads(config_map(intent))
+    assert sorted(kept.values()) == [TARGET, DRAFT]
+    again = decide(spec, downloads=kept)
+    assert template(again) == template(intent)
+    assert config_map(again) == config_map(intent)
+
+
+def test_one_model_may_be_there_before_the_other() -> None:
+    spec = cached()
+    intent = decide(spec, fetched(spec)[:1])
+    (job,) = jobs(intent)
+    assert "--model=meta-llama/Llama-3.1-8B-Instruct" in container(job)["args"]
+    assert list(read_downloads(config_map(intent)).values()) == [TARGET]
+
+
+def test_another_revision_is_fetched_anew_and_the_old_engines_stay_meanwhile() -> None:
+    spec = cached()
+    kept = read_downloads(config_map(decide(spec, fetched(spec))))
+    changed = {**spec, "target": {**spec["target"], "revision": "v2"}}
+    intent = decide(changed, downloads=kept)
+    (job,) = jobs(intent)
+    assert "--revision=v2" in container(job)["args"]
+    assert intent.starter is None, "without one in the intent the engines that run are left alone"
+
+
+def test_a_pinned_revision_is_part_of_the_path_only_as_a_commit() -> None:
+    spec = cached(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "revision": "eagle-3"})
+    command = launched(spec)["containers"][0]["command"]
+    assert "eagle-3" not in " ".join(command), "vLLM would take the method from it"
+
+
+def test_two_objects_ask_for_the_same_model_each_by_a_job_of_its_own() -> None:
+    one, other = (intend(read_parent(parent(cached(), name=name)), NODES) for name in ("one", "other"))
+    names = [job["metadata"]["name"] for intent in (one, other) for job in jobs(intent)]
+    assert len(set(names)) == 4
+    assert [container(job)["args"] for job in jobs(one)] == [container(job)["args"] for job in jobs(other)]
+
+
+def test_a_model_that_is_target_and_draft_is_fetched_once() -> None:
+    spec = cached(target={"model": "meta-llama/Llama-3.1-8B-Instruct"})
+    (job,) = jobs(decide(spec))
+    done = decide(spec, [pod(job, json.dumps({"commit": TARGET}))])
+    assert done.starter is not None
+
+
+def test_a_suspended_object_fetches_its_models_too() -> None:
+    spec = cached(suspend=True)
+    intent = decide(spec)
+    assert len(jobs(intent)) == 2
+    assert said(intent, spec)["Ready"][:2] == ("True", "Suspended")
+
+
+def test_the_longest_name_leaves_room_for_a_jobs() -> None:
+    for job in jobs(intend(read_parent(parent(cached(), name="a" * 52)), NODES)):
+        assert len(job["metadata"]["name"]) <= 63, "a label of its pods holds it"
+
+
+def test_nothing_is_fetched_for_a_pair_that_does_not_fit() -> None:
+    assert jobs(intend(read_parent(parent(cached(parallelism={"tensor": 1}))), NODES)) == []
+
+
+FAILURES = [
+    ("ModelGated", "is gated", "spec.models.hubTokenSecret"),
+    ("ModelNotFound", "does not exist", "correct spec.target.model"),
+    ("RevisionNotFound", "has no such revision", "correct spec.target.revision"),
+    ("NoSpaceLeft", "131.4 GiB are to be fetched", "enlarge claim hub"),
+    ("VolumeNotWritable", "cannot be written", "fsGroup in spec.podTemplate.spec.securityContext"),
+    ("HubUnreachable", "ConnectError", "spec.models.volume"),
+]
+
+
+@pytest.mark.parametrize(("reason", "message", "fix"), FAILURES)
+def test_a_download_that_failed_says_why_and_what_to_do(reason: str, message: str, fix: str) -> None:
+    spec = cached()
+    job = jobs(decide(spec))[0]
+    answer = json.dumps({"error": {"reason": reason, "message": message}})
+    ready = said(decide(spec, [pod(job, answer, exit_code=1)]), spec)["Ready"]
+    assert ready[:2] == ("Unknown", reason)
+    for part in ("spec.target.model", "meta-llama/Llama-3.1-70B-Instruct", message, fix, "tried again"):
+        assert part in ready[2]
+
+
+@pytest.mark.parametrize(
+    ("message", "more", "reason"),
+    [
+        ("Traceback\nImportError: no module", {}, "DownloadFailed"),
+        ("", {"reason": "OOMKilled"}, "OutOfMemory"),
+        (json.dumps({"error": {"reason": "Ready", "message": "x"}}), {}, "DownloadFailed"),
+        (json.dumps({"error": "x"}), {}, "DownloadFailed"),
+    ],
+)
+def test_an_end_that_nobody_foresaw_is_told_too(message: str, more: Body, reason: str) -> None:
+    spec = cached()
+    job = jobs(decide(spec))[0]
+    assert said(decide(spec, [pod(job, message, exit_code=1, **more)]), spec)["Ready"][1] == reason
+
+
+@pytest.mark.parametrize("message", ['{"commit": "../../etc"}', '{"commit": 7}', "[]", "", '{"commit": ""}'])
+def test_an_answer_of_somebody_else_leads_nowhere(message: str) -> None:
+    spec = cached()
+    job = jobs(decide(spec))[0]
+    intent = decide(spec, [pod(job, message)])
+    assert len(jobs(intent)) == 2
+    assert said(intent, spec)["Ready"][1] == "DownloadFailed"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"commit": "../x"}', '{"commit": null}'])
+def test_a_config_map_that_somebody_broke_is_as_good_as_none(text: str) -> None:
+    assert read_downloads({"data": {"key": text}}) == {}
+
+
+def test_a_job_runs_where_and_as_whom_engines_do() -> None:
+    overlay = {"securityContext": {"runAsUser": 2000, "fsGroup": 2000}, "nodeSelector": {"zone": "a"}, "volumes": []}
+    pod_spec = jobs(decide(cached(podTemplate={"spec": overlay})))[0]["spec"]["template"]["spec"]
+    assert pod_spec["securityContext"] == {
+        "runAsUser": 2000, "fsGroup": 2000, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    assert pod_spec["nodeSelector"] == {"zone": "a"}
+    assert [volume["name"] for volume in pod_spec["volumes"]] == ["models", "tmp"]
+
+
+@pytest.mark.parametrize(
+    ("products", "nodes"),
+    [([], {"operator": "Exists"}), ([H200], {"operator": "In", "values": [H200]})],
+)
+def test_a_download_prefers_the_zone_of_the_engines(products: list[str], nodes: Body) -> None:
+    pod_spec = jobs(decide(cached(accelerator={"product": products})))[0]["spec"]["template"]["spec"]
+    (preferred,) = pod_spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["preference"]["matchExpressions"] == [{"key": "nvidia.com/gpu.product", **nodes}]
+    tiny = tiny_cpu(models=CACHE)
+    assert "affinity" not in jobs(decide(tiny))[0]["spec"]["template"]["spec"]
+
+
+def compiled(pod_spec: Body) -> str:
+    mounts = {mount["mountPath"]: mount for mount in pod_spec["containers"][0]["volumeMounts"]}
+    folder: str = mounts["/compiled"]["subPath"]
+    return folder
+
+
+def test_engines_of_one_template_share_what_they_compile_and_others_do_not() -> None:
+    folder = compiled(launched(cached()))
+    assert folder.startswith("specdecode/compiled/0.32-NVIDIA-H200-")
+    assert compiled(launched(cached(replicas=3))) == folder
+    for other in (
+        cached(serving={"maxModelLen": 8192, "memoryUtilizationPercent": 90}),
+        cached(engine={"image": "localhost/vllm:2"}),
+        cached(engine={"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}),
+    ):
+        assert compiled(launched(other)) != folder, "the start-up plan holds for one way to start"
+
+
+def test_an_engine_is_started_by_what_finds_its_cache() -> None:
+    pod_spec = launched(cached())
+    command = pod_spec["containers"][0]["command"]
+    assert command[:2] == ["python3", "-c"]
+    assert command[3:5] == ["--folder=/compiled", "--cache=/tmp/vllm-cache"]
+    assert command[5:7] == ["--health=http://127.0.0.1:8000/health", "--"]
+    assert command[7:9] == ["vllm", "serve"]
+
+
+def test_the_start_up_plan_is_for_engines_of_one_rank() -> None:
+    """Each rank decides for itself whether to profile, which needs all of them: ranks that differ would hang."""
+    small = cached(target={"model": "meta-llama/Llama-3.1-8B-Instruct"}, speculation=None, parallelism={"tensor": 1})
+    pods = {1: launched_alone(small), 2: launched(cached())}
+    names = {ranks: {each["name"] for each in pod["containers"][0]["env"]} for ranks, pod in pods.items()}
+    assert "VLLM_ENABLE_STARTUP_PLAN" in names[1]
+    assert "VLLM_ENABLE_STARTUP_PLAN" not in names[2]
+
+
+def launched_alone(spec: Body) -> Body:
+    """The pod spec of engines without a draft."""
+    (job,) = jobs(decide(spec))
+    return template(decide(spec, [pod(job, json.dumps({"commit": TARGET}))]))
+
+
+def test_without_a_cache_each_pod_fetches_and_compiles_for_itself() -> None:
+    pod_spec = template(decide(pair_70b()))
+    (engine,) = pod_spec["containers"]
+    assert engine["command"][:2] == ["vllm", "serve"]
+    assert "/compiled" not in {mount["mountPath"] for mount in engine["volumeMounts"]}
+    assert [each["name"] for each in pod_spec["initContainers"]] == ["download-target", "download-draft"]
+
+
+def test_models_on_a_volume_may_have_a_cache_for_what_is_compiled() -> None:
+    spec = tiny_cpu()
+    intent = decide({**spec, "models": {**spec["models"], **CACHE}})
+    assert jobs(intent) == []
+    pod_spec = template(intent)
+    assert compiled(pod_spec).startswith("specdecode/compiled/0.32-cpu-")
+    volumes = {volume["name"]: volume for volume in pod_spec["volumes"]}
+    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "tiny-models", "readOnly": True}
+    assert volumes["cache"]["persistentVolumeClaim"] == {"claimName": "hub"}
+
+
+NODE_MODELS = {"volume": {"hostPath": {"path": "/mnt/models/llama"}}}
+
+
+def on_nodes(allowed: tuple[str, ...], **changes: Any) -> tuple[Intent, Body]:
+    spec = tiny_cpu(models=NODE_MODELS, **changes)
+    return intend(read_parent(parent(spec)), (), host_paths=allowed), spec
+
+
+@pytest.mark.parametrize("allowed", [("/mnt/models",), ("/srv", "/mnt/models/llama"), ("/mnt/models/",)])
+def test_models_on_nodes_are_mounted_where_the_operator_allows_it(allowed: tuple[str, ...]) -> None:
+    pod_spec = template(on_nodes(allowed)[0])
+    assert {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}} in pod_spec["volumes"]
+    mounts = pod_spec["containers"][0]["volumeMounts"]
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in mounts
+
+
+@pytest.mark.parametrize(
+    ("allowed", "fix"),
+    [((), "--allow-host-path=/mnt/models/llama"), (("/mnt/model", "/srv"), "use a directory in /mnt/model, /srv")],
+)
+def test_other_directories_of_nodes_are_refused(allowed: tuple[str, ...], fix: str) -> None:
+    intent, spec = on_nodes(allowed)
+    accepted = said(intent, spec)["Accepted"]
+    assert accepted[:2] == ("False", "HostPathNotAllowed")
+    assert "spec.models.volume.hostPath.path: /mnt/models/llama" in accepted[2]
+    assert fix in accepted[2]
+    assert intent.children == []
+
+
+def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
+    intent, _ = on_nodes(("/mnt",), target={"model": "pair/target"})
+    (job,) = jobs(intent)
+    assert container(job)["args"] == ["--folder=/models/pair/target"]
+    volume = job["spec"]["template"]["spec"]["volumes"][0]
+    assert volume == {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}}
+
+
+EXCLUSIVE = (
+    "0/3 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod"
+    " access mode."
+)
+
+
+def unscheduled(labels: Body) -> Body:
+    condition = {"type": "PodScheduled", "status": "False", "message": EXCLUSIVE}
+    return {"metadata": {**labels, "name": "p", "creationTimestamp": "x"}, "status": {"conditions": [condition]}}
+
+
+def test_who_holds_an_exclusive_claim_is_named() -> None:
+    spec = cached()
+    waits = unscheduled(jobs(decide(spec))[0]["spec"]["template"]["metadata"])
+    ready = said(decide(spec, [waits]), spec, sharers=("other",))["Ready"]
+    assert ready[:2] == ("Unknown", "VolumeInUse")
+    assert "SpecDecodeDeployment other names it too" in ready[2]
+    assert "ReadWriteMany" in ready[2]
+    alone = said(decide(spec, [waits]), spec)["Ready"]
+    assert "an earlier pod of this object" in alone[2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "claims"),
+    [
+        (cached(), {"hub"}),
+        (tiny_cpu(), {"tiny-models"}),
+        ({"models": {"volume": {"hostPath": {"path": "/x"}}}}, set()),
+        ({"models": {"volume": "x", "cache": {"persistentVolumeClaim": {"claimName": 7}}}}, set()),
+        ({"models": []}, set()),
+        (None, set()),
+    ],
+)
+def test_claims_are_read_of_specs_that_may_be_anything(spec: Body | None, claims: set[str]) -> None:
+    assert claims_named(spec) == claims
+
+
+def test_whatever_goes_to_the_hub_goes_the_way_that_the_object_says() -> None:
+    variables = {"HF_ENDPOINT": "https://hub.example.com", "https_proxy": "http://proxy:3128"}
+    own = [{"name": name, "value": value} for name, value in variables.items()]
+    engine = {"env": [*own, {"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}
+    download = container(jobs(decide(cached(engine=engine)))[0])
+    init = template(decide(pair_70b(engine=engine)))["initContainers"][0]
+    (reader,) = jobs(decide(pair_70b(engine=engine, target={"model": "org/unknown"})))
+    for each in (download, init, container(reader)):
+        env = {variable["name"]: variable.get("value") for variable in each["env"]}
+        assert env.items() >= variables.items()
+        assert "VLLM_USE_DEEP_GEMM" not in env

@@ -1,0 +1,325 @@
+"""Replicas on several nodes: planned where they fit on none, rendered as groups of pods, and told."""
+
+import json
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.services.decision import Intent, Observation, compose_status, intend, read_parent
+from tests.support.objects import H100, H200, pair_70b, parent
+from tests.unit.services.test_decision import NOW
+from tests.unit.services.test_model_cache import pod as downloaded_by
+
+B405 = "meta-llama/Llama-3.1-405B-Instruct"
+MOE = "Qwen/Qwen3-235B-A22B"
+TWO_H100 = tuple(NodeFacts(f"h100-{number}", H100, 8) for number in range(2))
+FOUR_H100 = tuple(NodeFacts(f"h100-{number}", H100, 8) for number in range(4))
+
+
+def ngram(model: str = B405, **changes: Any) -> Body:
+    """A spec that speculates with n-grams, which go with stages."""
+    speculation = {"method": "ngram", "numSpeculativeTokens": 4}
+    return pair_70b(**({"target": {"model": model}, "speculation": speculation, "parallelism": {}} | changes))
+
+
+def decide(
+    spec: Body, nodes: tuple[NodeFacts, ...], *, groups: bool = True, **owner: Any
+) -> tuple[Intent, SpecDecodeDeploymentStatus, dict[str, Condition]]:
+    read = read_parent(parent(spec, **owner))
+    intent = intend(read, nodes, groups=groups)
+    status = compose_status(read, intent, Observation(), NOW)
+    return intent, status, {condition.type: condition for condition in status.conditions}
+
+
+def child(intent: Intent, kind: str) -> Body | None:
+    return next((each for each in intent.children if each["kind"] == kind), None)
+
+
+def group(spec: Body, nodes: tuple[NodeFacts, ...] = TWO_H100) -> Body:
+    intent, _, conditions = decide(spec, nodes)
+    found = child(intent, "LeaderWorkerSet")
+    assert found is not None, conditions["Planned"]
+    assert child(intent, "Deployment") is None
+    return found
+
+
+def templates(groups: Body) -> tuple[Body, Body]:
+    both = groups["spec"]["leaderWorkerTemplate"]
+    return both["leaderTemplate"], both["workerTemplate"]
+
+
+def engine_of(template: Body) -> Body:
+    container: Body = template["spec"]["containers"][0]
+    return container
+
+
+def value_of(template: Body, flag: str) -> str:
+    command = engine_of(template)["command"]
+    assert command.count(flag) == 1
+    value: str = command[command.index(flag) + 1]
+    return value
+
+
+STAGES = ngram(parallelism={"tensor": 8, "pipeline": 2})
+
+
+def test_stages_lie_on_nodes_of_their_own() -> None:
+    intent, status, conditions = decide(STAGES, TWO_H100)
+    assert status.plan is not None
+    assert (status.plan.gpus_per_replica, status.plan.nodes_per_replica) == (16, 2)
+    assert conditions["Planned"].reason == "Fits"
+    assert "2 nodes x 8 x NVIDIA-H100-80GB-HBM3 per replica (TP 8, PP 2)" in conditions["Planned"].message
+    groups = child(intent, "LeaderWorkerSet")
+    assert groups is not None
+    assert groups["spec"]["leaderWorkerTemplate"]["size"] == 2
+    for template in templates(groups):
+        assert engine_of(template)["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+        assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
+        shm = next(volume for volume in template["spec"]["volumes"] if volume["name"] == "shm")
+        assert shm["emptyDir"]["sizeLimit"] == "8Gi", "of the GPUs that the pod has, not of all"
+
+
+def test_every_pod_is_told_its_place_and_the_leader_listens_at_its_own_address() -> None:
+    leader, worker = templates(group(STAGES))
+    for template in (leader, worker):
+        assert value_of(template, "--nnodes") == "2"
+        assert value_of(template, "--node-rank") == "$(LWS_WORKER_INDEX)"
+        assert value_of(template, "--tensor-parallel-size") == "8"
+        assert value_of(template, "--pipeline-parallel-size") == "2"
+        assert value_of(template, "--distributed-executor-backend") == "mp"
+        env = {variable["name"]: variable for variable in engine_of(template)["env"]}
+        assert env["VLLM_HOST_IP"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert value_of(leader, "--master-addr") == "$(VLLM_HOST_IP)"
+    assert value_of(worker, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
+    assert "--headless" in engine_of(worker)["command"]
+    assert "--headless" not in engine_of(leader)["command"]
+
+
+def test_text_of_a_user_is_no_reference_even_where_it_looks_like_ours() -> None:
+    served = "$(LWS_LEADER_ADDRESS)"
+    leader, _ = templates(group({**STAGES, "serving": {"maxModelLen": 8192, "servedModelNames": [served]}}))
+    assert value_of(leader, "--served-model-name") == "$$(LWS_LEADER_ADDRESS)"
+
+
+def test_only_the_leader_is_in_the_service_and_is_asked_for_its_health() -> None:
+    spec = {**STAGES, "serving": {"maxModelLen": 8192, "apiKeySecret": {"name": "clients", "key": "key"}}}
+    intent, status, _ = decide(spec, TWO_H100)
+    groups, service = child(intent, "LeaderWorkerSet"), child(intent, "Service")
+    assert groups is not None
+    assert service is not None
+    leader, worker = templates(groups)
+    selector = service["spec"]["selector"].items()
+    assert selector <= leader["metadata"]["labels"].items()
+    assert not selector <= worker["metadata"]["labels"].items()
+    assert status.selector == ",".join(f"{name}={value}" for name, value in sorted(selector)), "what autoscalers count"
+    probes = {"startupProbe", "readinessProbe", "livenessProbe"}
+    assert probes <= engine_of(leader).keys()
+    assert not (probes | {"ports"}) & engine_of(worker).keys()
+    assert "VLLM_API_KEY" not in {variable["name"] for variable in engine_of(worker)["env"]}
+
+
+def test_workers_stay_for_as_long_as_the_leader_drains() -> None:
+    leader, worker = templates(group(STAGES))
+    drain_s = engine_of(leader)["lifecycle"]["preStop"]["sleep"]["seconds"] + int(
+        value_of(leader, "--shutdown-timeout")
+    )
+    assert engine_of(worker)["lifecycle"]["preStop"]["sleep"]["seconds"] >= drain_s
+    for template in (leader, worker):
+        assert template["spec"]["terminationGracePeriodSeconds"] > drain_s
+
+
+def test_pods_wait_for_each_other_to_pull_and_to_download() -> None:
+    on_a_volume = {**STAGES, "models": {"volume": {"persistentVolumeClaim": {"claimName": "models"}}}}
+    waits_s = []
+    for spec in (on_a_volume, STAGES):
+        leader, worker = templates(group(spec))
+        waits_s.append(int(value_of(leader, "--distributed-timeout-seconds")))
+        assert value_of(worker, "--distributed-timeout-seconds") == str(waits_s[-1])
+        probe = engine_of(leader)["startupProbe"]
+        assert probe["failureThreshold"] * probe["periodSeconds"] == waits_s[-1]
+        env = {variable["name"]: variable.get("value") for variable in engine_of(leader)["env"]}
+        assert int(env["VLLM_ENGINE_READY_TIMEOUT_S"] or 0) >= waits_s[-1]
+    assert waits_s[1] - waits_s[0] > 3600, "810 GB come over a slow link"
+
+
+def test_the_group_restarts_and_rolls_as_a_whole() -> None:
+    spec = group(STAGES)["spec"]
+    assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert spec["rolloutStrategy"]["rollingUpdateConfiguration"] == {"maxSurge": 0, "maxUnavailable": 1, "partition": 0}
+    surge = group({**STAGES, "replicas": 3, "rollout": {"strategy": "Surge", "paused": True}})["spec"]
+    assert surge["replicas"] == 3
+    assert surge["rolloutStrategy"]["rollingUpdateConfiguration"] == {
+        "maxSurge": 1,
+        "maxUnavailable": 0,
+        "partition": 3,
+    }
+    assert group({**STAGES, "suspend": True})["spec"]["replicas"] == 0
+
+
+def test_leader_and_worker_have_one_hash_that_changes_with_either() -> None:
+    def hashes(spec: Body) -> set[str]:
+        return {each["metadata"]["annotations"][TEMPLATE_HASH_ANNOTATION] for each in templates(group(spec))}
+
+    (first,) = hashes(STAGES)
+    assert hashes({**STAGES, "replicas": 2}) == {first}
+    (second,) = hashes({**STAGES, "serving": {"maxModelLen": 4096}})
+    assert second != first
+
+
+def test_names_do_not_clash_with_those_that_leaderworkersets_make() -> None:
+    """A LeaderWorkerSet makes a headless Service of its own name: not that of the Service for clients."""
+    intent, _, _ = decide({**STAGES, "replicas": 2}, FOUR_H100)
+    groups, service = child(intent, "LeaderWorkerSet"), child(intent, "Service")
+    assert groups is not None
+    assert service is not None
+    assert groups["metadata"]["name"] != service["metadata"]["name"]
+    budget = child(intent, "PodDisruptionBudget")
+    assert budget is not None
+    name = groups["metadata"]["name"]
+    assert budget["spec"]["selector"]["matchLabels"] == {"leaderworkerset.sigs.k8s.io/name": name}, "workers count too"
+
+
+def test_a_name_that_is_too_long_for_groups_is_refused() -> None:
+    _, _, conditions = decide(STAGES, TWO_H100, name="l" * 46)
+    assert conditions["Accepted"].status == "False"
+    assert "metadata.name" in conditions["Accepted"].message
+    assert "45 characters or less" in conditions["Accepted"].message
+    assert decide(STAGES, TWO_H100, name="l" * 45)[2]["Accepted"].status == "True"
+
+
+def test_the_queue_is_on_the_group_and_on_its_pods() -> None:
+    overlay = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus", "team": "a"}}}
+    groups = group({**STAGES, "podTemplate": overlay})
+    assert groups["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert "team" not in groups["metadata"]["labels"]
+    for template in templates(groups):
+        assert template["metadata"]["labels"].items() >= overlay["metadata"]["labels"].items()
+
+
+def test_copies_are_shared_out_over_nodes() -> None:
+    spec = ngram(MOE, parallelism={"tensor": 4, "data": 4, "expert": True})
+    leader, worker = templates(group(spec))
+    for template in (leader, worker):
+        assert value_of(template, "--data-parallel-size") == "4"
+        assert "--enable-expert-parallel" in engine_of(template)["command"]
+        assert not [each for each in engine_of(template)["command"] if each.startswith("--data-parallel-start")]
+    assert value_of(leader, "--nnodes") == "2", "vLLM tells the ranks of a node by its number"
+
+
+def test_with_a_cache_no_pod_of_a_group_skips_what_the_others_do() -> None:
+    """A pod that started with what earlier ones measured would leave the others waiting for its part."""
+    cached = {**STAGES, "models": {"cache": {"persistentVolumeClaim": {"claimName": "models"}}}}
+    jobs = [
+        each for each in intend(read_parent(parent(cached)), TWO_H100, groups=True).children if each["kind"] == "Job"
+    ]
+    done = [downloaded_by(job, json.dumps({"commit": "0" * 40})) for job in jobs]
+    starter = intend(read_parent(parent(cached)), TWO_H100, pods=done, groups=True).starter
+    assert starter is not None
+    for template in templates(starter):
+        assert engine_of(template)["command"][:2] == ["vllm", "serve"]
+        assert "VLLM_ENABLE_STARTUP_PLAN" not in {variable["name"] for variable in engine_of(template)["env"]}
+
+
+# --- planning
+
+
+@pytest.mark.parametrize("parallelism", [{"tensor": 8, "pipeline": 2}, {"pipeline": 2}], ids=["tensor", "no tensor"])
+def test_without_leaderworkersets_it_waits_and_says_what_to_install(parallelism: dict[str, int]) -> None:
+    intent, status, conditions = decide(ngram(parallelism=parallelism), TWO_H100, groups=False)
+    assert intent.children == []
+    planned = conditions["Planned"]
+    assert (planned.status, planned.reason) == ("Unknown", "LeaderWorkerSetMissing")
+    assert "16 GPUs a replica (TP 8, PP 2)" in planned.message
+    assert "2 nodes x 8 x NVIDIA-H100-80GB-HBM3" in planned.message
+    assert "https://lws.sigs.k8s.io/docs/installation/" in planned.message
+    assert (conditions["Ready"].status, conditions["Reconciling"].status) == ("Unknown", "True")
+    assert status.plan is None
+
+
+def test_too_few_nodes_wait_for_more() -> None:
+    for nodes in (TWO_H100[:1], (*TWO_H100[:1], NodeFacts("small", H100, 4))):
+        intent, _, conditions = decide(STAGES, nodes)
+        assert intent.children == []
+        assert conditions["Planned"].reason == "NodesTooFew"
+        assert "needs 2 nodes x 8 x NVIDIA-H100-80GB-HBM3" in conditions["Planned"].message
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "says"),
+    [
+        ({"tensor": 8, "pipeline": 2, "data": 2}, "use spec.replicas instead of spec.parallelism.data"),
+        ({"tensor": 16, "data": 2}, "each of the 2 copies must fit on one"),
+    ],
+)
+def test_copies_that_are_larger_than_a_node_are_not_for_one_replica(parallelism: dict[str, int], says: str) -> None:
+    _, _, conditions = decide(ngram(parallelism=parallelism), FOUR_H100)
+    assert conditions["Planned"].reason == "NodesTooSmall"
+    assert says in conditions["Planned"].message
+
+
+def test_one_node_is_taken_where_it_is_enough() -> None:
+    intent, status, _ = decide(ngram("meta-llama/Llama-3.1-70B-Instruct"), TWO_H100)
+    assert child(intent, "Deployment") is not None
+    assert status.plan is not None
+    assert status.plan.nodes_per_replica == 1
+
+
+def test_of_a_mixed_fleet_the_kind_that_has_room_is_taken() -> None:
+    h200 = NodeFacts("h200-0", H200, 8)
+    _, alone, _ = decide(ngram(parallelism={"tensor": 8}), (*TWO_H100, h200))
+    assert alone.plan is not None
+    assert (alone.plan.product, alone.plan.nodes_per_replica) == (H200, 1)
+    _, apart, _ = decide(STAGES, (*TWO_H100, h200))
+    assert apart.plan is not None
+    assert (apart.plan.product, apart.plan.nodes_per_replica) == (H100, 2)
+
+
+def test_cordoned_nodes_do_not_count_for_a_new_plan_but_keep_the_one_in_force() -> None:
+    cordoned = (TWO_H100[0], NodeFacts("h100-1", H100, 8, schedulable=False))
+    assert decide(STAGES, cordoned)[2]["Planned"].reason == "NodesTooFew"
+    _, before, _ = decide(STAGES, TWO_H100)
+    status = {"plan": json.loads(before.plan.model_dump_json(by_alias=True))} if before.plan else {}
+    intent, _, conditions = decide(STAGES, cordoned, status=status)
+    assert conditions["Planned"].reason == "Fits"
+    assert child(intent, "LeaderWorkerSet") is not None
+    assert decide(STAGES, TWO_H100, groups=False, status=status)[2]["Planned"].reason == "LeaderWorkerSetMissing"
+
+
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [
+        (ngram(), "parallelism.tensor: 8, parallelism.pipeline: 2"),
+        (pair_70b(target={"model": B405}, parallelism={}, accelerator={"product": [H100]}), "parallelism.tensor: 16"),
+    ],
+    ids=["stages", "a draft model, which has none"],
+)
+def test_what_fits_on_no_node_is_told_how_it_would_on_several(spec: Body, change: str) -> None:
+    for groups in (True, False):
+        _, status, conditions = decide(spec, TWO_H100, groups=groups)
+        assert conditions["Planned"].reason == "DoesNotFit"
+        assert status.plan is not None
+        fixes = status.plan.fixes or []
+        assert any(fix.startswith(change) and "on 2 nodes x 8 x" in fix for fix in fixes), fixes
+
+
+def test_layers_over_nodes_only_when_asked_for_and_with_advice() -> None:
+    pair = {"target": {"model": B405}, "accelerator": {"product": [H100]}}
+    intent, status, _ = decide(pair_70b(**pair, parallelism={"tensor": 16}), TWO_H100)
+    assert child(intent, "LeaderWorkerSet") is not None
+    assert status.plan is not None
+    assert any("[layers-over-nodes]" in advice for advice in status.plan.advice or [])
+    _, staged, _ = decide(STAGES, TWO_H100)
+    assert staged.plan is not None
+    assert not any("[layers-over-nodes]" in advice for advice in staged.plan.advice or [])
+
+
+def test_node_pools_that_scale_from_zero_may_bring_as_many_nodes_as_are_needed() -> None:
+    spec = {**STAGES, "accelerator": {"product": [H100], "perNode": 8}}
+    _, status, conditions = decide(spec, ())
+    assert conditions["Planned"].reason == "Fits"
+    assert status.plan is not None
+    assert status.plan.nodes_per_replica == 2
