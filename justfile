@@ -33,6 +33,36 @@ demo: setup
 [group('demo')]
 down: (cluster-down "--name=demo")
 
+# The demo, then a capture of it: a load, its files fetched and checked, their summary printed
+[group('demo')]
+demo-full: setup
+    @{{ python }} -m devcluster.demo --capture
+
+# Apply a capture (examples/capture-tiny.yaml without FILE), and wait until its engine serves
+[group('captures')]
+capture-up *arguments: setup
+    @if [ $# = 0 ]; then set -- examples/capture-tiny.yaml; fi; .venv/bin/specdecode capture up "$@"
+
+# Follow a capture to its end with its progress, and fetch its files (creates NAME where it is not there)
+[group('captures')]
+capture-run *arguments: setup
+    @.venv/bin/specdecode capture run "$@"
+
+# Show captures, and where their data is
+[group('captures')]
+capture-status *arguments: setup
+    @.venv/bin/specdecode capture status "$@"
+
+# Copy a capture's files from its claim: NAME OUT; checksums verified, resumes, works when the engine is gone
+[group('captures')]
+capture-fetch *arguments: setup
+    @.venv/bin/specdecode capture fetch "$@"
+
+# Free the GPUs of captures that are not over; their claims stay
+[group('captures')]
+capture-down *arguments: setup
+    @.venv/bin/specdecode capture down "$@"
+
 # Build the operator's image; load it into the demo's cluster, or push it to $IMAGE_REGISTRY
 [group('operator')]
 image: setup
@@ -87,12 +117,14 @@ test-all: test
 engine-versions: setup
     @{{ python }} -m tests.engine.engine_versions
 
-# Print the figures: accuracy of sizing by case, estimates a second, time to render an object
+# Print the figures: accuracy and speed of sizing, time to render an object, cost of the recorder
 [group('checks')]
 bench: setup
     @{{ python }} bench/accuracy.py
     @{{ python }} bench/speed.py
     @{{ python }} -m bench.rendering
+    @{{ python }} -m bench.recorder
+    @{{ python }} -m bench.recorder_overhead
 
 # Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --name NAME)
 [group('cluster')]

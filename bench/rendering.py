@@ -26,7 +26,7 @@ ROUNDS: Final = 200
 def rendering_s(spec: dict[str, Any]) -> float:
     """Return the median time to render all objects of a spec."""
     facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
-    plan = make_plan(facts, NODES, None)
+    plan = make_plan(facts, NODES, None, groups=True)
     if isinstance(plan, WaitingForNodes):
         raise LookupError(plan.message)  # noqa: TRY004  no node is no wrong type
     matrix = full_matrix(facts, NODES, plan)

@@ -1,16 +1,21 @@
 """The main job on this machine: cluster, operator, a real vLLM that speculates.
 
-Run as `./just demo`; `./just down` removes what it leaves running.
+Run as `./just demo`; `./just demo-full` lets a capture of it follow, through the command that users have.
+`./just down` removes what it leaves running.
 """
 
 import json
+import os
+import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from devcluster import binaries
 from devcluster.cluster import Cluster
 from devcluster.errors import ClusterError
 from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
@@ -19,6 +24,7 @@ from devcluster.paths import REPOSITORY
 from devcluster.progress import say, step
 
 NAME = "demo"
+CAPTURE = "demo"
 DEPLOYMENT = "tiny"
 _EXAMPLES = REPOSITORY / "examples"
 _MODELS_DEADLINE_S = 180
@@ -55,11 +61,15 @@ def main() -> int:
         with _timed(times, "completions and proof"):
             answers = _complete(kubectl)
             _wait_for_proof(kubectl)
+        status = kubectl.object("sdd", DEPLOYMENT)["status"]
+        if "--capture" in sys.argv[1:]:
+            with _timed(times, "capture: load, check, fetch"):
+                _capture(kubectl)
     except ClusterError as error:
         say(f"error: {error}")
         say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
         return 1
-    _report(kubectl, answers, times)
+    _report(kubectl, status, answers, times)
     return 0
 
 
@@ -109,8 +119,32 @@ def _wait_for_proof(kubectl: Kubectl) -> None:
         kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=SpeculationActive", _PROOF_DEADLINE_S)
 
 
-def _report(kubectl: Kubectl, answers: list[dict[str, Any]], times: dict[str, float]) -> None:
-    status = kubectl.object("sdd", DEPLOYMENT)["status"]
+def _capture(kubectl: Kubectl) -> None:
+    """Capture the deployment, fetch the files and print their summary."""
+    out = REPOSITORY / "captures" / CAPTURE
+    with step("capturing it: specdecode capture up examples/capture-tiny.yaml"):
+        _specdecode(kubectl, "capture", "up", str(_EXAMPLES / "capture-tiny.yaml"))
+    _specdecode(kubectl, "capture", "run", CAPTURE, f"--out={out}")
+    _specdecode(kubectl, "capture", "validate", str(out))
+
+
+def _specdecode(kubectl: Kubectl, *arguments: str) -> None:
+    """Run the command as a user would, with the demo's kubeconfig."""
+    program = binaries.find("kubectl")["kubectl"]
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubectl.kubeconfig),
+        # A cache of its own, as Kubectl has one.
+        "KUBECACHEDIR": str(Path(kubectl.kubeconfig or "").parent / "kubectl-cache"),
+        "PATH": os.pathsep.join([str(program.parent), os.environ.get("PATH", os.defpath)]),
+    }
+    sys.stdout.flush()
+    done = subprocess.run([Path(sys.executable).with_name("specdecode"), *arguments], env=environment, check=False)
+    if done.returncode:
+        raise ClusterError(f"specdecode {' '.join(arguments)} ended with exit code {done.returncode}")
+
+
+def _report(kubectl: Kubectl, status: dict[str, Any], answers: list[dict[str, Any]], times: dict[str, float]) -> None:
     plan, observed = status["plan"], status["observed"]
     tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
     print("\n$ kubectl get sdd")

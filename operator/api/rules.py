@@ -239,7 +239,6 @@ ENGINE = (
 
 _HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
 _TENSOR = "self.parallelism.tensor"
-_GPUS = f"(has({_TENSOR}) ? {_TENSOR} : 1) * self.parallelism.pipeline * self.parallelism.data"
 _DRAFT_TENSOR = "self.parallelism.draftTensor"
 _HAS_METHOD = "has(self.speculation)"
 _METHOD = "self.speculation.method"
@@ -261,13 +260,6 @@ SPEC = (
         message="a range goes beyond serving.maxNumSeqs %d, so many requests never run at once:"
         " lower its to, or raise serving.maxNumSeqs",
         values=("self.serving.maxNumSeqs",),
-    ),
-    Rule(
-        field="parallelism",
-        holds=f"!has(self.accelerator.perNode) || {_GPUS} <= self.accelerator.perNode",
-        message="takes %d GPUs a replica (tensor x pipeline x data), above accelerator.perNode %d:"
-        " a replica runs on one node; lower them, or raise accelerator.perNode",
-        values=(_GPUS, "self.accelerator.perNode"),
     ),
     Rule(
         field="parallelism",

@@ -51,7 +51,12 @@ def up(
     context: Context = None,
     timeout: Timeout = _ENGINE_TIMEOUT_S,
 ) -> None:
-    """Apply a capture, and wait until its engine serves."""
+    """Apply a capture, and wait until its engine serves.
+
+    For example: specdecode capture up examples/capture-tiny.yaml
+
+    Exits with 0 when it serves, 1 with the reason when it does not come to it.
+    """
     kubectl = Kubectl(context, namespace)
     with _told_in_one_line():
         name = _apply(kubectl, sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
@@ -70,7 +75,14 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     timeout: Timeout = _ENGINE_TIMEOUT_S,
     image: Image = None,
 ) -> None:
-    """Follow a capture to its end, and fetch its files; one that does not exist is created with the usual workload."""
+    """Follow a capture to its end, and fetch its files.
+
+    One that does not exist is created, with the usual workload: one client for
+    a minute, then 16 for two. Stopped with Ctrl-C, the capture goes on, and
+    the same command follows it again.
+
+    For example: specdecode capture run demo
+    """
     kubectl = Kubectl(context, namespace)
     with _told_in_one_line():
         name = name or _unfinished(kubectl)
@@ -89,7 +101,7 @@ def status(
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Show captures: their phase, and what the operator says."""
+    """Show captures: their phase, what the operator says, and where their data is."""
     kubectl = Kubectl(context, namespace)
     with _told_in_one_line():
         captures = [get_capture(kubectl, name)] if name else kubectl.items(RESOURCE)
@@ -108,7 +120,13 @@ def fetch_files(
     context: Context = None,
     image: Image = None,
 ) -> None:
-    """Copy a capture's files from its volume, checksums verified; goes on where an earlier fetch ended."""
+    """Copy a capture's files from its volume, checksums verified.
+
+    It goes on where an earlier fetch ended, and works as long as the claim is
+    there, also when capture, engine and deployment are gone.
+
+    For example: specdecode capture fetch demo captures/demo
+    """
     with _told_in_one_line():
         _fetch(Kubectl(context, namespace), name, out, image)
 
@@ -118,7 +136,11 @@ def down(
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Free the GPUs of a capture and keep its data; doing it twice changes nothing."""
+    """Free the GPUs of a capture, and say where its data is.
+
+    A capture that is not over is cancelled (spec.suspend) and keeps what was
+    recorded as partial files; the claim stays. Doing it twice changes nothing.
+    """
     kubectl = Kubectl(context, namespace)
     with _told_in_one_line():
         found = kubectl.find(RESOURCE, name) if name else None
@@ -175,19 +197,19 @@ def _unfinished(kubectl: Kubectl) -> str:
 
 def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
     """Return a capture with the usual workload."""
-    if deployment is None:
-        names = [each["metadata"]["name"] for each in kubectl.items(_DEPLOYMENTS)]
-        if len(names) != 1:
-            raise CaptureError(
-                f"--deployment: capture {name} would be created, and there are {len(names)} SpecDecodeDeployments here"
-                f" ({', '.join(names) or 'none'}): name one"
-            )
-        (deployment,) = names
+    names = [each["metadata"]["name"] for each in kubectl.items(_DEPLOYMENTS)]
+    found = ", ".join(names) or "none"
+    if deployment is not None and deployment not in names:
+        raise CaptureError(f"--deployment: {deployment}: is not here (SpecDecodeDeployments: {found}): name another")
+    if deployment is None and len(names) != 1:
+        raise CaptureError(
+            f"--deployment: capture {name} would be created, and SpecDecodeDeployments here are: {found}; name one"
+        )
     return {
         "apiVersion": base.API_VERSION,
         "kind": api.KIND,
         "metadata": {"name": name},
-        "spec": {"deployment": deployment},
+        "spec": {"deployment": deployment or names[0]},
     }
 
 

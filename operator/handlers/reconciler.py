@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.cluster.cache import Cache
@@ -21,6 +22,7 @@ from specdecode_operator.handlers.intents import Intents
 from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.handlers.metrics import ResidualCollector
 from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
 from specdecode_operator.services.capture.lending import borrower
 from specdecode_operator.services.decision import (
     Intent,
@@ -36,6 +38,7 @@ from specdecode_operator.services.decision import (
     observed_residual,
     read_parent,
     rollout_of,
+    schedules_of,
 )
 from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
 from specdecode_operator.services.model_download import downloads_name, read_downloads
@@ -74,6 +77,7 @@ class Reconciler:
         self._calibration = calibration
         self._launcher = Launcher(cluster, cache)
         self._reporter = Reporter(cluster, cache)
+        self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
         self._intents = Intents(host_paths)
         self._figures_written_s: dict[Key, float] = {}
         self._silent_rounds: dict[Key, int] = {}
@@ -110,7 +114,9 @@ class Reconciler:
         failure = await self._remember(parent, learn_from(intent, observation, memory), memory)
         if failure is not None:
             intent = blocked(intent, failure)
-        await self._report_if_new(parent, intent, observation)
+        schedules = schedules_of(parent)
+        kept = None if schedules is None else await self._schedules.keep(parent, schedules)
+        await self._report_if_new(parent, intent, observation, kept)
 
     def intent_of(self, body: Body) -> tuple[Parent, Intent]:
         """Return what the spec of an object comes to now, for a capture of it."""
@@ -144,8 +150,14 @@ class Reconciler:
         self._silent_rounds.pop(key, None)
         self._groups.pop(key, None)
 
-    async def _report_if_new(self, parent: Parent, intent: Intent, observation: Observation) -> None:
-        status = compose_status(parent, intent, observation, datetime.now(UTC))
+    async def _report_if_new(
+        self,
+        parent: Parent,
+        intent: Intent,
+        observation: Observation,
+        schedules: Sequence[ScheduleStatus] | None = None,
+    ) -> None:
+        status = compose_status(parent, intent, observation, datetime.now(UTC), schedules)
         if status != parent.status:
             await self._report(parent, status)
 

@@ -163,8 +163,7 @@ class OperatorState:
                 if round_ % _ROUNDS_TO_RELIST == 0:
                     await self._look_at_everything(cluster)
                 else:
-                    if not (self.cache.has_groups and LEADER_WORKER_SET.kind in self.watched):
-                        await self._look_at_groups(cluster)
+                    await self._look_at_groups(cluster)
                     for resource in _OUR_KINDS:
                         if resource.kind not in self.watched:
                             await self._look_at_objects(cluster, resource)

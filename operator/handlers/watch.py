@@ -57,7 +57,6 @@ async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
 async def on_belonging(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
     """Look at the object that a child or a pod belongs to, or at all that share what is known of models."""
     body: dict[str, Any] = dict(event["object"])
-    memo.watched.add(resource.kind or "")
     remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
     key = remember(resource.kind or "", body)
     if key is not None and key.kind == deployment.KIND:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.problems import InvalidSpecError
@@ -21,6 +22,7 @@ from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.cluster.resources import LEADER_WORKER_SET
 from specdecode_operator.labels import selector_labels
 from specdecode_operator.services import proof
+from specdecode_operator.services.capture_schedules import schedule_problems
 from specdecode_operator.services.children import render_children, render_plan, wanted_replicas
 from specdecode_operator.services.engine_pod import engine_timings
 from specdecode_operator.services.facts import Facts, check_without_models, gather_facts
@@ -284,10 +286,23 @@ def broken(parent: Parent, error: Exception) -> Intent:
     return Intent(Obstacle(working("InternalError", message), parent.status.plan), [])
 
 
+def schedules_of(parent: Parent) -> list[CaptureSchedule] | None:
+    """Return the schedules of captures; None where the spec does not hold together."""
+    try:
+        schedules = _parse(parent.spec).captures
+    except InvalidSpecError:
+        return None
+    return None if schedule_problems(schedules) else schedules
+
+
 def compose_status(
-    parent: Parent, intent: Intent, observation: Observation, now: datetime
+    parent: Parent,
+    intent: Intent,
+    observation: Observation,
+    now: datetime,
+    schedules: Sequence[ScheduleStatus] | None = None,
 ) -> SpecDecodeDeploymentStatus:
-    """Say in the status what is intended and what was seen."""
+    """Say in the status what is intended and what was seen; schedules stay as they were where none are given."""
     course, observed = intent.course, None
     if isinstance(course, Obstacle):
         summary = course.summary
@@ -317,6 +332,7 @@ def compose_status(
         ),
         plan=course.told,
         observed=observed,
+        captures=list(parent.status.captures if schedules is None else schedules),
         replicas=starter_status.get("replicas", 0),
         ready_replicas=starter_status.get("readyReplicas", 0),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),

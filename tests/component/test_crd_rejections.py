@@ -168,16 +168,6 @@ BAD = {
     ),
     "product twice": Bad("accelerator: {product: [A100, H200, A100]}", "spec.accelerator.product", "remove one"),
     "product with a blank": Bad("accelerator: {product: [NVIDIA H200]}", "spec.accelerator.product[0]", "should match"),
-    "tensor above GPUs a node": Bad(
-        "parallelism: {tensor: 16}\naccelerator: {perNode: 8}",
-        "spec.parallelism",
-        "takes 16 GPUs a replica (tensor x pipeline x data), above accelerator.perNode 8",
-    ),
-    "stages and copies above GPUs a node": Bad(
-        "parallelism: {pipeline: 4, data: 4}\naccelerator: {perNode: 8}",
-        "spec.parallelism",
-        "takes 16 GPUs a replica (tensor x pipeline x data), above accelerator.perNode 8",
-    ),
     "stages on CPU": Bad(
         "parallelism: {pipeline: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
         "spec.parallelism",

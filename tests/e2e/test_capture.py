@@ -137,24 +137,25 @@ def test_the_data_outlives_the_capture(kubectl: Kubectl, captured: dict[str, Any
     assert len(lines) == 1 + REQUESTS, "the meta line and a record a request"
 
 
+@pytest.fixture(scope="module")
+def cancelled(kubectl: Kubectl) -> None:
+    """A capture that is cancelled in the middle of its load, while the operator is being killed."""
+    body = capture()
+    body["metadata"]["name"] = "second"
+    body["spec"]["workload"]["phases"] = [
+        {"name": "long", "pattern": "Closed", "concurrency": 2, "durationSeconds": 300}
+    ]
+    assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
+    wait_for(kubectl, "second", "Ready", "Loading", CAPTURE_DEADLINE_S, kind="sdc")
+    Kubectl(kubectl.kubeconfig, NAMESPACE).must("delete", "pod", "--all", "--grace-period=0", "--force")
+    kubectl.must("patch", "sdc", "second", "--type=merge", '--patch={"spec":{"suspend":true}}')
+    wait_for(kubectl, "second", "Ready", "Suspended", READ_DEADLINE_S, kind="sdc")
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("captured")
 class TestCancelled:
     """Runs after the others, on the same deployment."""
-
-    @pytest.fixture(scope="class")
-    def cancelled(self, kubectl: Kubectl) -> None:
-        """A capture that is cancelled in the middle of its load, while the operator is being killed."""
-        body = capture()
-        body["metadata"]["name"] = "second"
-        body["spec"]["workload"]["phases"] = [
-            {"name": "long", "pattern": "Closed", "concurrency": 2, "durationSeconds": 300}
-        ]
-        assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
-        wait_for(kubectl, "second", "Ready", "Loading", CAPTURE_DEADLINE_S, kind="sdc")
-        Kubectl(kubectl.kubeconfig, NAMESPACE).must("delete", "pod", "--all", "--grace-period=0", "--force")
-        kubectl.must("patch", "sdc", "second", "--type=merge", '--patch={"spec":{"suspend":true}}')
-        wait_for(kubectl, "second", "Ready", "Suspended", READ_DEADLINE_S, kind="sdc")
 
     @pytest.mark.usefixtures("cancelled")
     def test_the_engines_come_back(self, kubectl: Kubectl) -> None:

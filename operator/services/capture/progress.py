@@ -15,6 +15,8 @@ from specdecode_operator.services.rollout import pod_trouble
 _CRASHES_BELIEVED = 3
 """Starts after the first that an engine gets, as in a deployment."""
 
+_ENDING = "the load is over, its pod is ending"
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -55,7 +57,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     started_at = (pod or {}).get("status", {}).get("startTime")
     finished = conditions.keys() & {"Complete", "Failed"}
     if finished and pod is not None and _is_still_seen_running(pod):
-        return Progress(CapturePhase.LOADING, "Finishing", "its pod is ending", started_at=started_at)
+        return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
     if done := conditions.get("Complete"):
         finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
         message = "files are validated and published"
@@ -91,10 +93,12 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
     unscheduled = _unscheduled(pod)
     if unscheduled is not None:
         return unscheduled
-    if _is_running(pod, LOAD):
+    if _is(pod, LOAD, "running"):
         return Progress(
             CapturePhase.LOADING, "Loading", "the engine serves, the load is under way", started_at=started_at
         )
+    if _is(pod, LOAD, "terminated"):
+        return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
     trouble = pod_trouble(pod) if pod.get("status", {}).get("phase") in {"Pending", "Running"} else None
     if trouble is None:
         message = "the volume is looked at, then the engine starts"
@@ -122,9 +126,9 @@ def _unscheduled(pod: Body) -> Progress | None:
     return None
 
 
-def _is_running(pod: Body, container: str) -> bool:
+def _is(pod: Body, container: str, state: str) -> bool:
     statuses = pod.get("status", {}).get("containerStatuses") or []
-    return any(each["name"] == container and "running" in (each.get("state") or {}) for each in statuses)
+    return any(each["name"] == container and state in (each.get("state") or {}) for each in statuses)
 
 
 def _engine_starts(pod: Body) -> int:

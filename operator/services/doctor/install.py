@@ -21,7 +21,7 @@ _PROMETHEUS: Final = "monitoring.coreos.com"
 
 OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "specdecodedeployments.specdecode.io": ("get", "list", "watch"),
-    "specdecodecaptures.specdecode.io": ("get", "list", "watch", "delete"),
+    "specdecodecaptures.specdecode.io": ("get", "list", "watch", "create", "patch", "delete"),
     "specdecodedeployments.specdecode.io/status": ("get", "patch", "update"),
     "specdecodecaptures.specdecode.io/status": ("get", "patch", "update"),
     "configmaps": ("get", "list", "watch", "create", "patch", "delete"),
@@ -29,7 +29,7 @@ OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "deployments.apps": ("get", "list", "watch", "create", "patch", "delete"),
     "leaderworkersets.leaderworkerset.x-k8s.io": ("get", "list", "watch", "create", "patch", "delete"),
     "jobs.batch": ("get", "list", "watch", "create", "patch", "delete"),
-    "persistentvolumeclaims": ("get", "list", "watch", "create", "patch"),
+    "persistentvolumeclaims": ("get", "list", "watch", "create", "patch", "delete"),
     "poddisruptionbudgets.policy": ("get", "list", "watch", "create", "patch", "delete"),
     "nodes": ("get", "list", "watch"),
     "pods": ("get", "list", "watch"),

@@ -261,11 +261,14 @@ class TestProgress:
     def test_phases_on_the_way(self) -> None:
         body = capture()
         unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
+        done = {"terminated": {"exitCode": 0}}
         seen = [
             ([], "Pending", "WaitingForPod"),
             ([capture_pod(phase="Pending", conditions=[unscheduled])], "WaitingForGPUs", "WaitingForGPUs"),
             ([capture_pod(phase="Pending", initContainerStatuses=[running("prepare")])], "Starting", "Starting"),
             ([capture_pod(containerStatuses=[running("load")])], "Loading", "Loading"),
+            # The load ended before the engine that stands beside it.
+            ([capture_pod(containerStatuses=[{**running("load"), "state": done}])], "Loading", "Finishing"),
         ]
         for pods, phase, reason in seen:
             _, status = look(body, surroundings(job=job(), pods=pods))
