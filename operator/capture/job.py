@@ -20,7 +20,7 @@ from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import EngineCounters, PartialManifest
 from specdecode_operator.capture.files.publish import label_partial
 from specdecode_operator.capture.files.summary import MESSAGE_BYTES, summary_text
-from specdecode_operator.capture.job_finish import Asked, Published, Run, finish
+from specdecode_operator.capture.job_finish import Asked, Published, Run, finish, published_before
 from specdecode_operator.capture.job_places import Places
 from specdecode_operator.capture.job_prepare import prepare, volume_errors
 from specdecode_operator.capture.job_recorders import Recorders
@@ -110,23 +110,30 @@ class Job:
         self._node = environment.get(NODE_VARIABLE)
 
     def prepare(self, recorder: Path) -> None:
-        """Do what comes before the engine.
+        """Do what comes before the engine; nothing where an earlier attempt has published already.
 
         Raises
         ------
         CaptureError
             When this volume cannot take the capture.
         """
-        prepare(self.places, recorder)
+        if published_before(self.places, self.asked) is None:
+            prepare(self.places, recorder)
 
     def run(self, load: Load = run_load) -> Published:
         """Do what comes beside the engine; a failure leaves the files labelled as partial.
+
+        Where an earlier attempt of this capture has published already, that is the outcome.
 
         Raises
         ------
         CaptureError
             When the capture was not published.
         """
+        published = published_before(self.places, self.asked)
+        return published if published is not None else self._run(load)
+
+    def _run(self, load: Load) -> Published:
         try:
             return finish(self.places, self.asked, asyncio.run(self._record(load)))
         except CaptureError as error:

@@ -18,7 +18,7 @@ from specdecode_operator.capture.files.manifest import (
     SegmentEntry,
 )
 from specdecode_operator.capture.files.merge import Merged, merge
-from specdecode_operator.capture.files.publish import publish, seal
+from specdecode_operator.capture.files.publish import publish, read_manifest, seal
 from specdecode_operator.capture.files.segment_lines import Header
 from specdecode_operator.capture.files.segments import Segment
 from specdecode_operator.capture.files.summary import Summary, status_summary, summarize
@@ -36,6 +36,8 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    capture_uid
+        UID of the capture's object.
     workload
         ``spec.workload``, as it was given.
     seed
@@ -46,6 +48,7 @@ class Asked(Struct, frozen=True, kw_only=True):
         Image, plan, flags added: whatever the operator gave.
     """
 
+    capture_uid: str | None = None
     workload: dict[str, Any] = {}
     seed: int = 0
     record: dict[str, Any] = {}
@@ -113,6 +116,20 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
     return Published(manifest=manifest, summary=summary, status=status_summary(summary, files, places.path))
 
 
+def published_before(places: Places, asked: Asked) -> Published | None:
+    """Return what an earlier attempt of this very capture published; None where none did.
+
+    A pod may die after the renaming and before it could say so.
+    """
+    with volume_errors(places.root):
+        manifest = read_manifest(places.final)
+    if manifest is None or asked.capture_uid is None or manifest.capture_uid != asked.capture_uid:
+        return None
+    summary = msgspec.convert(manifest.summary, Summary)
+    status = status_summary(summary, manifest.files, places.path)
+    return Published(manifest=manifest, summary=summary, status=status)
+
+
 def _meta(places: Places, asked: Asked, run: Run, header: Header) -> TraceMeta:
     speculative = header.config.speculative
     return TraceMeta(
@@ -174,6 +191,7 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
         capture=places.capture,
         arm=ARM,
         repetition=REPETITION,
+        capture_uid=asked.capture_uid,
         attempt=places.attempt,
         specdecode=__version__,
         vllm=header.vllm,

@@ -164,7 +164,10 @@ def _pod(name: str, place: Place) -> Body:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "specdecode"}},
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/part-of": "specdecode", "app.kubernetes.io/component": "capture-fetch"},
+        },
         "spec": {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": _POD_LIVES_S,

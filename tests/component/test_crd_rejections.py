@@ -336,6 +336,28 @@ BAD = {
         "engine: {env: [{name: A, value: one}, {name: A, value: two}]}", "spec.engine.env[1]", "Duplicate"
     ),
     "variable with a blank": Bad("engine: {env: [{name: 'A B'}]}", "spec.engine.env[0].name", "should match"),
+    # Captures by the clock
+    "schedule of six fields": Bad(
+        "captures: [{name: nightly, schedule: '0 0 3 * * *'}]", "spec.captures[0].schedule", "should match"
+    ),
+    "schedule without a time": Bad("captures: [{name: nightly}]", "spec.captures[0].schedule", "Required"),
+    "schedule twice": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *}, {name: nightly, schedule: 0 4 * * *}]",
+        "spec.captures[1]",
+        "Duplicate",
+    ),
+    "retention of a claim that is given": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *, retention: {count: 3},"
+        " template: {storage: {existingClaim: mine}}}]",
+        "spec.captures[0].retention",
+        "template.storage.existingClaim mine is not: remove one of them",
+    ),
+    "scheduled phase without an end": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *,"
+        " template: {workload: {phases: [{name: a, pattern: Closed, concurrency: 1}]}}}]",
+        "spec.captures[0].template.workload.phases[0].durationSeconds",
+        "set one of durationSeconds and requests",
+    ),
     # The rest
     "fewer than no replicas": Bad("replicas: -1", "spec.replicas", "greater than or equal to 0"),
     "override without a reason": Bad("override: {planning: Ignore}", "spec.override.reason", "Required"),

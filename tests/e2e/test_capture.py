@@ -1,6 +1,9 @@
-"""A capture of a real vLLM that really drafts: apply, wait, files on the volume that can be trusted."""
+"""A capture of a real vLLM that really drafts, driven by the verbs of `specdecode capture`."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import yaml
 from devcluster.images import operator_image
 from devcluster.install import NAMESPACE
 from tests.support.conditions import condition, wait_for
-from tests.support.kubectl import Kubectl
+from tests.support.kubectl import Kubectl, program
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,22 +44,46 @@ def capture() -> dict[str, Any]:
     return body
 
 
+def specdecode(kubectl: Kubectl, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `specdecode capture` as a user with this kubeconfig."""
+    path = os.pathsep.join([str(Path(program("kubectl")).parent), os.environ["PATH"]])
+    home = Path(kubectl.kubeconfig or "").parent
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "KUBECONFIG": str(kubectl.kubeconfig),
+        "KUBECACHEDIR": str(home / "kubectl-cache"),
+    }
+    command = [str(Path(sys.executable).with_name("specdecode")), "capture", *arguments]
+    if arguments[0] != "validate":
+        command.append(f"--namespace={kubectl.namespace}")
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=CAPTURE_DEADLINE_S, check=False
+    )
+
+
 @pytest.fixture(scope="module")
-def captured(kubectl: Kubectl) -> dict[str, Any]:
-    """A capture that took the GPUs of a deployment that served."""
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `capture run` fetches to."""
+    return tmp_path_factory.mktemp("captures") / "demo"
+
+
+@pytest.fixture(scope="module")
+def captured(kubectl: Kubectl, fetched: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A capture that took the GPUs of a deployment that served, from `up` to the end of `run`."""
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 120)
     assert kubectl.apply(yaml.safe_dump(deployment())).returncode == 0
     wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
-    assert kubectl.apply(yaml.safe_dump(capture())).returncode == 0
-    wait_for(kubectl, "tiny", "Ready", "SuspendedForCapture", READ_DEADLINE_S)
-
-    def ended() -> dict[str, Any] | None:
-        status, reason, message = condition(kubectl, "demo", "Succeeded", kind="sdc")
-        assert status != "False", f"{reason}: {message}"
-        return kubectl.object("sdc", "demo") if status == "True" else None
-
-    return eventually(ended, "the capture succeeded", CAPTURE_DEADLINE_S)
+    file = tmp_path_factory.mktemp("input") / "capture.yaml"
+    file.write_text(yaml.safe_dump(capture()))
+    up = specdecode(kubectl, "up", str(file))
+    assert up.returncode == 0, up.stderr
+    assert condition(kubectl, "tiny", "Ready")[1] == "SuspendedForCapture"
+    run = specdecode(kubectl, "run", "demo", f"--out={fetched}")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "files are validated and published" in run.stdout
+    return kubectl.object("sdc", "demo")
 
 
 def on_the_volume(kubectl: Kubectl, name: str, *command: str, claim: str = "demo-capture") -> str:
@@ -127,14 +154,49 @@ def test_the_engines_are_back(kubectl: Kubectl, captured: dict[str, Any]) -> Non
     assert len(kubectl.objects("pods", ENGINES)) == 1
 
 
-def test_the_data_outlives_the_capture(kubectl: Kubectl, captured: dict[str, Any]) -> None:
+def test_what_run_fetched_can_be_trusted(kubectl: Kubectl, captured: dict[str, Any], fetched: Path) -> None:
+    assert {path.name for path in fetched.iterdir()} == FILES | {"manifest.json"}
+    answer = specdecode(kubectl, "validate", str(fetched))
+    assert answer.returncode == 0, answer.stdout
+    assert len((fetched / "trace.jsonl").read_text().splitlines()) == 1 + REQUESTS, "the meta line and the records"
+
+
+def test_taking_down_what_is_over_changes_nothing_and_says_where_the_data_is(
+    kubectl: Kubectl, captured: dict[str, Any]
+) -> None:
+    for _ in range(2):
+        answer = specdecode(kubectl, "down")
+        assert answer.returncode == 0, answer.stderr
+        assert f"claim demo-capture in namespace {kubectl.namespace}" in answer.stdout
+    assert kubectl.object("sdc", "demo")["spec"].get("suspend", False) is False
+
+
+def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
+    kubectl: Kubectl, captured: dict[str, Any], fetched: Path, tmp_path: Path
+) -> None:
     kubectl.must("delete", "sdc", "demo")
     eventually(
         lambda: not kubectl.objects("jobs", "--selector=specdecode.io/capture=demo"), "the Job goes", READ_DEADLINE_S
     )
-    path = f"/capture/{captured['status']['path']}/trace.jsonl"
-    lines = on_the_volume(kubectl, "trace", "python3", "-c", f"print(open('{path}').read())").strip().splitlines()
-    assert len(lines) == 1 + REQUESTS, "the meta line and a record a request"
+    whole = (fetched / "step-stats.jsonl").read_bytes()
+    out = tmp_path / "again"
+    out.mkdir()
+    (out / "step-stats.jsonl.fetching").write_bytes(whole[: len(whole) // 2])
+    (out / "client.jsonl").write_text("not what was published\n")
+    answer = specdecode(kubectl, "fetch", "demo", str(out))
+    assert answer.returncode == 0, answer.stderr
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        path.name: path.read_bytes() for path in fetched.iterdir()
+    }
+    assert not kubectl.objects("pods", "--selector=app.kubernetes.io/component=capture-fetch"), "its pod goes"
+
+
+def test_a_capture_that_never_was_is_told_in_one_line(kubectl: Kubectl, captured: dict[str, Any]) -> None:
+    answer = specdecode(kubectl, "fetch", "nothing", "nowhere")
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        "error: capture nothing: neither it nor a claim of it is in this namespace: name another, or -n\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +210,8 @@ def cancelled(kubectl: Kubectl) -> None:
     assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
     wait_for(kubectl, "second", "Ready", "Loading", CAPTURE_DEADLINE_S, kind="sdc")
     Kubectl(kubectl.kubeconfig, NAMESPACE).must("delete", "pod", "--all", "--grace-period=0", "--force")
-    kubectl.must("patch", "sdc", "second", "--type=merge", '--patch={"spec":{"suspend":true}}')
+    answer = specdecode(kubectl, "down", "second")
+    assert answer.returncode == 0, answer.stderr
     wait_for(kubectl, "second", "Ready", "Suspended", READ_DEADLINE_S, kind="sdc")
 
 

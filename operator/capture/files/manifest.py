@@ -135,6 +135,8 @@ class Manifest(Struct, kw_only=True, frozen=True):
         Version of this manifest.
     namespace, capture, arm, repetition
         Which capture, and which part of it.
+    capture_uid
+        UID of its object, by which a later attempt knows these files for its own.
     attempt
         UID of the pod that made it.
     specdecode
@@ -178,6 +180,7 @@ class Manifest(Struct, kw_only=True, frozen=True):
     capture: str
     arm: str
     repetition: int
+    capture_uid: str | None = None
     attempt: str
     specdecode: str
     vllm: str

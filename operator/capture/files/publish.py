@@ -79,6 +79,14 @@ def refuse_finished(final: Path) -> None:
         raise _finished(final)
 
 
+def read_manifest(final: Path) -> Manifest | None:
+    """Return the manifest of a finished capture; None where there is none, or none that can be read."""
+    try:
+        return msgspec.json.decode((final / MANIFEST).read_bytes(), type=Manifest)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return None
+
+
 def _finished(final: Path) -> CaptureError:
     return CaptureError(
         "AlreadyPublished", f"{final} holds a finished capture, which is never overwritten: choose another name"

@@ -1,5 +1,6 @@
 """Says once a second how far a run is: one line of JSON on standard output."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,14 +22,27 @@ def print_line(line: str) -> None:
 class Progress:
     """The run's progress.
 
-    The lines have ``phase`` (the present one), ``sent``, ``completed`` and
-    ``failed`` (since the run began, warm-up included), ``rate`` (requests ended
-    a second in the present phase) and ``eta_s`` (until the last phase's end;
-    null while that cannot be told).
+    The lines have ``phase`` (the present one), ``sent``, ``recorded``,
+    ``completed`` and ``failed`` (since the run began, warm-up included),
+    ``rate`` (requests ended a second in the present phase) and ``eta_s`` (until
+    the last phase's end; null while that cannot be told).
+
+    Parameters
+    ----------
+    in_flight
+        Returns how many requests are under way.
+    recorded
+        Returns how many requests the recorders have written; it reads from the volume, so it gets a thread.
+    emit
+        Takes the lines.
     """
 
-    def __init__(self, in_flight: Callable[[], int], emit: Callable[[str], None] = print_line) -> None:
+    def __init__(
+        self, in_flight: Callable[[], int], recorded: Callable[[], int], emit: Callable[[str], None] = print_line
+    ) -> None:
         self._in_flight = in_flight
+        self._count_recorded = recorded
+        self._recorded = 0
         self._emit = emit
         self._tallies: list[Tally] = []
         self._phase: Phase | None = None
@@ -45,6 +59,8 @@ class Progress:
         """Write a line each second until the run must end."""
         tick_s = time.monotonic()
         while await stop.sleep_until(tick_s):
+            # The schedule of the load must not wait for a slow volume.
+            self._recorded = await asyncio.to_thread(self._count_recorded)
             self.tick()
             tick_s += TICK_S
 
@@ -62,6 +78,7 @@ class Progress:
         line = {
             "phase": self._phase.name,
             "sent": ended + self._in_flight(),
+            "recorded": self._recorded,
             "completed": completed,
             "failed": ended - completed,
             "rate": round(rate, 2),

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from specdecode_operator.capture.files.formats import Outcome
 from specdecode_operator.capture.load.arrivals import phase_requests
+from specdecode_operator.capture.files.recorded import RecordedRequests
+from specdecode_operator.capture.files.segments import FOLDER
 from specdecode_operator.capture.load.client import EngineClient
 from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, read_dataset
@@ -89,7 +91,7 @@ async def run_load(
     client = EngineClient(settings.engine, float(settings.workload.timeout_seconds))
     _allow_many_connections()
     log = ClientLog(attempt_folder, stop.set_from_thread)
-    progress = Progress(lambda: client.in_flight, emit)
+    progress = Progress(lambda: client.in_flight, RecordedRequests(attempt_folder / FOLDER).count, emit)
     run = _Run(RunParts(settings, prompts, client, log, time.monotonic()), time.time(), stop, progress)
     try:
         async with (

@@ -295,12 +295,15 @@ class RunSettings(Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    capture_uid
+        UID of the capture's object: another one of the same name has another.
     context
         Copied to the manifest as it is.
     """
 
     namespace: str
     capture: str
+    capture_uid: str | None = None
     engine: EngineAddress
     workload: Workload
     seed: int

@@ -249,6 +249,7 @@ def _settings(
     return {
         "namespace": capture.key.namespace,
         "capture": capture.key.name,
+        "capture_uid": capture.uid,
         "root": ROOT,
         "engine": {
             "url": f"http://127.0.0.1:{facts.spec.serving.port}",
