@@ -98,8 +98,11 @@ class ScheduleStatus(ApiModel):
     name: ScheduleName
     """Name of the schedule."""
 
+    schedule: str = Field(max_length=256)
+    """Schedule and time zone that the times speak of."""
+
     since: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
-    """When the operator first saw it; earlier times are not made up for."""
+    """When the operator first saw this schedule; earlier times are not made up for."""
 
     last_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None, json_schema_extra={"format": "date-time"}

@@ -150,7 +150,7 @@ class Job:
         recorders = Recorders(self.places)
         await self._wait_for_engine(stop)
         await recorders.wait_until_recording(self._patience.recording_s)
-        watch = asyncio.create_task(recorders.watch(stop))
+        watches = [asyncio.create_task(recorders.watch(stop)), asyncio.create_task(self._watch_engine(stop, recorders))]
         deadline = self._stop_at_the_deadline(stop, recorders)
         try:
             result = await self._load(load, stop)
@@ -158,7 +158,8 @@ class Job:
             await self._close_anyway(recorders)
             raise
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
             deadline.cancel()
         if stop.is_set:
             await self._close_anyway(recorders)
@@ -182,6 +183,14 @@ class Job:
             stop.set(message)
 
         return asyncio.get_running_loop().call_later(deadline_s, end)
+
+    async def _watch_engine(self, stop: Stop, recorders: Recorders) -> None:
+        """Stop the load when the engine is gone: one that was killed says nothing, and its next start takes minutes."""
+        async with EngineMonitor(self.settings.engine.url) as monitor:
+            await monitor.wait_until_gone()
+        message = "the engine ended while it was recorded: nothing listens at its port any more; see its log"
+        recorders.failure = recorders.failure or CaptureError("EngineExited", message)
+        stop.set(message)
 
     async def _wait_for_engine(self, stop: Stop) -> None:
         async with EngineMonitor(self.settings.engine.url) as monitor:

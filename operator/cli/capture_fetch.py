@@ -15,7 +15,9 @@ from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 MANIFEST: Final = "manifest.json"
 _PARTIAL_SUFFIX: Final = ".fetching"
 _MOUNT: Final = "/capture"
-_POD_LIVES_S: Final = 3600
+_POD_LIVES_S: Final = 6 * 3600
+"""Long enough for tens of gigabytes; one that was left behind ends by itself."""
+
 _READY_DEADLINE_S: Final = 120
 _TRIES: Final = 5
 """Streams through the API server break; each try goes on where the last one ended."""
@@ -87,9 +89,14 @@ def fetch(kubectl: Kubectl, place: Place, out: Path, say: Callable[[str], None])
 def _listed(manifest: str, place: Place) -> list[RemoteFile]:
     try:
         files = json.loads(manifest)["files"]
-        return [RemoteFile(name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
+        found = [RemoteFile(name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FetchError(f"{place.path}/{MANIFEST}: is no manifest of a capture ({error!r})") from error
+    for file in found:
+        # Whoever may write to the volume may not write anywhere on this machine.
+        if Path(file.name).name != file.name or file.name == MANIFEST:
+            raise FetchError(f"{place.path}/{MANIFEST}: {file.name}: is no name of a file of a capture")
+    return found
 
 
 def _read_manifest(kubectl: Kubectl, pod: str, place: Place) -> str:
@@ -105,21 +112,27 @@ def _read_manifest(kubectl: Kubectl, pod: str, place: Place) -> str:
 def _copy(kubectl: Kubectl, pod: str, place: Place, file: RemoteFile, out: Path) -> None:
     """Copy one file, from where an earlier fetch ended."""
     partial = out / f"{file.name}{_PARTIAL_SUFFIX}"
+    partial.touch()
     words = ""
     for _ in range(_TRIES):
-        have = partial.stat().st_size if partial.exists() else 0
+        have = partial.stat().st_size
         if have >= file.bytes:
             break
         with partial.open("ab") as sink:
             source = f"{_MOUNT}/{place.path}/{file.name}"
             stream = kubectl.stream("exec", pod, "--", "tail", "-c", f"+{have + 1}", source, output=sink)
             words = stream.communicate()[1].decode(errors="replace").strip()
+    have = partial.stat().st_size
+    if have < file.bytes:
+        raise FetchError(
+            f"{file.name}: the stream broke {_TRIES} times, {have:,} of {file.bytes:,} bytes are here: fetch again, it"
+            f" goes on from there{f'; {words}' if words else ''}"
+        )
     if not _is_right(partial, file):
-        have = partial.stat().st_size
         partial.unlink()
         raise FetchError(
             f"{file.name}: {have:,} bytes came that are not what the manifest says ({file.bytes:,} bytes, sha256"
-            f" {file.sha256[:12]}…): fetch again{f'; {words}' if words else ''}"
+            f" {file.sha256[:12]}…): fetch again"
         )
     partial.replace(out / file.name)
 

@@ -4,8 +4,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -34,6 +35,9 @@ _ENGINE_TIMEOUT_S: Final = 3600
 _AFTER_THE_LOAD_S: Final = 900
 """Merging and checking gigabytes takes minutes."""
 
+_LINE_START: Final = "\r\033[K"
+"""Back to the beginning of a terminal's line, and clear it."""
+
 _OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
 
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
@@ -59,7 +63,8 @@ def up(
     """
     kubectl = Kubectl(context, namespace)
     with _told_in_one_line():
-        name = _apply(kubectl, sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        name, kubectl = _apply(kubectl, text)
         capture = wait_until_it_serves(kubectl, name, timeout, typer.echo)
         typer.echo(f"capture {name}: {phase_of(capture)}: {words_of(capture)}")
 
@@ -87,7 +92,7 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     with _told_in_one_line():
         name = name or _unfinished(kubectl)
         if kubectl.find(RESOURCE, name) is None:
-            _apply(kubectl, json.dumps(_usual_capture(kubectl, name, deployment)))
+            name, kubectl = _apply(kubectl, json.dumps(_usual_capture(kubectl, name, deployment)))
         capture = wait_until_it_serves(kubectl, name, timeout, typer.echo)
         _follow(kubectl, capture)
         remaining_s = int(capture["spec"].get("deadlineSeconds", 3600)) + _AFTER_THE_LOAD_S
@@ -165,7 +170,7 @@ def _told_in_one_line() -> Iterator[None]:
     """Turn what may go wrong into one line and exit status 1."""
     try:
         yield
-    except (CaptureError, FetchError, KubectlError, OSError) as error:
+    except (CaptureError, FetchError, KubectlError, OSError, UnicodeDecodeError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
@@ -173,17 +178,17 @@ def _told_in_one_line() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _apply(kubectl: Kubectl, text: str) -> str:
-    """Apply one capture and return its name."""
+def _apply(kubectl: Kubectl, text: str) -> tuple[str, Kubectl]:
+    """Apply one capture; return its name, and kubectl in its namespace, which the file may name."""
     printed = kubectl.text("apply", "--server-side", "--filename=-", "--output=json", stdin=text)
     applied = json.loads(printed)
     objects = applied.get("items", [applied])
     captures = [each["metadata"] for each in objects if each["kind"] == api.KIND]
     if len(captures) != 1:
         raise CaptureError(f"the file holds {len(captures)} objects of kind {api.KIND}: give one with exactly one")
-    name = str(captures[0]["name"])
-    typer.echo(f"capture {name} applied in namespace {captures[0]['namespace']}")
-    return name
+    name, namespace = str(captures[0]["name"]), str(captures[0]["namespace"])
+    typer.echo(f"capture {name} applied in namespace {namespace}")
+    return name, replace(kubectl, namespace=namespace)
 
 
 def _unfinished(kubectl: Kubectl) -> str:
@@ -214,21 +219,21 @@ def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
 
 
 def _follow(kubectl: Kubectl, capture: Body) -> None:
-    """Show the progress of the load until its container ends."""
-    show = _in_place if sys.stdout.isatty() else typer.echo
-    told = ""
+    """Show the progress of the load until its container ends: in place on a terminal, else the last of each phase."""
+    in_place = sys.stdout.isatty()
+    last: dict[str, Any] | None = None
     for said in progress(kubectl, capture):
-        line = f"  {progress_text(said)}"
-        # A log gets a line a phase; a terminal gets all of them, in place.
-        if show is _in_place or said.get("phase") != told:
-            show(line)
-            told = str(said.get("phase"))
-    if show is _in_place:
-        typer.echo("")
+        if last is not None and last["phase"] != said["phase"]:
+            _show(last, in_place=in_place, stays=True)
+        if in_place:
+            _show(said, in_place=True, stays=False)
+        last = said
+    if last is not None:
+        _show(last, in_place=in_place, stays=True)
 
 
-def _in_place(line: str) -> None:
-    typer.echo(f"\r\033[K{line}", nl=False)
+def _show(said: dict[str, Any], *, in_place: bool, stays: bool) -> None:
+    typer.echo(f"{_LINE_START if in_place else ''}  {progress_text(said)}", nl=stays)
 
 
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:

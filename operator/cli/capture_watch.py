@@ -11,7 +11,7 @@ from specdecode_operator.cli.kubectl import Kubectl
 
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
 FINAL: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
-_SERVING: Final = FINAL | {CapturePhase.LOADING}
+_SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
 _PERIOD_S: Final = 2.0
 _LOAD_CONTAINER: Final = "load"
 
@@ -81,7 +81,13 @@ def wait_for(
 
 
 def wait_until_it_serves(kubectl: Kubectl, name: str, timeout_s: float, say: Callable[[str], None]) -> Body:
-    """Wait until the capture's engine serves, or all is over already."""
+    """Wait until the capture's engine serves, or served: all may be over already.
+
+    Raises
+    ------
+    CaptureError
+        When the capture stalls, failed, was cancelled, or takes longer.
+    """
     return wait_for(kubectl, name, _SERVING, timeout_s, say)
 
 
@@ -93,15 +99,14 @@ def _is_stalled(capture: Body) -> bool:
 
 
 def progress(kubectl: Kubectl, capture: Body) -> Iterator[dict[str, Any]]:
-    """Yield what the load generator says of its progress, until it ends.
+    """Yield what the load generator said of its progress and says, until it ends.
 
-    Of lines that nobody reads in time only the log keeps the rest: the stream
-    may break, and the caller looks at the phase afterwards.
+    The stream may break before; the caller looks at the phase afterwards.
     """
     job = capture["status"].get("job")
     if not job:
         return
-    stream = kubectl.stream("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}", "--follow", "--tail=1")
+    stream = kubectl.stream("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}", "--follow")
     try:
         for line in stream.stdout or ():
             try:

@@ -71,6 +71,6 @@ class Kubectl:
 
 
 def _words(stderr: str, code: int) -> str:
-    """Return the last thing that kubectl said, which is the error; what comes before are warnings."""
-    lines = [line for line in stderr.strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"kubectl ended with exit code {code} and said nothing"
+    """Return what kubectl said, without its warnings: a refusal has a line for each field."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Warning:")]
+    return "\n  ".join(lines) or f"kubectl ended with exit code {code} and said nothing"

@@ -74,13 +74,6 @@ class Cluster:
         except NotFoundError:
             return await self._send(_Request("POST", resource, namespace), body, query)
 
-    async def scale_to_zero(self, body: Body) -> Body:
-        """Set a child's replicas to 0 and leave the rest of it alone."""
-        metadata = body["metadata"]
-        request = _Request("PATCH", child_resource(body["kind"]), metadata["namespace"], metadata["name"])
-        query = {"fieldManager": FIELD_MANAGER}
-        return await self._send(request, {"spec": {"replicas": 0}}, query, _MERGE_PATCH)
-
     async def change(self, body: Body, change: Body) -> Body:
         """Change some fields of an object by merge patch, and leave the rest of it alone."""
         metadata = body["metadata"]

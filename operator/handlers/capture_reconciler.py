@@ -23,6 +23,7 @@ from specdecode_operator.handlers.hindrance import hindrance
 from specdecode_operator.handlers.inventory import Inventory
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.services.capture.decision import blind, broken, decide, hindered, sources_of
+from specdecode_operator.services.capture.lending import holds_gpus
 from specdecode_operator.services.capture.status import compose_status, is_outlived
 from specdecode_operator.services.capture.subject import Capture, read_capture
 from specdecode_operator.services.capture.surroundings import Decision, DeploymentSeen, Surroundings, Writes
@@ -106,6 +107,7 @@ class CaptureReconciler:
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None
         parent, intent = self._intent_of(body)
+        now = datetime.now(UTC)
         engines = [each for each in self._cache.belongings(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
         return DeploymentSeen(
             key=key,
@@ -113,7 +115,7 @@ class CaptureReconciler:
             generation=parent.generation,
             intent=intent,
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
-            pods=[pod for pod in self._cache.belongings(key, POD.kind) if not is_reader(pod)],
+            pods=[pod for pod in self._cache.belongings(key, POD.kind) if not is_reader(pod) and holds_gpus(pod, now)],
         )
 
     async def _write(self, capture: Capture, writes: Writes) -> None:

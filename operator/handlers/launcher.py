@@ -12,7 +12,7 @@ from specdecode_operator.handlers.inventory import ChildNameTakenError, Hindered
 from specdecode_operator.services.decision import Intent, Obstacle, Parent
 from specdecode_operator.services.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.services.starters import STARTERS
-from specdecode_operator.services.succession import may_end, wanted_now
+from specdecode_operator.services.succession import may_end, staying, wanted_now
 
 
 class ModelFactsFullError(HinderedError):
@@ -54,6 +54,8 @@ class Launcher:
         await self._inventory.check_names(parent.key, parent.uid, children, owned)
         for child in children:
             await self._inventory.apply(parent.key, child, owned.get(identity(child)))
+        if intent.starter is not None and (running := staying(intent, owned.values())) is not None:
+            await self._scale(running, intent.starter["spec"]["replicas"])
         launched = not isinstance(intent.course, Obstacle)
         if not launched:
             await self._stop_unwanted_engines(parent, owned)
@@ -62,7 +64,7 @@ class Launcher:
             if (kind, name) in wanted or (kind in STARTERS and not self._may_end_others(parent, intent)):
                 continue
             # Without a launch the engines of an earlier spec stay, with all that is theirs.
-            if launched or kind == JOB.kind:
+            if launched or (kind == JOB.kind and not _only_waits(intent)):
                 await self._inventory.delete(parent.key, child)
 
     def _may_end_others(self, parent: Parent, intent: Intent) -> bool:
@@ -76,6 +78,13 @@ class Launcher:
         if intent.starter is not None:
             return owned.get(identity(intent.starter))
         return next((child for (kind, _), child in owned.items() if kind in STARTERS), None)
+
+    def predecessor(self, parent: Parent, intent: Intent) -> Body | None:
+        """Return what started engines before those that are wanted and is still there, as another kind."""
+        if intent.starter is None:
+            return None
+        wanted = identity(intent.starter)
+        return next((child for key, child in self.owned(parent).items() if key[0] in STARTERS and key != wanted), None)
 
     async def keep(self, parent: Parent, child: Body) -> None:
         """Apply one child beside those of the intent.
@@ -118,9 +127,20 @@ class Launcher:
         if parent.spec.get("suspend") is not True and parent.spec.get("replicas") != 0:
             return
         for (kind, _), starter in owned.items():
-            if kind in STARTERS and starter["spec"].get("replicas", 1) != 0:
-                self._cache.put(kind, await self._cluster.scale_to_zero(starter))
+            if kind in STARTERS:
+                await self._scale(starter, 0)
+
+    async def _scale(self, starter: Body, replicas: int) -> None:
+        """Set how many engines are started, and leave all else as it is."""
+        if starter["spec"].get("replicas", 1) != replicas:
+            answer = await self._cluster.change(starter, {"spec": {"replicas": replicas}})
+            self._cache.put(starter["kind"], answer)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of the children of an object that is gone."""
         self._inventory.forget(key)
+
+
+def _only_waits(intent: Intent) -> bool:
+    """Whether something is away that was there, such as nodes: a download that goes on is not begun anew for that."""
+    return isinstance(intent.course, Obstacle) and intent.course.summary.reconciling and not intent.children

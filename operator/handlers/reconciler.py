@@ -28,7 +28,6 @@ from specdecode_operator.services.decision import (
     Intent,
     Launch,
     Observation,
-    Obstacle,
     Parent,
     blocked,
     broken,
@@ -37,19 +36,18 @@ from specdecode_operator.services.decision import (
     lend,
     observed_residual,
     read_parent,
-    rollout_of,
     schedules_of,
 )
-from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.services.group_history import UNSEEN, GroupHistory
 from specdecode_operator.services.model_download import downloads_name, read_downloads
 from specdecode_operator.services.model_job import is_reader
 from specdecode_operator.services.model_storage import claims_named
 from specdecode_operator.services.plan_status import plan_change
 from specdecode_operator.services.readiness import Summary
-from specdecode_operator.services.recollection import learn_from, recall
+from specdecode_operator.services.recollection import learn_from, look_at_groups, recall
 from specdecode_operator.services.rollback import Memory, memory_name, read_memory, render_memory
-from specdecode_operator.services.rollout import current_pods, template_hash, waits_for_claim
-from specdecode_operator.services.starters import serving_pods, serving_template
+from specdecode_operator.services.rollout import current_pods, waits_for_claim
+from specdecode_operator.services.starters import serving_pods
 
 _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
@@ -216,18 +214,12 @@ class Reconciler:
             rested=written_s is None or time.monotonic() - written_s >= _FIGURES_REST_S,
             silent_rounds=self._silent_rounds[parent.key],
             sharers=self._sharers(parent),
+            predecessor=self._launcher.predecessor(parent, intent),
         )
-        return replace(observation, groups=self._look_at_groups(parent.key, intent, observation))
-
-    def _look_at_groups(self, key: Key, intent: Intent, observation: Observation) -> GroupHistory:
-        """Add what is seen now to what was seen of engines on several nodes before."""
-        if observation.starter is None or isinstance(intent.course, Obstacle):
-            return self._groups.get(key, UNSEEN)
-        serve = rollout_of(intent.course, observation).complete
-        template = template_hash(serving_template(observation.starter))
-        before = self._groups.get(key, UNSEEN)
-        self._groups[key] = look(before, template, observation.pods, time.monotonic(), serve=serve)
-        return self._groups[key]
+        self._groups[parent.key] = look_at_groups(
+            self._groups.get(parent.key, UNSEEN), intent, observation, time.monotonic()
+        )
+        return replace(observation, groups=self._groups[parent.key])
 
     def _sharers(self, parent: Parent) -> tuple[str, ...]:
         """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""

@@ -19,7 +19,9 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ MESSAGE_LIMIT = 600
 _GIB = 2**30
 _SPARE_BYTES = 64 * 2**20
 """Left free beside the files themselves: folders, locks, links."""
+
+_CUT_OFF_S = 1800.0
+"""A file that is being fetched is written to all the time: one that was not for so long is nobody's."""
 
 _NEVER = ("original/*", "metal/*", "onnx/*", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.tflite", "*.ot")
 """Copies of the weights for other engines; ``original`` of a Llama is as large as all the rest."""
@@ -78,12 +83,22 @@ def _download(model: str, revision: str | None, cache: str) -> str:
     sizes: dict[str, int] = {file.rfilename: file.size or 0 for file in info.siblings or []}
     ignored = left_out(list(sizes))
     wanted = set(huggingface_hub.utils.filter_repo_objects(list(sizes), ignore_patterns=list(ignored)))
-    snapshot = Path(cache, f"models--{model.replace('/', '--')}", "snapshots", info.sha)
+    folder = Path(cache, f"models--{model.replace('/', '--')}")
+    snapshot = folder / "snapshots" / info.sha
+    _clear_up(folder)
     _check_space(
         cache, {name: size for name, size in sizes.items() if name in wanted and not (snapshot / name).exists()}
     )
     huggingface_hub.snapshot_download(model, revision=info.sha, cache_dir=cache, ignore_patterns=list(ignored))
     return str(info.sha)
+
+
+def _clear_up(folder: Path) -> None:
+    """Remove what downloads left that were killed: each has a name of its own, so that nobody goes on with it."""
+    for file in folder.glob("blobs/*.incomplete"):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > _CUT_OFF_S:
+                file.unlink()
 
 
 def _check_space(cache: str, lacking: Mapping[str, int]) -> None:

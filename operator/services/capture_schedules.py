@@ -18,7 +18,7 @@ from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.crd import NAME_MAX_LENGTH
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.problems import Problem
-from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.labels import CAPTURE_LABEL, MANAGED_BY_LABEL, MANAGER, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
@@ -99,7 +99,9 @@ def decide_schedules(
     known = {status.name: status for status in belongings.statuses}
     for schedule in schedules:
         captures = _of_schedule(belongings.captures, schedule)
-        status = known.get(schedule.name) or ScheduleStatus(name=schedule.name, since=_text(now))
+        status = known.get(schedule.name)
+        if status is None or status.schedule != _clock(schedule):
+            status = ScheduleStatus(name=schedule.name, schedule=_clock(schedule), since=_text(now))
         status, due, told = _settle(schedule, captures, status, now)
         decision.statuses.append(_with_next(schedule, status, now))
         decision.news += [told] if told else []
@@ -112,6 +114,10 @@ def decide_schedules(
         decision.delete_captures += _too_old_captures(schedule, captures)
         decision.delete_claims += _too_old_claims(schedule, captures, _of_schedule(belongings.claims, schedule), now)
     return decision
+
+
+def _clock(schedule: CaptureSchedule) -> str:
+    return f"{schedule.schedule} {schedule.time_zone}"
 
 
 def _settle(
@@ -143,9 +149,10 @@ def _latest_due(
     # The status may be older than the captures: the operator may be killed between the two.
     annotations = [each["metadata"].get("annotations") or {} for each in captures]
     handled += [_time(each[SCHEDULED_AT_ANNOTATION]) for each in annotations if SCHEDULED_AT_ANNOTATION in each]
-    local = now.astimezone(zoneinfo.ZoneInfo(schedule.time_zone))
-    # Backwards from just after now, so that this very second counts.
-    due = next(CronSim(schedule.schedule, local + timedelta(seconds=1), reverse=True)).astimezone(UTC)
+    # Backwards from just after now, so that this very second counts. Added in UTC: in the hour that autumn repeats,
+    # arithmetic on local times forgets which of the two it is.
+    local = (now + timedelta(seconds=1)).astimezone(zoneinfo.ZoneInfo(schedule.time_zone))
+    due = next(CronSim(schedule.schedule, local, reverse=True)).astimezone(UTC)
     return due if due > max(handled) else None
 
 
@@ -153,8 +160,9 @@ def _with_next(schedule: CaptureSchedule, status: ScheduleStatus, now: datetime)
     if schedule.suspend:
         return status.model_copy(update={"next_schedule_time": None})
     local = now.astimezone(zoneinfo.ZoneInfo(schedule.time_zone))
-    following = next(CronSim(schedule.schedule, local)).astimezone(UTC)
-    return status.model_copy(update={"next_schedule_time": _text(following)})
+    # In the hour that autumn repeats, what follows on the clock may have been already.
+    following = (each.astimezone(UTC) for each in CronSim(schedule.schedule, local))
+    return status.model_copy(update={"next_schedule_time": _text(next(each for each in following if each > now))})
 
 
 def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Body:
@@ -205,8 +213,9 @@ def _too_old_claims(
 ) -> list[Body]:
     """Claims beyond what retention keeps; never those of captures that are not over."""
     retention = schedule.retention
-    in_use = {each.get("status", {}).get("claim") for each in _running(captures)}
-    ended = [each for each in _newest_first(claims) if each["metadata"]["name"] not in in_use]
+    # By the label: a claim is there before its capture's status says so.
+    in_use = {each["metadata"]["name"] for each in _running(captures)}
+    ended = [each for each in _newest_first(claims) if each["metadata"]["labels"].get(CAPTURE_LABEL) not in in_use]
     beyond = ended[retention.count :] if retention.count is not None else []
     if retention.days is not None:
         oldest = now - timedelta(days=retention.days)

@@ -59,16 +59,17 @@ def _disruption_selector(key: Key, plan: Plan) -> dict[str, str]:
 
 def _groups(key: Key, facts: Facts, plan: Plan) -> Body:
     """Return what starts engines that each take several nodes."""
-    leader, worker = group_pods(key, facts, plan)
     values = {
         **_rollout(facts),
         "name": starter_name(key, LEADER_WORKER_SET.kind),
         "size": plan.chosen.nodes,
         "labels": _queue_labels(facts),
-        "leader": leader,
-        "worker": worker,
     }
-    return render_template("leaderworkerset", values)
+    body = render_template("leaderworkerset", values)
+    # They are rendered and parsed already.
+    leader, worker = group_pods(key, facts, plan)
+    body["spec"]["leaderWorkerTemplate"] |= {"leaderTemplate": leader, "workerTemplate": worker}
+    return body
 
 
 def _queue_labels(facts: Facts) -> dict[str, str]:

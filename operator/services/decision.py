@@ -59,7 +59,7 @@ from specdecode_operator.services.readiness import (
 )
 from specdecode_operator.services.residual import BudgetResidual, budget_residual
 from specdecode_operator.services.rollback import Failure
-from specdecode_operator.services.rollout import Rollout, read_rollout
+from specdecode_operator.services.rollout import Rollout, beside, read_rollout
 from specdecode_operator.services.spec_problems import spec_problems
 from specdecode_operator.services.starters import STARTERS, refuse_group_name
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
@@ -140,6 +140,9 @@ class Observation:
 
     groups: GroupHistory = UNSEEN
     """What was seen of engines on several nodes before."""
+
+    predecessor: Body | None = None
+    """What started engines before, while it is there beside the starter, or in its place."""
 
 
 def read_parent(body: Mapping[str, Any]) -> Parent:
@@ -324,7 +327,7 @@ def compose_status(
     summary = naming_sharers(summary, observation.sharers)
     if parent.lent_to is not None and summary.status is TRUE:
         summary = lent(parent.lent_to)
-    starter_status = (observation.starter or {}).get("status", {})
+    counts = [(each or {}).get("status", {}) for each in (observation.starter, observation.predecessor)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
         conditions=stamp(
@@ -333,8 +336,8 @@ def compose_status(
         plan=course.told,
         observed=observed,
         captures=list(parent.status.captures if schedules is None else schedules),
-        replicas=starter_status.get("replicas", 0),
-        ready_replicas=starter_status.get("readyReplicas", 0),
+        replicas=sum(each.get("replicas", 0) for each in counts),
+        ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
 
@@ -343,9 +346,10 @@ def rollout_of(course: Launch | RolledBack, observation: Observation) -> Rollout
     """Return how far the engines of a course are."""
     starter, wanted = observation.starter, wanted_replicas(course.facts)
     if starter is None or starter.get("kind") != LEADER_WORKER_SET.kind:
-        return read_rollout(starter, observation.pods, wanted)
+        return beside(read_rollout(starter, observation.pods, wanted), observation.predecessor)
     deadline_s = engine_timings(course.facts, course.plan).progress_deadline_s if isinstance(course, Launch) else None
-    return read_group_rollout(starter, observation.pods, wanted, observation.groups, deadline_s)
+    rollout = read_group_rollout(starter, observation.pods, wanted, observation.groups, deadline_s)
+    return beside(rollout, observation.predecessor)
 
 
 def _earlier(course: RolledBack, observation: Observation) -> tuple[Summary, list[Finding]]:

@@ -313,11 +313,16 @@ def _tensor_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, wish: Wish) -> 
     tensor, available = spec.parallelism.tensor, wish.available
     if tensor is None:
         return []
+    on_cpu = spec.accelerator.type is AcceleratorType.CPU
+    if on_cpu:
+        # Nothing is chosen there.
+        pair = pair_at(pair, available, pair.target_precision, pair.draft_precision)
     geometries = []
-    if not wish.target and pair.target_precision not in available.target_precisions:
+    if on_cpu or (not wish.target and pair.target_precision not in available.target_precisions):
         geometries.append(("target", pair.target, pair.target_precision))
     named = pair.draft_precision in available.draft_precisions
-    if pair.draft is not None and pair.draft_precision is not None and not wish.draft and not named:
+    settled_draft = on_cpu or not (wish.draft or named)
+    if pair.draft is not None and pair.draft_precision is not None and settled_draft:
         geometries.append(("draft", pair.draft, pair.draft_precision))
     version, problems = pair.limits.engine_version, []
     for role, geometry, precision in geometries:

@@ -25,7 +25,7 @@ class GroupHistory:
     template
         Its hash; None before anything was seen.
     first_seen_s
-        When it was seen first, on the caller's clock.
+        Since when its groups are waited for, on the caller's clock.
     waited_s
         How long ago that is; 0 once all its groups served.
     served
@@ -52,7 +52,15 @@ class GroupHistory:
 UNSEEN: Final = GroupHistory()
 
 
-def look(before: GroupHistory, template: str | None, pods: list[Body], now_s: float, *, serve: bool) -> GroupHistory:
+def look(  # noqa: PLR0913  all that is seen at once
+    before: GroupHistory,
+    template: str | None,
+    pods: list[Body],
+    now_s: float,
+    *,
+    serve: bool,
+    awaited: bool = True,
+) -> GroupHistory:
     """Return the history with what is seen now.
 
     Parameters
@@ -67,10 +75,14 @@ def look(before: GroupHistory, template: str | None, pods: list[Body], now_s: fl
         The time, on any clock that only goes forward.
     serve
         Whether all its groups serve.
+    awaited
+        Whether they should serve by and by: some are wanted, and no pause holds them back. Their time begins with that.
     """
     if template != before.template:
         before = GroupHistory(template, first_seen_s=now_s)
-    if serve:
+    if not awaited:
+        before = replace(before, first_seen_s=now_s)
+    elif serve:
         return replace(before, served=True, waited_s=0.0, crashed=frozenset(), trouble=None)
     waited_s = 0.0 if before.served else now_s - before.first_seen_s
     # A pod that is being deleted was ended with its group, whatever its exit code says.

@@ -102,23 +102,39 @@ def refuse_host_path(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) -> 
     Raises
     ------
     InvalidSpecError
-        When the spec names another one.
+        When the spec names others.
     """
-    volume = spec.models.volume
-    if volume is None or volume.host_path is None:
-        return
-    path = PurePosixPath(volume.host_path.path)
-    if any(path.is_relative_to(PurePosixPath(prefix)) for prefix in allowed):
-        return
-    field, value = "spec.models.volume.hostPath.path", volume.host_path.path
-    if not allowed:
-        message = (
-            "this operator allows no directories of nodes: use a persistentVolumeClaim, or have whoever runs the"
-            f" operator start it with --allow-host-path={value}"
-        )
-    else:
-        message = f"is outside of what this operator allows: use a directory in {', '.join(allowed)}"
-    raise InvalidSpecError([Problem(field, value, message)], reason="HostPathNotAllowed")
+    refused = [(field, path) for field, path in _host_paths(spec).items() if not _is_inside(path, allowed)]
+    if refused:
+        problems = [Problem(field, path, _host_path_message(path, allowed)) for field, path in refused]
+        raise InvalidSpecError(problems, reason="HostPathNotAllowed")
+
+
+def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
+    """Return the directories of nodes that a spec names, by field."""
+    volume, template = spec.models.volume, spec.pod_template
+    found = {}
+    if volume is not None and volume.host_path is not None:
+        found["spec.models.volume.hostPath.path"] = volume.host_path.path
+    volumes = ((template.spec if template else None) or {}).get("volumes")
+    for index, each in enumerate(volumes if isinstance(volumes, list) else []):
+        if path := _inside(each, "hostPath").get("path"):
+            found[f"spec.podTemplate.spec.volumes[{index}].hostPath.path"] = str(path)
+    return found
+
+
+def _is_inside(path: str, allowed: Sequence[str]) -> bool:
+    parts = PurePosixPath(path)
+    return ".." not in parts.parts and any(parts.is_relative_to(PurePosixPath(prefix)) for prefix in allowed)
+
+
+def _host_path_message(path: str, allowed: Sequence[str]) -> str:
+    if allowed:
+        return f"is outside of what this operator allows: use a directory in {', '.join(allowed)}, without .."
+    return (
+        "this operator allows no directories of nodes: use a persistentVolumeClaim, or have whoever runs the"
+        f" operator start it with --allow-host-path={path}"
+    )
 
 
 def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:

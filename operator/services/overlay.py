@@ -40,7 +40,10 @@ _PROTECTED_IN_ENGINE = {
 OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
 """Volumes that the operator gives an engine pod."""
 
-_OWN_LABEL_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
+OWN_MOUNTS = frozenset({"/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"})  # noqa: S108
+"""Where the operator mounts something in an engine container."""
+
+_OWN_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
 
 
 def merge(base: Any, overlay: Any, field: str = "") -> Any:
@@ -76,7 +79,7 @@ def overlay_problems(template: PodTemplate | None, owned_resources: Mapping[str,
         return []
     spec = template.spec or {}
     return [
-        *_node_selector_problems(spec.get("nodeSelector")),
+        *_node_selector_problems(spec),
         *_grace_problems(spec.get("terminationGracePeriodSeconds")),
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, "spec.podTemplate.spec"),
@@ -91,12 +94,13 @@ def _metadata_problems(metadata: dict[str, Any]) -> list[Problem]:
         for key, value in metadata.items()
         if key not in {"labels", "annotations"} or not isinstance(value, dict)
     ]
-    labels = metadata.get("labels")
-    for label, value in labels.items() if isinstance(labels, dict) else ():
-        if label.startswith(_OWN_LABEL_PREFIXES):
-            problems.append(
-                Problem(f"spec.podTemplate.metadata.labels.{label}", str(value), "is the operator's own: leave it out")
-            )
+    problems += [
+        Problem(f"spec.podTemplate.metadata.{field}.{name}", str(value)[:64], "is the operator's own: leave it out")
+        for field, given in metadata.items()
+        if isinstance(given, dict)
+        for name, value in given.items()
+        if name.startswith(_OWN_PREFIXES)
+    ]
     return problems
 
 
@@ -124,7 +128,11 @@ def _list_problems(value: Any, path: str) -> list[Problem]:
     return problems
 
 
-def _node_selector_problems(selector: Any) -> list[Problem]:
+def _node_selector_problems(spec: dict[str, Any]) -> list[Problem]:
+    selector = spec.get("nodeSelector", {})
+    if selector is None:
+        message = "would take the plan's product away: write the labels that nodes need besides, or leave it out"
+        return [Problem("spec.podTemplate.spec.nodeSelector", "null", message)]
     if not isinstance(selector, dict) or PRODUCT_LABEL not in selector:
         return []
     value = str(selector[PRODUCT_LABEL])
@@ -140,8 +148,12 @@ def _grace_problems(grace_s: Any) -> list[Problem]:
 
 
 def _resource_problems(resources: Any, where: str, owned: Mapping[str, str]) -> list[Problem]:
-    if not isinstance(resources, dict):
-        return []
+    parts = [(where, resources)]
+    if isinstance(resources, dict):
+        parts += [(f"{where}.{kind}", amounts) for kind, amounts in resources.items()]
+    nothing = [path for path, amounts in parts if amounts is None]
+    if nothing or not isinstance(resources, dict):
+        return [Problem(path, "null", "would take away what the plan decides: leave it out") for path in nothing]
     return [
         Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"the plan decides it: use {field}")
         for kind, amounts in resources.items()
@@ -166,8 +178,17 @@ def _engine_problems(containers: Any, owned_resources: Mapping[str, str]) -> lis
         variables = env if isinstance(env, list) else []
         names = [str(variable.get("name")) for variable in variables if isinstance(variable, dict)]
         problems += owned_variable_problems(names, f"{where}.env")
-        problems += _resource_problems(container.get("resources"), f"{where}.resources", owned_resources)
+        problems += _resource_problems(container.get("resources", {}), f"{where}.resources", owned_resources)
+        problems += _mount_problems(container.get("volumeMounts"), f"{where}.volumeMounts")
     return problems
+
+
+def _mount_problems(mounts: Any, where: str) -> list[Problem]:
+    return [
+        Problem(f"{where}[{index}].mountPath", mount["mountPath"], "is the operator's own mount: use another path")
+        for index, mount in enumerate(mounts if isinstance(mounts, list) else [])
+        if isinstance(mount, dict) and str(mount.get("mountPath")).rstrip("/") in OWN_MOUNTS
+    ]
 
 
 def _volume_problems(volumes: Any) -> list[Problem]:

@@ -116,7 +116,8 @@ def _missing_message(chosen: Row) -> str:
     asked = f"spec.parallelism: {chosen.gpus} GPUs a replica ({chosen.split.label})"
     return (
         f"{asked}: no node that may be used has so many, so a replica takes {chosen.place}, and this cluster has no"
-        f" LeaderWorkerSets to start their pods together: install them ({_LWS_INSTALLATION}), or use fewer GPUs"
+        f" LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
+        f" ({_LWS_INSTALLATION}), bring the operator's role up to date, or use fewer GPUs"
     )
 
 

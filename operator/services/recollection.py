@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+from specdecode_operator.services.children import wanted_replicas
 from specdecode_operator.services.decision import (
     Intent,
     Launch,
     Observation,
+    Obstacle,
     Parent,
     RolledBack,
     rollout_of,
 )
+from specdecode_operator.services.group_history import GroupHistory, look
 from specdecode_operator.services.rollback import Memory, attempt_of, put_back, remembered, render_memory
 from specdecode_operator.services.rollout import template_hash
 from specdecode_operator.services.starters import serving_template
@@ -39,6 +42,17 @@ def learn_from(intent: Intent, observation: Observation, memory: Memory | None) 
     if course.facts.spec.rollout.paused:
         return memory
     return remembered(memory, starter, _attempt(course), rollout_of(course, observation))
+
+
+def look_at_groups(before: GroupHistory, intent: Intent, observation: Observation, now_s: float) -> GroupHistory:
+    """Return the history of engines on several nodes with what is seen of them now."""
+    course = intent.course
+    if observation.starter is None or isinstance(course, Obstacle):
+        return before
+    serve = rollout_of(course, observation).complete
+    awaited = wanted_replicas(course.facts) > 0 and not course.facts.spec.rollout.paused
+    template = template_hash(serving_template(observation.starter))
+    return look(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
 
 
 def _attempt(launch: Launch) -> str:

@@ -20,7 +20,7 @@ from specdecode_operator.services.starters import serving_template, starter_name
 _CRASHES_BELIEVED: Final = 3
 """Starts after the first that an engine gets, where its last words do not say that more are in vain."""
 
-_NOT_AN_ATTEMPT: Final = {"replicas", "suspend", "rollout"}
+_NOT_AN_ATTEMPT: Final = {"replicas", "suspend", "rollout", "captures", "workload"}
 """Fields of the spec that change no engine."""
 
 _STARTER, _FAILURE = "engines.json", "failure.json"

@@ -1,6 +1,6 @@
 """Reads from Deployment and pods how far engines on one node each are, and what holds any of them up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
@@ -71,6 +71,15 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
         trouble=first_trouble(pods) or (_controller_trouble(status) if settled else None),
         overdue=settled and _is_overdue(status),
         crashes=max((_restarts(pod) for pod in pods), default=0),
+    )
+
+
+def beside(rollout: Rollout, predecessor: Body | None) -> Rollout:
+    """Return the same with the engines that a starter of another kind still has."""
+    status = (predecessor or {}).get("status", {})
+    available = status.get("availableReplicas", status.get("readyReplicas", 0))
+    return replace(
+        rollout, replicas=rollout.replicas + status.get("replicas", 0), available=rollout.available + available
     )
 
 

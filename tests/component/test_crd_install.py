@@ -35,7 +35,9 @@ def installed(crds: Cluster) -> Kubectl:
         (False, "delete", "specdecodedeployments.specdecode.io"),
         (False, "get", "secrets"),
         (False, "create", "pods"),
-        (False, "delete", "persistentvolumeclaims"),
+        (True, "create", "specdecodecaptures.specdecode.io"),
+        (True, "delete", "persistentvolumeclaims"),
+        (False, "delete", "persistentvolumes"),
     ],
 )
 def test_operator_may_do_its_work_and_no_more(installed: Kubectl, verb: str, resource: str, *, may: bool) -> None:

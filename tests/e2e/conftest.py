@@ -36,11 +36,12 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Cluster) -> Kubectl:
-    """kubectl in a namespace of the module's own."""
+def kubectl(cluster: Cluster) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the module's own, which gives the one real node back in the end."""
     name = f"e2e-{next(_numbers)}"
     Kubectl(cluster.kubeconfig).must("create", "namespace", name)
-    return Kubectl(cluster.kubeconfig, name)
+    yield Kubectl(cluster.kubeconfig, name)
+    Kubectl(cluster.kubeconfig).must("delete", "namespace", name, "--timeout=180s", timeout_s=200)
 
 
 @pytest.hookimpl(wrapper=True)

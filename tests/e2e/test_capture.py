@@ -147,6 +147,11 @@ def test_the_files_are_whole_and_what_the_status_says(kubectl: Kubectl, captured
     assert manifest["context"]["recording_flags"] == ["--enable-logging-iteration-details"]
     assert manifest["context"]["deployment"]["name"] == "tiny"
     assert manifest["node"]
+    assert manifest["config"]["speculative"]["method"] == "ngram"
+    assert manifest["gates"]["engine_counters"]["value"] == 0, "step statistics are what /metrics counted"
+    drafting = manifest["summary"]["speculation"]
+    for counter in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert manifest["engine_counters"][counter] == drafting[counter] > 0
 
 
 def test_the_engines_are_back(kubectl: Kubectl, captured: dict[str, Any]) -> None:

@@ -42,23 +42,36 @@ class _Pages(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class HealthyEngine:
+    """A server that answers an engine's /health, until it is killed."""
+
+    def __init__(self) -> None:
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pages)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def kill(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
 @contextmanager
 def healthy_engine() -> Iterator[str]:
     """Serve an engine's /health; yield its address."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pages)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    engine = HealthyEngine()
+    yield engine.url
+    engine.kill()
 
 
 class Pod:
     """One attempt: its job, and recorders that do as they are told."""
 
-    def __init__(self, root: Path, engine_url: str, recording: Recording | None = None, attempt: str = "uid-1") -> None:
-        self.environment = environment(root, engine_url, attempt)
+    def __init__(
+        self, root: Path, engine_url: str, recording: Recording | None = None, attempt: str = "uid-1", **changes: Any
+    ) -> None:
+        self.environment = environment(root, engine_url, attempt, **changes)
         self.job = Job(self.environment, PATIENT)
         self.recording = recording or Recording(Scenario(servers=2))
         self.places = self.job.places
@@ -105,6 +118,7 @@ def environment(root: Path, engine_url: str, attempt: str = "uid-1", **changes: 
     document = {
         "namespace": "team",
         "capture": "demo",
+        "capture_uid": "capture-1",
         "root": str(root),
         "engine": {"url": engine_url, "model": "tiny", "max_model_len": 2048, "vocab_size": 1000},
         "workload": {"warmupRequests": 2},

@@ -47,7 +47,9 @@ def schedule_outcomes(captures: Iterable[Body]) -> list[SchedulingDecision]:
     """Return what schedules come to a little after noon: at first, beside a running one, after many that ended."""
     schedules = [CaptureSchedule.model_validate(each) for each in captures]
     since = (NOON - timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    statuses = [ScheduleStatus(name=each.name, since=since) for each in schedules]
+    statuses = [
+        ScheduleStatus(name=each.name, schedule=f"{each.schedule} {each.time_zone}", since=since) for each in schedules
+    ]
     names = [each.name for each in schedules]
     running = [_capture(name, 1, "Running") for name in names]
     over = [

@@ -184,7 +184,7 @@ def test_every_reason_of_a_capture_is_explained() -> None:
     }
     code = "\n".join(path.read_text() for path in (ROOT / "operator/services/capture").glob("*.py"))
     given = set(re.findall(r'(?:Hold\(|_pending\(|CapturePhase\.[A-Z_]+, )"(\w+)"', code))
-    assert {"DeploymentNotFound", "WaitingForVolume", "Queued"} <= given
+    assert {"DeploymentNotFound", "WaitingForVolume", "WaitingForDeployment"} <= given
     on_the_way = {"Starting", "Loading", "Finishing", "Captured", "InternalError"}
     assert given - on_the_way <= explained
     for reason in explained - given:

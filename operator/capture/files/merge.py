@@ -128,7 +128,11 @@ class _Merge:
         self._read_segments()
         self._read_client()
         self._join()
+        # The volume holds the segments too: what is merged leaves its room to what comes.
+        self._sorters.requests.close()
+        self._sorters.clients.close()
         records = self._write(TRACE, (line for _, line in self._sorters.finished), first=encode_meta(meta))
+        self._sorters.finished.close()
         steps = self._write(STEP_STATS, self._step_lines())
         aborted = self._write(ABORTED, (line for _, line in self._sorters.aborted))
         if not aborted:

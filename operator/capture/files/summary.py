@@ -72,6 +72,8 @@ class PhaseSummary(Struct, kw_only=True, frozen=True):
         From its first sending to its last answer.
     output_tokens_per_second
         Tokens of its whole answers in that time.
+    late_ms
+        How much later its requests were sent than they were due. In a closed phase they are due when they are sent.
     client
         Times of its whole answers.
     """
@@ -79,6 +81,7 @@ class PhaseSummary(Struct, kw_only=True, frozen=True):
     requests: int
     seconds: float
     output_tokens_per_second: float | None
+    late_ms: Quantiles | None
     client: Times
 
 
@@ -175,6 +178,7 @@ def _phase(client: ClientTotals, name: str) -> PhaseSummary:
         requests=client.phase_requests[name],
         seconds=round(seconds, 3),
         output_tokens_per_second=_rate(client.phase_tokens[name], seconds),
+        late_ms=quantiles(client.phase_late_ms[name]),
         client=_times(client.phases[name]),
     )
 
@@ -243,7 +247,7 @@ def summary_text(summary: Summary) -> str:
     ]
     for side, times in (("client", summary.client), ("engine", summary.engine)):
         lines += [_times_text(f"{name.removesuffix('_ms').upper()} {side}", getattr(times, name)) for name in _TIMES]
-    lines.append(_times_text("sent late", summary.late_ms))
+    lines.append(_late_text(summary.phases))
     lines.append(f"files           {summary.bytes / 2**20:.1f} MiB")
     return "\n".join(line for line in lines if line)
 
@@ -260,6 +264,15 @@ def _speculation_text(drafting: Speculation | None) -> str:
         f"speculation     {drafting.acceptance:.1%} of {drafting.draft_tokens} drafted tokens accepted, "
         f"{drafting.mean_acceptance_length:.2f} tokens per step; by position {positions}"
     )
+
+
+def _late_text(phases: Mapping[str, PhaseSummary]) -> str:
+    """Tell of the phase that kept its times worst: among many requests of closed phases it would not show."""
+    late = {name: phase.late_ms for name, phase in phases.items() if phase.late_ms is not None}
+    if not late:
+        return ""
+    worst = max(late, key=lambda name: late[name].p99)
+    return f"{_times_text('sent late', late[worst])} in phase {worst}"
 
 
 def _times_text(name: str, times: Quantiles | None) -> str:

@@ -144,6 +144,7 @@ class ClientTotals:
     all: Latencies = field(default_factory=Latencies)
     phases: defaultdict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
     phase_requests: Counter[str] = field(default_factory=Counter)
+    phase_late_ms: "defaultdict[str, array[float]]" = field(default_factory=lambda: defaultdict(_numbers))
     phase_tokens: Counter[str] = field(default_factory=Counter)
     phase_span_ms: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -155,6 +156,7 @@ class ClientTotals:
         self.phase_requests[client.phase] += client.outcome != "not_sent"
         if client.late_ms is not None:
             self.late_ms.append(client.late_ms)
+            self.phase_late_ms[client.phase].append(client.late_ms)
         if client.outcome != "completed" or client.ttft_ms is None or client.latency_ms is None:
             return
         for latencies in (self.all, self.phases[client.phase]):

@@ -58,9 +58,9 @@ class WholeEngine:
 
     def add_request(self, request: Request) -> None:
         """Take a request of any API server."""
-        self._arrivals_s.append(request.arrival_monotonic_s)
         if not request.chunk_s:
-            return
+            return  # when it ended is not known: it would count as in flight for ever
+        self._arrivals_s.append(request.arrival_monotonic_s)
         self._ends_s.append(request.chunk_s[-1])
         engine = request.engine or 0
         self._prefills[engine].add(request.chunk_s[0], request.prompt_tokens)

@@ -111,20 +111,6 @@ def expected_duration_s(workload: Workload) -> float:
     return math.fsum(phase_duration_s(phase) for phase in workload.phases)
 
 
-def expected_requests(workload: Workload) -> int | None:
-    """Return how many requests the phases of a workload have; None where the engine's speed decides.
-
-    A ``Poisson`` phase with a duration counts with its mean. Warm-up is not in it.
-    """
-    total = 0
-    for phase in workload.phases:
-        requests = phase_requests(phase)
-        if requests is None:
-            return None
-        total += requests
-    return total
-
-
 def phase_duration_s(phase: Phase) -> float:
     """Return how long requests of a phase begin, in seconds; 0 where only the engine's speed decides."""
     if phase.duration_seconds is not None:

@@ -77,6 +77,20 @@ class EngineMonitor:
             if not await stop.sleep_until(min(until_s, time.monotonic() + _POLL_S)):
                 raise EngineNotReadyError(f"stopped before the engine was ready: {stop.reason}")
 
+    async def wait_until_gone(self) -> None:
+        """Wait until nothing listens at the engine's address any more; one that is busy only answers late."""
+        url = self._client.base_url
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(url.host, url.port)
+            except ConnectionRefusedError:
+                return
+            except OSError:
+                pass  # too many open files, say: that is no word about the engine
+            else:
+                writer.close()
+            await asyncio.sleep(_POLL_S)
+
     async def version(self) -> str:
         """Return the version that the engine says it is, such as 0.32.0.
 

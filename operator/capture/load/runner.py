@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdecode_operator.capture.files.formats import Outcome
-from specdecode_operator.capture.load.arrivals import phase_requests
 from specdecode_operator.capture.files.recorded import RecordedRequests
 from specdecode_operator.capture.files.segments import FOLDER
+from specdecode_operator.capture.load.arrivals import phase_requests
 from specdecode_operator.capture.load.client import EngineClient
 from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, read_dataset
@@ -22,7 +22,7 @@ from specdecode_operator.capture.load.progress import Progress, print_line
 from specdecode_operator.capture.load.prompts import DatasetSource, PromptSource, SyntheticSource
 from specdecode_operator.capture.load.sender import RunParts, Sender
 from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.tally import Lateness, PhaseResult
+from specdecode_operator.capture.load.tally import PhaseResult
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, Closed, Phase, RunSettings
 
 _WARMUP_CLIENTS = 4
@@ -162,7 +162,6 @@ class _Run:
                 ended_ms=self._parts.since_zero_ms(time.monotonic()),
                 planned=phase_requests(phase),
                 outcomes=dict(sender.tally.outcomes),
-                lateness=Lateness.of(sender.tally.late_ms),
             )
         )
 

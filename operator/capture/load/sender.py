@@ -93,7 +93,7 @@ class Sender:
         record = self._record(prepared, exchange, scheduled_s, sent_s)
         self._parts.log.add(sent_s, record)
         assert exchange.outcome is not None  # noqa: S101 - it has ended
-        self.tally.add(exchange.outcome, 1000 * (sent_s - scheduled_s))
+        self.tally.add(exchange.outcome)
         return exchange
 
     def _record(self, prepared: Prepared, exchange: Exchange, scheduled_s: float, sent_s: float) -> ClientRecord:

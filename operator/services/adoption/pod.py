@@ -7,13 +7,10 @@ from typing import Any, Final
 from specdecode_operator.cluster.fleet import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.services.adoption.bodies import mapping, name_of, objects, texts
 from specdecode_operator.services.adoption.ledger import Fate, Ledger
-from specdecode_operator.services.overlay import ENGINE_CONTAINER, OWN_VOLUMES
+from specdecode_operator.services.overlay import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
 from specdecode_operator.services.timings import SHORTEST_GRACE_S
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
-_OWN_MOUNTS: Final = (
-    "/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls",  # noqa: S108  in the pod
-)  # fmt: skip
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
 _OWN_ANNOTATIONS: Final = ("specdecode.io/", "kubectl.kubernetes.io/restartedAt")
 _GPU_TOLERATION: Final = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
@@ -160,9 +157,9 @@ class Dropped:
     def keeps(self, mount: Mapping[str, Any], ledger: Ledger) -> bool:
         """Return whether a mount of the engine goes on; say why it does not."""
         path, name = str(mount.get("mountPath")).rstrip("/"), name_of(mount)
-        if any(f"{path}/" in text for text in self.needed_paths) and path not in _OWN_MOUNTS:
+        if any(f"{path}/" in text for text in self.needed_paths) and path not in OWN_MOUNTS:
             return True
-        if path in _OWN_MOUNTS:
+        if path in OWN_MOUNTS:
             ledger.note(Fate.OPERATOR, f"mount {path}", "the operator mounts its own there")
         elif any(f"{cache}/".startswith(f"{path}/") for cache in self.caches):
             ledger.note(Fate.OPERATOR, f"mount {path}", "was the hub's cache")

@@ -24,7 +24,7 @@ from specdecode_operator.services.capture.progress import Progress, read_progres
 from specdecode_operator.services.capture.subject import Capture
 from specdecode_operator.services.capture.surroundings import Decision, Surroundings, Writes
 from specdecode_operator.services.capture.volume import claim_hold, claim_of, must_change_owner, owners, render_claim
-from specdecode_operator.services.capture.waiting import Hold
+from specdecode_operator.services.capture.waiting import QUEUED, Hold
 from specdecode_operator.services.decision import Launch
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.services.readiness import Summary, stalled, working
@@ -143,7 +143,7 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings,
     if not is_suspended:
         return _under_way(progress)
     if capture.queue_labels:
-        return _pending("Queued", f"Job {job['metadata']['name']} waits in its queue until Kueue admits it")
+        return _queued(capture)
     if spec.deployment_during_capture is DuringCapture.SUSPEND and seen.deployment and seen.deployment.holds_gpus:
         name = seen.deployment.key.name
         return _pending("WaitingForDeployment", f"the engines of {name} are ending; then their GPUs are the capture's")
@@ -187,6 +187,10 @@ def _pending(reason: str, message: str) -> Decision:
     )
 
 
+def _queued(capture: Capture) -> Decision:
+    return _pending(QUEUED, f"Job {capture.job_name} waits in its queue until Kueue admits it")
+
+
 def _suspended(accepted: Finding, writes: Writes) -> Decision:
     message = "spec.suspend is true: no engine and no load; what was recorded so far is kept as partial files"
     return Decision(
@@ -218,7 +222,8 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundin
         claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
         job=render_job(capture, spec, source, image),
     )
-    return replace(_pending("Starting", "the Job is created"), writes=writes)
+    pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
+    return replace(pending, writes=writes)
 
 
 def _hold(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Hold | None:

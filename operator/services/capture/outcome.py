@@ -15,6 +15,12 @@ from specdecode_operator.services.overlay import ENGINE_CONTAINER
 _TOLD_TO_STOP = frozenset({0, 137, 143})
 """Exit codes of an engine that ended because the load did."""
 
+_TOLD_BY_SIGNAL = "Cancelled"
+"""What the load generator says when it was told to stop."""
+
+_ATTEMPTS_USED_UP = "BackoffLimitExceeded"
+"""Reason of a Job that failed because its pods did."""
+
 _MESSAGE_LIMIT = 1024
 
 
@@ -36,9 +42,13 @@ def read_failure(pod: Body | None, job: Body) -> Hold:
             ended = _ended(pod, container)
             if ended and ended.get("exitCode"):
                 return _with_engine(pod, _failure_of(container, ended, pod))
-        if lost := _lost(pod):
+        if lost := taken_away(pod):
             return _with_engine(pod, lost)
     condition = next((each for each in _conditions(job) if each["type"] in {"Failed", "FailureTarget"}), {})
+    if pod is None and condition.get("reason") == _ATTEMPTS_USED_UP:
+        # A pod that ends by itself stays for as long as its Job.
+        message = "its pod was taken away: its node was drained or lost, or it was preempted or deleted"
+        return Hold("NodeLost", f"{message}; what was recorded is kept as partial files", permanent=True)
     reason, message = condition.get("reason") or "Failed", condition.get("message") or "its Job failed"
     return Hold(reason, f"{message}; what was recorded is kept as partial files", permanent=True)
 
@@ -46,18 +56,20 @@ def read_failure(pod: Body | None, job: Body) -> Hold:
 def _failure_of(container: str, ended: Body, pod: Body) -> Hold:
     said = _said(ended)
     error = said.get("error") if isinstance(said, dict) else None
-    if isinstance(error, dict) and error.get("reason"):
-        return Hold(str(error["reason"]), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
-    if lost := _lost(pod):
+    reason = error.get("reason") if isinstance(error, dict) else None
+    # One that was told to stop does not know why, and who ended its pod does.
+    if reason in (None, _TOLD_BY_SIGNAL) and (lost := taken_away(pod)):
         return lost
+    if isinstance(error, dict) and reason:
+        return Hold(str(reason), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
     if ended.get("reason") == "OOMKilled":
         return Hold("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
     words = telling_line(str(ended.get("message") or ""))
     return Hold("CaptureFailed", f"{container} ended with exit code {ended.get('exitCode')}: {words}", permanent=True)
 
 
-def _lost(pod: Body) -> Hold | None:
-    """Why the pod was ended from outside."""
+def taken_away(pod: Body) -> Hold | None:
+    """Return why a pod was ended from outside, or is being ended; None where it is not."""
     status = pod.get("status", {})
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":

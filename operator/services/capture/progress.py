@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.services.capture.job import LOAD
-from specdecode_operator.services.capture.outcome import read_failure, read_summary
+from specdecode_operator.services.capture.outcome import read_failure, read_summary, taken_away
 from specdecode_operator.services.capture.waiting import Hold
 from specdecode_operator.services.drift import is_owned
 from specdecode_operator.services.overlay import ENGINE_CONTAINER
@@ -93,6 +93,10 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
     unscheduled = _unscheduled(pod)
     if unscheduled is not None:
         return unscheduled
+    if "deletionTimestamp" in pod["metadata"] and (taken := taken_away(pod)):
+        # Of a node that is gone nobody hears when its pods have ended.
+        message = f"{taken.message}; what comes next is seen when it has ended"
+        return Progress(CapturePhase.LOADING, taken.reason, message, started_at=started_at)
     if _is(pod, LOAD, "running"):
         return Progress(
             CapturePhase.LOADING, "Loading", "the engine serves, the load is under way", started_at=started_at

@@ -1,6 +1,10 @@
 """Why a capture does not start."""
 
 from dataclasses import dataclass
+from typing import Final
+
+QUEUED: Final = "Queued"
+"""Reason of a capture whose Job waits in a queue, which may take for ever."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from specdecode_operator.capture.files import formats, manifest, segment_lines
+from specdecode_operator.capture.files import formats, manifest, segment_lines, summary
 from specdecode_operator.capture.files.accounting import Accounting
 from specdecode_operator.capture.files.gates import gates
 from specdecode_operator.capture.files.manifest import EngineCounters
@@ -27,6 +27,14 @@ SECTIONS: dict[str, type[Struct]] = {
     "client.jsonl": formats.ClientRecord,
     "aborted.jsonl": formats.AbortedRecord,
     "manifest.json": manifest.Manifest,
+    "Accounting": manifest.AccountingEntry,
+    "Engine settings": segment_lines.EngineConfig,
+    "Engine counters": manifest.EngineCounters,
+    "Files": manifest.FileEntry,
+    "Recorders": manifest.SegmentEntry,
+    "Summary": summary.Summary,
+    "Speculation": summary.Speculation,
+    "Phases": summary.PhaseSummary,
     "manifest.partial.json": manifest.PartialManifest,
     "header": segment_lines.Header,
     "request": segment_lines.Request,
@@ -47,7 +55,7 @@ def documented(title: str) -> list[str]:
 
 
 def structs() -> Iterator[type[Struct]]:
-    for module in (formats, manifest, segment_lines):
+    for module in (formats, manifest, segment_lines, summary):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Struct) and value.__module__ == module.__name__:
                 yield value

@@ -18,13 +18,14 @@ from specdecode_operator.capture.files.manifest import Manifest
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import Job, error_message, report, success_message
+from specdecode_operator.capture.job_finish import Published
 from specdecode_operator.capture.load.datasets import BadDatasetError
 from specdecode_operator.capture.load.engine_ready import MetricsDelta
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from specdecode_operator.engine.metrics import SpeculationReading
-from tests.support.capture_pods import SHORT, Pod, Result, environment, healthy_engine
-from tests.support.recordings import ZERO_S, closed, header, write_lines
+from tests.support.capture_pods import SHORT, HealthyEngine, Pod, Result, environment, healthy_engine
+from tests.support.recordings import ZERO_S, Recording, Scenario, closed, header, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ class TestPublished:
         published = pod.job.run(pod.load)
         written = msgspec.json.decode((pod.places.final / "manifest.json").read_bytes(), type=Manifest)
         assert written == published.manifest
-        assert (written.namespace, written.capture) == ("team", "demo")
+        assert (written.namespace, written.capture, written.capture_uid) == ("team", "demo", "capture-1")
         assert (written.attempt, written.node) == ("uid-1", "node-1")
         assert (written.vllm, written.gpu, written.seed) == ("0.32.0", "NVIDIA H200", 3)
         assert written.workload == {"warmupRequests": 2}
@@ -181,6 +182,21 @@ class TestFailures:
         pod.start()
         assert failure_of(pod, load).reason == "EngineRestarted"
 
+    def test_engine_that_is_killed_under_load(self, tmp_path: Path) -> None:
+        """Its recorder had no time to say so, and no other one comes."""
+        engine = HealthyEngine()
+        pod = Pod(tmp_path, engine.url)
+
+        async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            await asyncio.to_thread(engine.kill)
+            return await waits_for_stop(pod, folder, stop)
+
+        pod.start(last_lines=False)
+        failure = failure_of(pod, load)
+        pod.end()
+        assert failure.reason == "EngineExited"
+        assert "nothing listens" in failure.message
+
     def test_segment_that_nobody_understands(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
             write_lines(pod.places.segments / "segment-other-1.jsonl", [{"k": "header", "schema": "two"}])
@@ -274,6 +290,68 @@ class TestFailures:
         failure = failure_of(pod)
         assert failure.reason == "DiskFull"
         assert "trace.jsonl.part" in failure.message
+
+
+class TestAttemptAfterPublication:
+    """A pod that dies after the renaming has said nothing, and another one is started."""
+
+    @pytest.fixture
+    def published(self, pod: Pod) -> Published:
+        pod.start()
+        return pod.job.run(pod.load)
+
+    @staticmethod
+    async def never(_settings: RunSettings, _folder: Path, _stop: Stop) -> Result:
+        raise AssertionError("nothing is sent again")
+
+    def test_it_says_what_was_published(self, pod: Pod, published: Published) -> None:
+        # No engine answers: there is nothing to ask it.
+        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2"), SHORT)
+        second.prepare(pod.recorder)
+        found = second.run(self.never)
+        assert success_message(found) == success_message(published)
+        assert report(found) == report(published)
+        assert not second.places.folder.exists(), "it is no attempt"
+        assert verify(pod.places.final) == []
+
+    @pytest.mark.parametrize("uid", ["capture-2", None], ids=["another", "unknown"])
+    @pytest.mark.usefixtures("published")
+    def test_files_of_another_capture_of_that_name_are_not_its_own(self, pod: Pod, uid: str | None) -> None:
+        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2", capture_uid=uid), SHORT)
+        with pytest.raises(CaptureError) as failure:
+            second.prepare(pod.recorder)
+        assert failure.value.reason == "AlreadyPublished"
+
+    def test_a_folder_that_nobody_understands_is_not_its_own(self, pod: Pod) -> None:
+        pod.places.final.mkdir(parents=True)
+        (pod.places.final / "manifest.json").write_text("{")
+        with pytest.raises(CaptureError) as failure:
+            pod.job.prepare(pod.recorder)
+        assert failure.value.reason == "AlreadyPublished"
+
+
+def test_captures_that_share_a_volume_do_not_touch_each_other(tmp_path: Path, engine_url: str) -> None:
+    """Both are under way at once; one is published, and the other fails."""
+    first = Pod(tmp_path, engine_url)
+    second = Pod(
+        tmp_path, engine_url, Recording(Scenario(servers=2, capture="other")), attempt="uid-2", capture="other"
+    )
+
+    async def fails(settings: RunSettings, folder: Path, stop: Stop) -> Result:
+        # The other one begins, is loaded and ends while this one is under load.
+        await asyncio.to_thread(first.start)
+        await first.load(settings, first.places.folder, stop)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    second.start()
+    assert failure_of(second, fails).reason == "DiskFull"
+    first.job.run(first.load)
+    first.end()
+    second.end()
+    assert validate_capture(first.places.final).problems == []
+    assert verify(first.places.final) == []
+    assert second.label.capture == "other"
+    assert len(list(second.places.segments.glob("segment-*.jsonl"))) == 2
 
 
 class TestMessages:

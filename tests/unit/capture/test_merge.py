@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from specdecode_operator.capture.files import external_sort
+from specdecode_operator.capture.files import merge as merging
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.external_sort import Sorter
-from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.capture.files.formats import TraceMeta, encode
 from specdecode_operator.capture.files.merge import Merged, merge
 from specdecode_operator.capture.files.request_ids import client_id
 from specdecode_operator.capture.files.validate import validate_capture
@@ -194,6 +195,14 @@ class TestSeveralServersAndEngines:
         in_flight = sorted(record["concurrency"] for record in records(tmp_path))
         assert in_flight == [1, 2, 3, 4, 5, 6, 7, 8]
 
+    def test_a_request_without_a_token_is_not_in_flight_for_ever(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=8, warmup=0, servers=2))
+        none: dict[str, list[float]] = {"chunk_s": [], "chunk_tokens": [], "num_running": [], "prefill_tokens": []}
+        recording.change("demo-closed-0", lambda line: line | none | {"ended_by": "abort", "finish_reason": "abort"})
+        merged(recording, tmp_path)
+        in_flight = sorted(record["concurrency"] for record in records(tmp_path))
+        assert in_flight == [1, 2, 3, 4, 5, 6, 7], "when it ended is not known, so it counts for none that came later"
+
     def test_messages_without_statistics_are_counted(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(servers=2))
         recording.segments[0][-1]["steps"] += 1
@@ -259,6 +268,22 @@ class TestMemory:
         # 20 MB were sorted; each of the 118 runs has a read buffer of 8 KiB.
         assert peak < 4_000_000
         assert list(tmp_path.iterdir()) == []
+
+    def test_the_volume_needs_no_room_for_what_is_merged_already(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(external_sort, "RUN_BYTES", 20_000)
+        _write_many(tmp_path, 200)
+        there: dict[str, set[str]] = {}
+
+        def look_and_encode(line: msgspec.Struct) -> bytes:
+            runs = {path.name.partition(".")[0] for path in tmp_path.glob("*.run-*")}
+            there.setdefault(type(line).__name__, set()).update(runs)
+            return encode(line)
+
+        monkeypatch.setattr(merging, "encode", look_and_encode)
+        merge(tmp_path, META, ZERO_S)
+        assert there == {"TraceRecord": {"requests", "clients", "steps", "finished"}, "StepStats": {"steps"}}
 
     def test_more_runs_than_files_may_be_open(self, tmp_path: Path) -> None:
         with Sorter(tmp_path, "test", run_bytes=1000) as sorter:

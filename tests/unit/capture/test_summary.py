@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.api.capture_status import CaptureSummary
-from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.capture.files.formats import ClientRecord, TraceMeta
 from specdecode_operator.capture.files.manifest import FileEntry
 from specdecode_operator.capture.files.merge import merge
 from specdecode_operator.capture.files.quantiles import quantiles
 from specdecode_operator.capture.files.summary import Summary, status_summary, summarize, summary_text
+from specdecode_operator.capture.files.totals import ClientTotals
 from specdecode_operator.capture.files.validate import Validation, validate_capture
 from tests.support.recordings import ZERO_S, Recording, Scenario
 
@@ -84,6 +85,19 @@ class TestNumbers:
     def test_phases(self, summary: Summary) -> None:
         assert list(summary.phases) == ["closed"]
         assert summary.phases["closed"].requests == 19
+
+    def test_lateness_of_an_open_phase_does_not_vanish_among_closed_ones(self) -> None:
+        client = ClientTotals()
+        for phase, late_ms, count in (("closed", 0.0, 990), ("poisson", 80.0, 10)):
+            for index in range(count):
+                record = ClientRecord(id="x", phase=phase, index=index, outcome="disconnected", late_ms=late_ms)
+                client.add(record)
+        summary = summarize(Validation(client=client), 0)
+        late = {name: phase.late_ms for name, phase in summary.phases.items()}
+        assert {name: each and each.p50 for name, each in late.items()} == {"closed": 0.0, "poisson": 80.0}
+        (line,) = (line for line in summary_text(summary).splitlines() if line.startswith("sent late"))
+        assert "P50      80.0" in line
+        assert line.endswith("in phase poisson")
 
     def test_nothing_at_all(self) -> None:
         summary = summarize(Validation(), 0)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -105,6 +106,18 @@ def test_what_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for name in ("config.json", "model.safetensors"):
         (snapshot / name).touch()
     assert run(monkeypatch, tmp_path, FakeHub())[0] == 0
+
+
+def test_what_killed_downloads_left_is_removed_and_what_others_are_at_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "hub" / "models--acme--open" / "blobs"
+    blobs.mkdir(parents=True)
+    for name, age_s in (("whole", 9000), ("left.1.incomplete", 9000), ("fetched.2.incomplete", 60)):
+        (blobs / name).touch()
+        os.utime(blobs / name, (time.time() - age_s,) * 2)
+    assert run(monkeypatch, tmp_path, FakeHub())[0] == 0
+    assert sorted(file.name for file in blobs.iterdir()) == ["fetched.2.incomplete", "whole"]
 
 
 def _of_httpx() -> Exception:

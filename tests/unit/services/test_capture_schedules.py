@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.key import Key
-from specdecode_operator.labels import SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.labels import CAPTURE_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 from specdecode_operator.services.capture_schedules import (
     Belongings,
     SchedulingDecision,
@@ -30,11 +30,19 @@ def hourly(**fields: Any) -> CaptureSchedule:
     return CaptureSchedule.model_validate({"name": "hourly", "schedule": "0 * * * *", **fields})
 
 
-def seen(since: datetime = NOON - timedelta(days=1), last: datetime | None = None) -> ScheduleStatus:
-    return ScheduleStatus(name="hourly", since=text(since), last_schedule_time=text(last) if last else None)
+def seen(
+    since: datetime = NOON - timedelta(days=1), last: datetime | None = None, schedule: CaptureSchedule | None = None
+) -> ScheduleStatus:
+    clock = schedule or hourly()
+    return ScheduleStatus(
+        name="hourly",
+        schedule=f"{clock.schedule} {clock.time_zone}",
+        since=text(since),
+        last_schedule_time=text(last) if last else None,
+    )
 
 
-def capture(at: datetime, phase: str | None, claim: str | None = None) -> dict[str, Any]:
+def capture(at: datetime, phase: str | None) -> dict[str, Any]:
     return {
         "metadata": {
             "name": f"llama-hourly-{int(at.timestamp()) // 60}",
@@ -43,12 +51,13 @@ def capture(at: datetime, phase: str | None, claim: str | None = None) -> dict[s
             "creationTimestamp": text(at),
         },
         "spec": {"deployment": "llama"},
-        "status": {"phase": phase, "claim": claim},
+        "status": {"phase": phase},
     }
 
 
-def claim(name: str, made: datetime) -> dict[str, Any]:
-    return {"metadata": {"name": name, "labels": {SCHEDULE_LABEL: "hourly"}, "creationTimestamp": text(made)}}
+def claim(name: str, made: datetime, of: str = "") -> dict[str, Any]:
+    labels = {SCHEDULE_LABEL: "hourly", CAPTURE_LABEL: of or name}
+    return {"metadata": {"name": name, "labels": labels, "creationTimestamp": text(made)}}
 
 
 def decide(
@@ -92,8 +101,32 @@ class TestDue:
     def test_the_time_zone_is_that_of_the_schedule(self) -> None:
         nightly = hourly(schedule="0 3 * * *", timeZone="Europe/Berlin")
         due = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
-        assert decide(due + timedelta(seconds=5), nightly, status=seen()).create
-        assert not decide(due + timedelta(hours=1, seconds=5), nightly, status=seen(last=due)).create
+        assert decide(due + timedelta(seconds=5), nightly, status=seen(schedule=nightly)).create
+        later = due + timedelta(hours=1, seconds=5)
+        assert not decide(later, nightly, status=seen(last=due, schedule=nightly)).create
+
+    @pytest.mark.parametrize(
+        ("line", "runs"), [("30 * * * *", 4), ("*/30 * * * *", 7), ("0 */2 * * *", 2), ("0 3 * * *", 1)]
+    )
+    def test_the_hour_that_autumn_repeats_has_its_captures_in_time(self, line: str, runs: int) -> None:
+        """On 25 October 2026 Berlin has the hour from 2 to 3 twice: 00:00 to 02:00 UTC."""
+        clock = hourly(schedule=line, timeZone="Europe/Berlin")
+        now = datetime(2026, 10, 24, 23, 0, 5, tzinfo=UTC)
+        status, started = seen(now, schedule=clock), 0
+        while now < datetime(2026, 10, 25, 3, 0, 5, tzinfo=UTC):
+            decision = decide(now, clock, status=status)
+            (status,) = decision.statuses
+            started += len(decision.create)
+            assert not decision.news or decision.news[0].reason == "CaptureStarted"
+            assert status.next_schedule_time is not None
+            assert status.next_schedule_time > text(now)
+            now += timedelta(seconds=60)
+        assert started == runs
+
+    def test_another_schedule_makes_up_for_nothing_and_misses_nothing(self) -> None:
+        nightly = hourly(schedule="0 3 * * *")
+        decision = decide(NOON + timedelta(minutes=20), nightly, status=seen(last=NOON - timedelta(days=1)))
+        assert (decision.create, decision.news) == ([], [])
 
     def test_a_capture_that_is_too_late_is_told_and_left_out(self) -> None:
         decision = decide(NOON + timedelta(seconds=301), hourly(), status=seen())
@@ -145,7 +178,8 @@ class TestHistory:
 
     def test_claims_go_by_count_and_age_but_never_one_in_use(self) -> None:
         claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 6)]
-        running = capture(NOON - timedelta(minutes=5), "Loading", claim="claim-5")
+        running = capture(NOON - timedelta(minutes=5), "Loading")
+        claims[-1]["metadata"]["labels"][CAPTURE_LABEL] = running["metadata"]["name"]
         later = NOON + timedelta(minutes=30)
         by_count = decide(later, hourly(retention={"count": 2}), running, status=seen(last=NOON), claims=claims)
         assert names(by_count.delete_claims) == ["claim-3", "claim-4"]

@@ -161,8 +161,25 @@ def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
     [
         ({"metadata": {"name": "mine"}}, "spec.podTemplate.metadata.name"),
         ({"metadata": {"labels": {"specdecode.io/deployment": "x"}}}, "spec.podTemplate.metadata.labels"),
+        (
+            {"metadata": {"annotations": {"specdecode.io/engine-logging": "{}"}}},
+            "spec.podTemplate.metadata.annotations.specdecode.io/engine-logging",
+        ),
         ({"spec": {"containers": [{"name": "engine", "ports": []}]}}, "spec.podTemplate.spec.containers[0].ports"),
         ({"spec": {"volumes": [{"name": "models"}]}}, "spec.podTemplate.spec.volumes[0].name"),
+        (
+            {"spec": {"containers": [{"name": "engine", "volumeMounts": [{"name": "mine", "mountPath": "/models/"}]}]}},
+            "spec.podTemplate.spec.containers[0].volumeMounts[0].mountPath",
+        ),
+        ({"spec": {"nodeSelector": None}}, "spec.podTemplate.spec.nodeSelector"),
+        (
+            {"spec": {"containers": [{"name": "engine", "resources": None}]}},
+            "spec.podTemplate.spec.containers[0].resources",
+        ),
+        (
+            {"spec": {"containers": [{"name": "engine", "resources": {"limits": None}}]}},
+            "spec.podTemplate.spec.containers[0].resources.limits",
+        ),
         ({"spec": {"containers": [{"image": "x"}]}}, "spec.podTemplate.spec.containers[0]"),
         ({"spec": {"containers": "engine"}}, "spec.podTemplate.spec.containers"),
         ({"spec": {"containers": [{"name": "engine", "env": [{"value": "x"}]}]}}, "containers[0].env[0]"),

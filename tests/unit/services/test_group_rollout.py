@@ -27,11 +27,11 @@ from specdecode_operator.services.decision import (
 )
 from specdecode_operator.services.engine_pod import engine_timings
 from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
-from specdecode_operator.services.recollection import learn_from, recall
+from specdecode_operator.services.recollection import learn_from, look_at_groups, recall
 from specdecode_operator.services.rollback import Memory, read_memory, render_memory
 from specdecode_operator.services.rollout import current_pods, template_hash
 from specdecode_operator.services.starters import serving_pods, serving_template
-from specdecode_operator.services.succession import may_end, wanted_now
+from specdecode_operator.services.succession import may_end, staying, wanted_now
 from tests.support.objects import ended, parent, waiting
 from tests.unit.services.test_multi_node import FOUR_H100, STAGES, ngram
 
@@ -235,13 +235,8 @@ class Story:
         if pods is None:
             pods = pods_of(starter) if ready and starter["kind"] == "LeaderWorkerSet" else []
         observation = Observation(starter, current_pods(pods, starter))
-        assert self.intent.course is not None
-        course = self.intent.course
-        serve = isinstance(course, Launch | RolledBack) and rollout_of(course, observation).complete
         self.seconds += 1
-        self.history = look(
-            self.history, template_hash(serving_template(starter)), observation.pods, self.seconds, serve=serve
-        )
+        self.history = look_at_groups(self.history, self.intent, observation, self.seconds)
         observation = replace(observation, groups=self.history)
         status = compose_status(owner, self.intent, observation, NOW)
         self.memory = learn_from(self.intent, observation, memory)
@@ -291,6 +286,30 @@ def test_what_served_on_one_node_is_put_back_as_it_was_when_several_fail() -> No
     assert back["spec"]["replicas"] == 2, "their number is the present one"
 
 
+@pytest.mark.parametrize("idle", [{"suspend": True}, {"rollout": {"paused": True}}])
+def test_time_in_which_nobody_waits_for_groups_is_not_counted(story: Story, idle: Body) -> None:
+    """Changed while suspended and resumed days later, a spec has all the time that it needs."""
+    changed = {**STAGES, "serving": {"maxModelLen": 4096}}
+    story.look({**changed, **idle})
+    story.seconds += 500_000
+    story.look({**changed, **idle})
+    assert story.look(changed)["Ready"].reason == "Starting"
+    story.seconds += 500_000
+    assert story.look(changed)["Ready"].reason == "EngineReadyTimeout"
+    assert story.memory is not None
+    assert story.memory.failure is not None
+
+
+def test_groups_that_were_suspended_while_they_started_have_not_served(story: Story) -> None:
+    changed = {**STAGES, "serving": {"maxModelLen": 4096}}
+    story.look(changed)
+    starting = pods_of(starter_of(story.intent), ready=False)
+    story.look({**changed, "suspend": True}, starting)
+    story.look(changed, starting)
+    story.seconds += 500_000
+    assert story.look(changed, starting)["Ready"].reason == "EngineReadyTimeout"
+
+
 def spec_at(parallelism: dict[str, int], **changes: Any) -> Body:
     return ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism=parallelism, **changes)
 
@@ -319,6 +338,34 @@ def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_
     assert "LeaderWorkerSet" not in kinds
     assert "Service" in kinds
     assert "LeaderWorkerSet" in [child["kind"] for child in wanted_now(intent, [])], "a first start is no rollout"
+
+
+def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> None:
+    spec = spec_at(WIDE, replicas=2, rollout={"paused": True})
+    intent, earlier = intent_of(spec), live(starter_of(intent_of(spec_at({"tensor": 4}))))
+    assert staying(intent, [earlier]) is earlier
+    assert staying(intent, [earlier, live(starter_of(intent))]) is None, "its successor started before the pause"
+    status = compose_status(read_parent(parent(spec)), intent, Observation(predecessor=earlier), NOW)
+    ready = next(condition for condition in status.conditions if condition.type == "Ready")
+    assert ready.reason == "RolloutPaused"
+    assert "0 of 2 engines are of this spec, 1 serve in all" in ready.message
+    assert (status.replicas, status.ready_replicas) == (1, 1)
+
+
+def test_a_change_of_kind_is_complete_when_nothing_of_the_old_one_is_left() -> None:
+    intent = intent_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
+    starter, earlier = starter_of(intent), live(starter_of(intent_of(spec_at({"tensor": 4}))))
+    assert isinstance(intent.course, Launch)
+    seen = Observation(live(starter), pods_of(starter))
+    assert rollout_of(intent.course, seen).complete
+    assert not rollout_of(intent.course, replace(seen, predecessor=earlier)).complete
+
+
+@pytest.mark.parametrize("idle", [{"suspend": True}, {"replicas": 0}])
+def test_where_no_engine_is_wanted_none_of_the_old_kind_stays_for_a_surge(idle: Body) -> None:
+    """A LeaderWorkerSet without groups has no counters at all."""
+    intent = intent_of(spec_at(WIDE, rollout={"strategy": "Surge"}, **idle))
+    assert may_end(intent, {**live(starter_of(intent)), "status": {}}, [])
 
 
 def test_labels_tell_who_serves_and_who_only_computes() -> None:

@@ -335,6 +335,18 @@ def test_other_directories_of_nodes_are_refused(allowed: tuple[str, ...], fix: s
     assert intent.children == []
 
 
+@pytest.mark.parametrize("path", ["/etc", "/mnt/models/../../etc"])
+def test_the_pod_template_brings_in_no_other_directories_of_nodes(path: str) -> None:
+    def accepted(path: str) -> tuple[str, str, str]:
+        volume = {"name": "more", "hostPath": {"path": path}}
+        spec = tiny_cpu(podTemplate={"spec": {"volumes": [{"name": "scratch", "emptyDir": {}}, volume]}})
+        return said(intend(read_parent(parent(spec)), (), host_paths=("/mnt/models",)), spec)["Accepted"]
+
+    assert accepted("/mnt/models/more")[0] == "True"
+    assert accepted(path)[:2] == ("False", "HostPathNotAllowed")
+    assert f"spec.podTemplate.spec.volumes[1].hostPath.path: {path}" in accepted(path)[2]
+
+
 def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
     intent, _ = on_nodes(("/mnt",), target={"model": "pair/target"})
     (job,) = jobs(intent)

@@ -150,14 +150,24 @@ def test_the_group_restarts_and_rolls_as_a_whole() -> None:
     spec = group(STAGES)["spec"]
     assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
     assert spec["rolloutStrategy"]["rollingUpdateConfiguration"] == {"maxSurge": 0, "maxUnavailable": 1, "partition": 0}
-    surge = group({**STAGES, "replicas": 3, "rollout": {"strategy": "Surge", "paused": True}})["spec"]
+    surge = group({**STAGES, "replicas": 3, "rollout": {"strategy": "Surge"}})["spec"]
     assert surge["replicas"] == 3
     assert surge["rolloutStrategy"]["rollingUpdateConfiguration"] == {
         "maxSurge": 1,
         "maxUnavailable": 0,
-        "partition": 3,
+        "partition": 0,
     }
     assert group({**STAGES, "suspend": True})["spec"]["replicas"] == 0
+
+
+def test_while_paused_no_group_of_the_new_template_starts_beside_the_others() -> None:
+    """A surge group lies above the partition, and so is of the new template (rollingUpdateParameters of LWS 0.8)."""
+    paused = group({**STAGES, "replicas": 3, "rollout": {"strategy": "Surge", "paused": True}})["spec"]
+    assert paused["rolloutStrategy"]["rollingUpdateConfiguration"] == {
+        "maxSurge": 0,
+        "maxUnavailable": 1,
+        "partition": 3,
+    }
 
 
 def test_leader_and_worker_have_one_hash_that_changes_with_either() -> None:

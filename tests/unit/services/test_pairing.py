@@ -183,6 +183,16 @@ BAD = {
     ),
     "stages on the CPU": (tiny_cpu(parallelism={"pipeline": 2}), "spec.parallelism", "split by tensor alone"),
     "part of a GiB for a rank": (tiny_cpu(parallelism={"tensor": 2}), "spec.accelerator.kvCacheGiB", "a multiple of"),
+    "heads that the ranks of a CPU cannot share": (
+        tiny_cpu(
+            target={"model": "pair/target", "quantization": "Auto", "config": tiny_cpu()["target"]["config"]},
+            speculation={"method": "ngram", "numSpeculativeTokens": 3},
+            parallelism={"tensor": 3},
+            accelerator={"type": "CPU", "cpuCores": 3, "memoryGiB": 30, "kvCacheGiB": 6},
+        ),
+        "spec.parallelism.tensor",
+        "num_attention_heads 4",
+    ),
     "too many stages": (without_draft("ngram", QWEN, parallelism={"pipeline": 37}), "spec.parallelism.pipeline", "36"),
     "experts of a dense model": (
         without_draft("ngram", QWEN, parallelism={"expert": True}),

@@ -171,6 +171,21 @@ def test_scaling_is_no_new_attempt_and_is_carried_out(story: Story) -> None:
     assert stand(story.look(0, replicas=0)) == ("True", "Suspended", "False", "False")
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"captures": [{"name": "nightly", "schedule": "0 3 * * *"}]},
+        {"workload": {"kind": "Code", "temperature": "0.2"}},
+    ],
+    ids=["captures", "workload"],
+)
+def test_what_changes_no_engine_is_no_new_attempt(story: Story, beside: Body) -> None:
+    story.look(0, crash_looping(0, REFUSED))
+    story.apply(**changed(**beside))
+    assert story.look(1)["Ready"].reason == "RolledBack"
+    assert story.template_hash == story.good
+
+
 def test_a_changed_spec_is_tried_and_what_serves_is_the_next_good_one(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
     story.look(1)

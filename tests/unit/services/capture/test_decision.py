@@ -7,6 +7,7 @@ import pytest
 
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.services.capture.decision import decide, hindered
+from specdecode_operator.services.capture.lending import borrower
 from specdecode_operator.services.capture.status import compose_status, is_outlived
 from specdecode_operator.services.capture.subject import QUEUE_LABEL, read_capture
 from specdecode_operator.services.capture.surroundings import Decision, Surroundings
@@ -31,6 +32,16 @@ SUMMARY = {
     "acceptance": "71%",
     "files": [{"name": "trace.jsonl", "bytes": 12, "lines": 9, "sha256": "0" * 64}],
     "unheardOf": 1,
+}
+
+
+TOLD_TO_STOP = {"error": {"reason": "Cancelled", "message": "stopped before its end: SIGTERM received"}}
+DISK_FULL = {"error": {"reason": "DiskFull", "message": "use a larger one"}}
+DRAINED = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "EvictionByEvictionAPI",
+    "message": "Eviction API: evicting",
 }
 
 
@@ -276,6 +287,14 @@ class TestProgress:
             assert words(status)["WaitingForGPUs"][0] == str(phase == "WaitingForGPUs")
             assert words(status)["Accepted"][0] == "True"
 
+    def test_a_pod_that_is_taken_from_its_node_is_no_load_under_way(self) -> None:
+        pod = capture_pod(containerStatuses=[running("load")], conditions=[DRAINED])
+        _, status = look(capture(), surroundings(job=job(), pods=[pod]))
+        assert words(status)["Ready"] == ("Unknown", "Loading"), "it is told to leave only when it is deleted"
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:05:00Z"
+        _, status = look(capture(), surroundings(job=job(), pods=[pod]))
+        assert words(status)["Ready"] == ("Unknown", "NodeLost")
+
     def test_gpus_are_waited_for_in_the_schedulers_words(self) -> None:
         unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
         pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
@@ -379,6 +398,10 @@ class TestEnd:
             ("load", 2, "Traceback\nKeyError: 'x'", {}, "CaptureFailed", "load ended with exit code 2: KeyError: 'x'"),
             ("load", 137, "", {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
             ("load", 143, "", {"reason": "Evicted", "message": "disk"}, "Evicted", "disk"),
+            ("load", 1, TOLD_TO_STOP, {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
+            ("load", 1, TOLD_TO_STOP, {"conditions": [DRAINED]}, "NodeLost", "Eviction API"),
+            ("load", 1, TOLD_TO_STOP, {}, "Cancelled", "SIGTERM"),
+            ("load", 1, DISK_FULL, {"conditions": [DRAINED]}, "DiskFull", "a larger one"),
         ],
     )
     def test_a_failure_is_told_by_who_knows_most(  # noqa: PLR0913, PLR0917  what a pod says
@@ -408,6 +431,12 @@ class TestEnd:
     def test_a_failed_job_without_a_pod_says_what_it_can(self) -> None:
         _, status = look(capture(), surroundings(job=job("Failed")))
         assert words(status)["Succeeded"] == ("False", "Failed")
+
+    def test_a_pod_that_was_taken_away_says_nothing_more(self) -> None:
+        failed = job("Failed")
+        failed["status"]["conditions"][0]["reason"] = "BackoffLimitExceeded"
+        _, status = look(capture(), surroundings(job=failed))
+        assert words(status)["Succeeded"] == ("False", "NodeLost")
 
     def test_pods_of_an_earlier_job_say_nothing(self) -> None:
         stranger = capture_pod(containerStatuses=[running("load")])
@@ -456,6 +485,12 @@ class TestQueue:
         assert "team" not in labels
         pod_labels = decision.writes.job["spec"]["template"]["metadata"]["labels"]
         assert QUEUE_LABEL not in pod_labels, "the Job is queued, not its pod"
+
+    def test_it_borrows_nothing_before_the_queue_lets_it_start(self) -> None:
+        body = capture(BORROWS, labels=QUEUED)
+        assert borrower([after(body, surroundings())]) is None
+        assert borrower([after(body, surroundings(job=job(suspend=True)))]) is None
+        assert borrower([after(body, surroundings(job=job()))]) == "demo"
 
     def test_nobody_but_kueue_starts_it(self) -> None:
         decision, status = look(capture(labels=QUEUED), surroundings(job=job(suspend=True)))

@@ -237,7 +237,8 @@ class TestSettings:
         job = rendered(workload={}, deadlineSeconds=600, seed=7)
         text = variables(containers(job)["load"])["SPECDECODE_CAPTURE"]
         found = read_settings(text)
-        assert (found.namespace, found.capture, found.seed, found.deadline_seconds) == ("default", "demo", 7, 600)
+        assert (found.namespace, found.capture, found.capture_uid) == ("default", "demo", "capture-uid")
+        assert (found.seed, found.deadline_seconds) == (7, 600)
         assert [phase.name for phase in found.workload.phases] == ["single", "closed-16"]
         assert (found.engine.model, found.engine.vocab_size, found.engine.max_model_len) == ("target", 1024, 1024)
 

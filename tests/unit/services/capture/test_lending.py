@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.services.capture.lending import borrower
+from specdecode_operator.services.capture.lending import borrower, holds_gpus
 from specdecode_operator.services.decision import Observation, compose_status, intend, lend, read_parent
 from tests.support.captures import capture, capture_spec
 from tests.support.objects import Body, deployment, parent, tiny_cpu
@@ -13,18 +13,18 @@ from tests.support.objects import Body, deployment, parent, tiny_cpu
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def condition(type_: str, status: str) -> Body:
+def condition(type_: str, status: str, reason: str = "R") -> Body:
     return {
         "type": type_,
         "status": status,
-        "reason": "R",
+        "reason": reason,
         "message": "",
         "observedGeneration": 1,
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
 
 
-def borrowing(*conditions: tuple[str, str], **spec: Any) -> Body:
+def borrowing(*conditions: tuple[str, ...], **spec: Any) -> Body:
     said = {"conditions": [condition(*each) for each in conditions or (("Accepted", "True"), ("Succeeded", "Unknown"))]}
     return capture(capture_spec(deploymentDuringCapture="Suspend", **spec), status=said)
 
@@ -41,6 +41,7 @@ NOT_BORROWING: dict[str, Body] = {
     "succeeded": borrowing(("Accepted", "True"), ("Succeeded", "True")),
     "failed": borrowing(("Accepted", "True"), ("Succeeded", "False")),
     "suspended": borrowing(suspend=True),
+    "in a queue": borrowing(("Accepted", "True"), ("Succeeded", "Unknown", "Queued")),
     "being deleted": {
         **borrowing(),
         "metadata": {**capture()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -55,6 +56,25 @@ def test_the_deployment_has_them_back_in_every_other_case(name: str) -> None:
 
 def test_the_first_of_several_is_named() -> None:
     assert borrower([NOT_BORROWING["Keep"], borrowing()]) == "demo"
+
+
+PODS: dict[str, tuple[Body, bool]] = {
+    "running": ({"metadata": {}, "status": {"phase": "Running"}}, True),
+    "not seen by its node yet": ({"metadata": {}}, True),
+    "ending": ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:30Z"}, "status": {"phase": "Running"}}, True),
+    "evicted, which nobody removes": ({"metadata": {}, "status": {"phase": "Failed"}}, False),
+    "over": ({"metadata": {}, "status": {"phase": "Succeeded"}}, False),
+    "on a node that is lost": (
+        {"metadata": {"deletionTimestamp": "2025-12-31T23:54:59Z"}, "status": {"phase": "Running"}},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_capture_waits_for_pods_that_hold_gpus_and_for_no_others(name: str) -> None:
+    pod, holds = PODS[name]
+    assert holds_gpus(pod, NOW) is holds
 
 
 def ready(spec: Body, lent_to: str | None) -> tuple[str, str]:

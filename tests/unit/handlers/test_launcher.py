@@ -1,0 +1,108 @@
+"""What is written when engines of one kind and of the other take each other's place."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, cast
+
+import pytest
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.cluster.resources import CHILDREN
+from specdecode_operator.handlers.launcher import Launcher
+from specdecode_operator.services.decision import intend, read_parent
+from tests.support.objects import parent
+from tests.unit.services.test_group_rollout import WIDE, spec_at
+from tests.unit.services.test_model_cache import cached
+from tests.unit.services.test_multi_node import FOUR_H100
+
+
+class FakeCluster:
+    """Stores what is written; one version and one UID for each object."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, str], Body] = {}
+
+    async def get(self, resource: Any, _namespace: str, name: str) -> Body | None:
+        return self.stored.get((resource.kind, name))
+
+    async def apply(self, body: Body) -> Body:
+        return self._store(body)
+
+    async def change(self, body: Body, change: Body) -> Body:
+        return self._store({**body, "spec": {**body["spec"], **change["spec"]}})
+
+    async def delete(self, body: Body) -> None:
+        del self.stored[body["kind"], body["metadata"]["name"]]
+
+    def jobs(self) -> int:
+        """How many Jobs there are."""
+        return sum(kind == "Job" for kind, _ in self.stored)
+
+    def engines(self) -> dict[str, int]:
+        """How many engines each kind starts."""
+        kinds = {"Deployment", "LeaderWorkerSet"}
+        return {kind: body["spec"]["replicas"] for (kind, _), body in self.stored.items() if kind in kinds}
+
+    def _store(self, body: Body) -> Body:
+        name = f"{body['kind']}/{body['metadata']['name']}"
+        metadata = {**body["metadata"], "uid": name, "resourceVersion": "1"}
+        self.stored[body["kind"], body["metadata"]["name"]] = {**body, "metadata": metadata}
+        return {**body, "metadata": metadata}
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+def launch(cluster: FakeCluster, *specs: Body, nodes: Sequence[tuple[NodeFacts, ...]] = ()) -> None:
+    """Launch one spec after the other, each on its nodes."""
+    cache = Cache()
+    launcher = Launcher(cast("Cluster", cluster), cache)
+    for spec, present in zip_longest(specs, nodes, fillvalue=FOUR_H100):
+        owner = read_parent(parent(cast("Body", spec)))
+        asyncio.run(launcher.launch(owner, intend(owner, cast("tuple[NodeFacts, ...]", present), groups=True)))
+        for resource in CHILDREN:
+            live = [body for (kind, _), body in cluster.stored.items() if kind == resource.kind]
+            cache.retain(resource.kind, live, 1)
+
+
+ONE_NODE = spec_at({"tensor": 4}, replicas=1)
+
+
+@pytest.mark.parametrize(("changes", "engines"), [({"replicas": 3}, 3), ({"suspend": True}, 0), ({"replicas": 0}, 0)])
+def test_engines_that_a_pause_keeps_are_as_many_as_are_wanted(
+    cluster: FakeCluster, changes: Body, engines: int
+) -> None:
+    launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"paused": True}, **changes))
+    assert cluster.engines() == {"Deployment": engines}
+
+
+def test_the_other_kind_takes_over_after_the_pause(cluster: FakeCluster) -> None:
+    launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"paused": True}), spec_at(WIDE))
+    assert cluster.engines() == {"LeaderWorkerSet": 1}
+
+
+def test_no_engine_of_the_old_kind_stays_when_none_is_wanted(cluster: FakeCluster) -> None:
+    launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"strategy": "Surge"}, suspend=True))
+    assert cluster.engines() == {"LeaderWorkerSet": 0}
+
+
+DOWNLOADED = cached(parallelism={"tensor": 4})
+
+
+def test_a_download_goes_on_while_the_nodes_are_away(cluster: FakeCluster) -> None:
+    """An autoscaler takes idle nodes away, and engines come only after the download."""
+    launch(cluster, DOWNLOADED, DOWNLOADED, nodes=[FOUR_H100, ()])
+    assert cluster.jobs() == 2
+
+
+def test_a_download_that_nobody_wants_any_more_ends(cluster: FakeCluster) -> None:
+    launch(cluster, DOWNLOADED)
+    assert cluster.jobs() == 2
+    launch(cluster, DOWNLOADED, cached(parallelism={"tensor": 7}))
+    assert cluster.jobs() == 0
