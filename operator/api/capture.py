@@ -55,11 +55,8 @@ class Storage(ApiModel):
     """Keep the claim that was created when this object is deleted."""
 
 
-class SpecDecodeCaptureSpec(ApiModel):
-    """Whose engine, which load, and where the files go."""
-
-    deployment: ObjectName
-    """The SpecDecodeDeployment of this namespace whose engine is captured; it may be suspended."""
+class CaptureRun(ApiModel):
+    """Which load, and where the files go: what a capture and the template of a schedule have in common."""
 
     deployment_during_capture: DuringCapture = DuringCapture.KEEP
     """Suspend: its engines give their GPUs to the capture and come back after it, however it ends. Keep: the capture
@@ -77,16 +74,23 @@ class SpecDecodeCaptureSpec(ApiModel):
     storage: Storage = Storage()
     """The volume that the files are written to."""
 
-    suspend: StrictBool = False
-    """No engine and no load; what was recorded so far is kept as partial files. Once it is false again, the capture
-    begins anew."""
-
     deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
-    """How long the load may take, from an engine that serves to validated files. An engine has as long to start as in
-    its deployment, on top of this."""
+    """How long the load may take once the engine serves. On top of it the engine has as long to start as in its
+    deployment, and merging and validation have 15 minutes."""
 
     backoff_limit: StrictInt = Field(default=0, ge=0, le=10)
     """How often a run that failed is begun anew."""
+
+
+class SpecDecodeCaptureSpec(CaptureRun):
+    """Whose engine, which load, and where the files go."""
+
+    deployment: ObjectName
+    """The SpecDecodeDeployment of this namespace whose engine is captured; it may be suspended."""
+
+    suspend: StrictBool = False
+    """No engine and no load; what was recorded so far is kept as partial files. Once it is false again, the capture
+    begins anew."""
 
     ttl_seconds_after_finished: StrictInt | None = Field(default=None, ge=0, le=31_536_000)
     """When a finished capture is deleted; its claim stays unless storage.retain is false. Absent: never."""

@@ -6,8 +6,7 @@ from typing import Annotated
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.capture import DuringCapture, Record, Storage
-from specdecode_operator.api.capture_workload import CaptureWorkload
+from specdecode_operator.api.capture import CaptureRun
 
 ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
 CronLine = Annotated[str, StringConstraints(max_length=128, pattern=r"^\S+ +\S+ +\S+ +\S+ +\S+$")]
@@ -30,31 +29,6 @@ class Retention(ApiModel):
 
     days: StrictInt | None = Field(default=None, ge=1, le=3650)
     """Age in days at which a claim is deleted. Absent: never."""
-
-
-class CaptureTemplate(ApiModel):
-    """The captures that are created: fields of a SpecDecodeCapture's spec."""
-
-    deployment_during_capture: DuringCapture = DuringCapture.KEEP
-    """Suspend: the deployment's engines give their GPUs to the capture and come back after it."""
-
-    workload: CaptureWorkload = CaptureWorkload()
-    """What the load generator sends."""
-
-    seed: StrictInt = Field(default=0, ge=0, le=2_147_483_647)
-    """Seed of all that is random."""
-
-    record: Record = Record()
-    """What is recorded."""
-
-    storage: Storage = Storage()
-    """The volume that the files are written to: a claim for each capture, unless existingClaim is given."""
-
-    deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
-    """How long the load may take."""
-
-    backoff_limit: StrictInt = Field(default=0, ge=0, le=10)
-    """How often a run that failed is begun anew."""
 
 
 class CaptureSchedule(ApiModel):
@@ -88,7 +62,7 @@ class CaptureSchedule(ApiModel):
     suspend: StrictBool = False
     """Start none until it is false again; those that run go on."""
 
-    template: CaptureTemplate = CaptureTemplate()
+    template: CaptureRun = CaptureRun()
     """The captures that are created."""
 
 

@@ -7,6 +7,7 @@ default or a description has one home: the field below.
 from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
+from pydantic.config import JsonDict
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture_schedule import CaptureSchedule
@@ -27,6 +28,7 @@ from specdecode_operator.api.values import (
     WorkloadKind,
 )
 
+_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 KIND = "SpecDecodeDeployment"
 PLURAL = "specdecodedeployments"
 
@@ -293,7 +295,7 @@ class Engine(ApiModel):
     env: list[EnvVar] = Field(
         default=[],
         max_length=256,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=_BY_NAME,
     )
     """Further environment variables of the engine container."""
 
@@ -394,7 +396,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
     captures: list[CaptureSchedule] = Field(
         default=[],
         max_length=8,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=_BY_NAME,
     )
     """Captures of this deployment that are started by the clock."""
 
