@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from specdecode_operator.sizing.budget import Verdict
+from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.matrix import KV_AUTO, MatrixRow
 from specdecode_operator.sizing.precision import Precision
 from specdecode_operator.sizing.rows import Row
@@ -105,15 +106,15 @@ def _loss(row: MatrixRow) -> tuple[int, bool, bool]:
 
 
 def _quality(row: MatrixRow) -> _Key:
-    return (*_loss(row), row.gpus, row.tensor, _total_bytes(row))
+    return (*_loss(row), row.gpus, row.tensor, _leaves_nvlink(row), _total_bytes(row))
 
 
 def _capacity(row: MatrixRow) -> _Key:
-    return (-row.tokens / row.gpus, row.gpus, row.tensor, *_loss(row))
+    return (-row.tokens / row.gpus, row.gpus, row.tensor, *_loss(row), _leaves_nvlink(row))
 
 
 def _cost(row: MatrixRow) -> _Key:
-    return (row.gpus, row.tensor, _total_bytes(row), *_loss(row))
+    return (row.gpus, row.tensor, _leaves_nvlink(row), _total_bytes(row), *_loss(row))
 
 
 _ORDERS: Final[dict[Objective, Callable[[MatrixRow], _Key]]] = {
@@ -121,6 +122,12 @@ _ORDERS: Final[dict[Objective, Callable[[MatrixRow], _Key]]] = {
     Objective.CAPACITY: _capacity,
     Objective.COST: _cost,
 }
+
+
+def _leaves_nvlink(row: MatrixRow) -> bool:
+    """Return whether ranks of one layer would talk over PCIe, twice a layer and step."""
+    device = find_device(row.product)
+    return device is not None and row.tensor > max(1, device.nvlink_gpus)
 
 
 def _last(row: MatrixRow) -> _Key:

@@ -22,11 +22,15 @@ class Device:
         Memory as CUDA reports it: what vLLM takes its share of.
     source
         Where the number comes from.
+    nvlink_gpus
+        How many GPUs of a node NVLink joins, by NVIDIA's data sheets: all 8 of an SXM board by its switch, the 2 of an
+        NVL pair by bridges; 1 where bridges are an option.
     """
 
     product: str
     total_bytes: int
     source: str
+    nvlink_gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -175,5 +179,8 @@ def _graph_memory(graphs: dict[str, Any]) -> GraphMemory:
 @cache
 def _devices() -> dict[str, Device]:
     entries = read_data("devices.json")["devices"]
-    devices = [Device(entry["product"], gib_to_bytes(entry["total_gib"]), entry["source"]) for entry in entries]
+    devices = [
+        Device(entry["product"], gib_to_bytes(entry["total_gib"]), entry["source"], entry["nvlink_gpus"])
+        for entry in entries
+    ]
     return {device.product: device for device in devices}

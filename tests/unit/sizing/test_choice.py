@@ -35,6 +35,17 @@ def test_quality_keeps_the_target_whole_and_takes_the_fewest_gpus(make_pair: Pai
     assert (row.product, row.tensor) == (H200, 2)
 
 
+@pytest.mark.parametrize("objective", [Objective.QUALITY, Objective.COST])
+def test_ranks_of_one_layer_are_put_where_nvlink_joins_them(make_pair: PairFactory, objective: Objective) -> None:
+    """The PCIe card is the smaller one, and would be taken otherwise."""
+    pools = (GpuPool("NVIDIA-H100-PCIe", 8), GpuPool(H100, 8))
+    alone, together = (
+        _chosen(quantization_matrix(make_pair(), pools, tensor, available=ALL), objective) for tensor in (1, 4)
+    )
+    assert (together.verdict, together.product) == (Verdict.FITS, H100)
+    assert (alone.verdict, alone.product) == (Verdict.FITS, "NVIDIA-H100-PCIe")
+
+
 def test_quality_takes_eight_bits_before_four(make_pair: PairFactory) -> None:
     on_two = quantization_matrix(make_pair(), [GpuPool(H100, 2)], available=ALL)
     assert _chosen(on_two, Objective.QUALITY).target_precision is Precision.FP8
