@@ -42,6 +42,10 @@ STEP_S: Final = 0.012345678
 LONG_PROMPTS: Final = (512, 8192, 131_072)
 TARGET_US: Final = 5.0
 TARGET_EACH_US: Final = 0.3
+STEPS_A_SECOND: Final = 80
+"""About what a large model on H100s does."""
+
+AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,12 @@ def _hash_ms(tokens: int) -> float:
     return min(after - before for before, after in pairwise(stamps)) / 1e6
 
 
+def _hour_mb(cost: Cost) -> float:
+    """Return what an hour of such steps writes, in 10^6 bytes: a step line each, and a chunk of each request."""
+    chunk_bytes = cost.request_bytes / STEPS_OF_A_REQUEST
+    return 3600 * STEPS_A_SECOND * (cost.step_bytes + AT_ONCE * chunk_bytes) / 1e6
+
+
 def main() -> None:
     """Print the figures."""
     classes, origin = _classes()
@@ -227,6 +237,8 @@ def main() -> None:
         end="",
     )
     print(f"prompt tokens {cost.request_bytes:.0f} bytes ({per_chunk:.0f} a chunk)")
+    rate = f"{STEPS_A_SECOND} steps a second and {AT_ONCE} requests at once"
+    print(f"  an hour of {rate}: {_hour_mb(cost):.0f} MB, not compressed")
     hashes = ", ".join(f"{tokens} tokens {_hash_ms(tokens):.1f} ms" for tokens in LONG_PROMPTS)
     print(f"  block hashes in the writer's thread: {hashes}")
 
