@@ -160,7 +160,7 @@ def test_killed_containers(cluster: Cluster, kubectl: Kubectl) -> None:
     kill(cluster, second, "engine")
     status, reason, message = ended(kubectl, "killed")
     assert (status, reason) == ("False", "EngineExited"), message
-    assert "the engine had ended with 137" in message
+    assert "the engine was restarted (1)" in message
     assert not places.final.exists(), "nothing is published"
     assert label(first_places).reason == "Unfinished"
     assert label(places).reason == "EngineExited"
@@ -272,8 +272,9 @@ def test_a_volume_that_runs_full(cluster: Cluster, kubectl: Kubectl, small_volum
     system = kubectl.within(NAMESPACE)
     restarted_before = restarts(system, f"app.kubernetes.io/name={OPERATOR}")
     path = small_volume("full", 64)
-    kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":false}}')
     begin(kubectl, "full", LONG, storage={"existingClaim": "full"}, deploymentDuringCapture="Suspend")
+    wait_for(kubectl, "full", "Accepted", "Valid", kind="sdc")
+    kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":false}}')
     _, places = under_load(cluster, kubectl, "full")
     wait_for(kubectl, "tiny", "Ready", "SuspendedForCapture")
     filled = cluster.in_namespace(["dd", "if=/dev/zero", f"of={path}/filler", "bs=4096"])
@@ -286,3 +287,4 @@ def test_a_volume_that_runs_full(cluster: Cluster, kubectl: Kubectl, small_volum
     assert set(restarts(kubectl, "specdecode.io/capture=full")) == {0}
     assert restarts(system, f"app.kubernetes.io/name={OPERATOR}") == restarted_before != []
     wait_for(kubectl, "tiny", "Ready", "Serving", LOAD_DEADLINE_S)
+    kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":true}}')

@@ -1,6 +1,7 @@
 """What a capture's pod says at its end: a summary, or why there is none."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -88,11 +89,19 @@ def _with_engine(pod: Body, failure: Hold) -> Hold:
     """Add the engine's last words where it died of itself: they are the cause more often than not."""
     ended = _engine_death(pod)
     if ended is None:
-        return failure
+        # When its pod has ended, the kubelet keeps no word of an earlier end of the engine but their number.
+        again = engine_restarts(pod)
+        return replace(failure, message=f"{failure.message}; the engine was restarted ({again})") if again else failure
     said = str(ended.get("message") or "")
     known = find_error(said)
     words = f"{known[1]}: {known[0].fix}" if known else telling_line(said)
     return Hold(failure.reason, f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}", True)
+
+
+def engine_restarts(pod: Body) -> int:
+    """Return how often the engine was started again."""
+    statuses = pod.get("status", {}).get("initContainerStatuses") or []
+    return max((int(each.get("restartCount", 0)) for each in statuses if each["name"] == ENGINE_CONTAINER), default=0)
 
 
 def _engine_death(pod: Body) -> Body | None:

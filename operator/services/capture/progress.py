@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.services.capture.job import LOAD
-from specdecode_operator.services.capture.outcome import read_failure, read_summary, taken_away
+from specdecode_operator.services.capture.outcome import engine_restarts, read_failure, read_summary, taken_away
 from specdecode_operator.services.capture.waiting import Hold
 from specdecode_operator.services.drift import is_owned
-from specdecode_operator.services.overlay import ENGINE_CONTAINER
 from specdecode_operator.services.rollout import pod_trouble
 
 _CRASHES_BELIEVED = 3
@@ -108,7 +107,7 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
         message = "the volume is looked at, then the engine starts"
         return Progress(CapturePhase.STARTING, "Starting", message, started_at=started_at)
     failure = None
-    if trouble.permanent or _engine_starts(pod) > _CRASHES_BELIEVED:
+    if trouble.permanent or engine_restarts(pod) >= _CRASHES_BELIEVED:
         failure = Hold(trouble.reason, f"the engine did not start: {trouble.message}", permanent=True)
     return Progress(
         CapturePhase.FAILED if failure else CapturePhase.STARTING,
@@ -133,10 +132,3 @@ def _unscheduled(pod: Body) -> Progress | None:
 def _is(pod: Body, container: str, state: str) -> bool:
     statuses = pod.get("status", {}).get("containerStatuses") or []
     return any(each["name"] == container and state in (each.get("state") or {}) for each in statuses)
-
-
-def _engine_starts(pod: Body) -> int:
-    """How often the engine was started."""
-    statuses = pod.get("status", {}).get("initContainerStatuses") or []
-    restarts = [int(each.get("restartCount", 0)) for each in statuses if each["name"] == ENGINE_CONTAINER]
-    return 1 + max(restarts, default=0)

@@ -428,6 +428,15 @@ class TestEnd:
         (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
         assert text.startswith("another boot; the engine had ended with 1: CUDA out of memory")
 
+    def test_an_engine_that_died_and_came_back_is_told_when_its_words_are_gone(self) -> None:
+        """What the kubelet leaves of it when the pod has ended."""
+        engine = {"name": "engine", "restartCount": 1, "state": {"terminated": {"exitCode": 0}}, "lastState": {}}
+        error = {"error": {"reason": "EngineExited", "message": "nothing listens"}}
+        pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
+        _, status = look(capture(), surroundings(job=job("Failed"), pods=[pod]))
+        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
+        assert text == "nothing listens; the engine was restarted (1)"
+
     def test_a_failed_job_without_a_pod_says_what_it_can(self) -> None:
         _, status = look(capture(), surroundings(job=job("Failed")))
         assert words(status)["Succeeded"] == ("False", "Failed")
