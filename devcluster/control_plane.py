@@ -148,6 +148,8 @@ def kube_controller_manager(program: Path, state: Path, settings: Settings) -> l
         f"--cluster-cidr={settings.addresses.pods}",
         "--enable-hostpath-provisioner",
         f"--flex-volume-plugin-dir={state / 'flex-volumes'}",
+        # Where no node can run, nodes are objects that nobody tends: they would be tainted after a minute.
+        *(["--controllers=*,-node-lifecycle-controller"] if settings.index is None else []),
         "--secure-port=0",
         "--leader-elect=false",
         "--profiling=false",
