@@ -10,16 +10,10 @@ from collections.abc import Mapping
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.cel import Reason, Rule
-from specdecode_operator.api.deployment import (
-    Accelerator,
-    Engine,
-    Ngram,
-    Serving,
-    SpecDecodeDeploymentSpec,
-    Speculation,
-)
-from specdecode_operator.api.models_rules import HOST_PATH, MODEL_VOLUME, MODELS, SOURCES
+from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
+from specdecode_operator.api.models_rules import HAS_DRAFT, HOST_PATH, MODEL_VOLUME, MODELS, SOURCES
 from specdecode_operator.api.models_source import HostPath, Models, ModelVolume
+from specdecode_operator.api.speculation import Ngram, Speculation
 from specdecode_operator.api.values import (
     METHODS_WITH_DRAFT,
     METHODS_WITH_LAYERS,
@@ -121,12 +115,6 @@ SPECULATION = (
     ),
     Rule(
         field="numSpeculativeTokensByBatchSize",
-        holds=f"{_NO_SCHEDULE} || {_SCHEDULE}.size() == 0 || {_SCHEDULE}[0].from == 1",
-        message="the first range begins at %d: its from must be 1",
-        values=(f"{_SCHEDULE}[0].from",),
-    ),
-    Rule(
-        field="numSpeculativeTokensByBatchSize",
         holds=f"{_NO_SCHEDULE} || {_SCHEDULE}.all(r, r.from <= r.to)",
         message="a range ends before it begins: its from must not be above its to",
     ),
@@ -201,6 +189,18 @@ ACCELERATOR = (
 
 SERVING = (
     Rule(
+        field="cudagraphMode",
+        holds="!self.enforceEager || !has(self.cudagraphMode)",
+        message="there are no CUDA graphs with enforceEager: remove one of the two",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="maxCudagraphCaptureSize",
+        holds="!has(self.maxCudagraphCaptureSize) || !has(self.cudagraphMode) || self.cudagraphMode != 'NONE'",
+        message="there are no CUDA graphs with cudagraphMode NONE: remove one of the two",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="maxCudagraphCaptureSize",
         holds="!self.enforceEager || !has(self.maxCudagraphCaptureSize)",
         message="there are no CUDA graphs with enforceEager: remove one of the two",
@@ -237,7 +237,6 @@ ENGINE = (
     ),
 )
 
-_HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
 _TENSOR = "self.parallelism.tensor"
 _DRAFT_TENSOR = "self.parallelism.draftTensor"
 _HAS_METHOD = "has(self.speculation)"
@@ -249,7 +248,7 @@ SPEC = (
     *SOURCES,
     Rule(
         field="speculation.draft.maxModelLen",
-        holds=f"!({_HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
+        holds=f"!({HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
         f" || {_DRAFT_LENGTH} <= self.serving.maxModelLen",
         message="is %d, above serving.maxModelLen %d: lower it, or raise serving.maxModelLen",
         values=(_DRAFT_LENGTH, "self.serving.maxModelLen"),
@@ -301,6 +300,19 @@ SPEC = (
         values=("self.parallelism.data",),
     ),
 )
+
+NAME_MAX_LENGTH = 52
+"""Longest name of an object. A Service's name ends at 63 (RFC 1035); as for a CronJob, 11 are left for suffixes."""
+
+SERVICE_NAME = Rule(
+    field="metadata.name",
+    holds="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
+    f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
+    message="is %s, which cannot name a Service:"
+    f" use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter",
+    values=("self.metadata.name",),
+)
+"""The rule on the name of a SpecDecodeDeployment."""
 
 RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     SpecDecodeDeploymentSpec: SPEC,

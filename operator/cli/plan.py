@@ -37,8 +37,9 @@ class ExitCode(IntEnum):
 
 
 def plan_command(  # noqa: PLR0913  each is an option
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
     *,
-    file: Annotated[list[str], typer.Option("--file", "-f", help=FILE_HELP)],
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not the best alone.")] = False,
     nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
     model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
@@ -60,7 +61,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     gc.enable()
 
     shows_all = matrix or output is not Output.TABLE
-    result = ask(file, nodes, model_config or [], calibration, every_precision=shows_all)
+    result = ask(sources(files, file), nodes, model_config or [], calibration, every_precision=shows_all)
     if output is Output.TABLE:
         _print_text(result, matrix=matrix)
     else:
@@ -70,6 +71,14 @@ def plan_command(  # noqa: PLR0913  each is an option
     if plot is not None:
         _draw(result, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
+
+
+def sources(files: list[str] | None, options: list[str] | None) -> list[str]:
+    """Return the files that are named, with -f or without; there must be one."""
+    named = [*(files or []), *(options or [])]
+    if not named:
+        raise typer.BadParameter("name a file, a folder, or - for standard input", param_hint="-f FILE")
+    return named
 
 
 def exit_code(result: "Answers", *, strict: bool) -> ExitCode:

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -113,6 +114,9 @@ async def _load_kubeconfig(context: str | None) -> str:
     """Load it; return the namespace of the context."""
     file = os.environ.get("KUBECONFIG") or "~/.kube/config"
     where = f"KUBECONFIG: {file}"
+    # The client itself would log a missing file, and then speak of its content.
+    if not _is_there(file):
+        raise ClusterError(f"{where}: there is no such file: name a kubeconfig")
     try:
         contexts, current = config.list_kube_config_contexts(file)
     except config.ConfigException as error:
@@ -128,6 +132,11 @@ async def _load_kubeconfig(context: str | None) -> str:
     except (config.ConfigException, OSError) as error:
         raise ClusterError(f"{where}: context {chosen['name']}: {error}: mend it, or name another") from error
     return str(chosen["context"].get("namespace") or "default")
+
+
+def _is_there(kubeconfig: str) -> bool:
+    """Return whether one of the files that KUBECONFIG may list exists."""
+    return any(Path(each).expanduser().exists() for each in kubeconfig.split(os.pathsep) if each)
 
 
 def _error(what: str, status: int, text: bytes) -> ClusterError:

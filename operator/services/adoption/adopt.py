@@ -8,16 +8,17 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from specdecode_operator.api.admission import refusals
 from specdecode_operator.api.base import API_VERSION, Body
-from specdecode_operator.api.crd import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.api.rules import NAME_MAX_LENGTH
 from specdecode_operator.api.values import Method
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.services.adoption.bodies import mapping, name_of, objects, required
 from specdecode_operator.services.adoption.defaults import note_defaults
 from specdecode_operator.services.adoption.engine_image import take_image
-from specdecode_operator.services.adoption.flags import read_flags
+from specdecode_operator.services.adoption.flags import decide_unknown, read_flags
 from specdecode_operator.services.adoption.hardware import find_platform, take_cpu
 from specdecode_operator.services.adoption.ledger import AdoptionError, Fate, Ledger, Note
 from specdecode_operator.services.adoption.models import take_models
@@ -154,7 +155,8 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
         ledger.lose(f"program {start.program}", "the operator starts vllm, which must be on the image's PATH")
     for command in start.beside:
         ledger.lose(f"shell command {command}", "only the server is started: put it into the image or an initContainer")
-    given, certificate_volumes = take_tls(read_flags(start.words, profile), pod, container, ledger)
+    known = decide_unknown(start, read_flags(start.words, profile), ledger)
+    given, certificate_volumes = take_tls(known, pod, container, ledger)
     flags = take_flags(given, ledger, profile, secret_keys(container))
     said = read_speculation(flags, ledger, profile)
     take_speculation(said, ledger, profile)
@@ -222,6 +224,9 @@ def _check(ledger: Ledger) -> None:
         parsed = SpecDecodeDeploymentSpec.model_validate(spec)
     except ValidationError as error:
         _decide(spec_problems(error), ledger)
+        return
+    if refused := refusals(parsed):
+        _decide(refused, ledger)
         return
     try:
         gather_facts(parsed)

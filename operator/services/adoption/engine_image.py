@@ -1,9 +1,9 @@
 """Which vLLM an image holds, and whether the operator can launch it."""
 
-import re
 from typing import Final
 
 from specdecode_operator.api.deployment import Engine
+from specdecode_operator.engine.image_version import split_reference, version_of_image
 from specdecode_operator.engine.profiles import (
     KNOWN_VERSIONS,
     EngineProfile,
@@ -12,9 +12,6 @@ from specdecode_operator.engine.profiles import (
 )
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.services.adoption.ledger import AdoptionError, Fate, Ledger
-
-_TAG: Final = re.compile(r"v?(0\.\d+)(\.\d+)?([-+._].*|(post|rc)\d+)?")
-"""vLLM's releases are 0.x so far; a tag of another form says nothing of vLLM."""
 
 _OFFICIAL: Final = ("vllm/vllm-openai",)
 _NEWEST: Final = KNOWN_VERSIONS[-1]
@@ -30,9 +27,8 @@ def take_image(image: str, platform: Platform, wanted: str | None, ledger: Ledge
     AdoptionError
         When the version that the user gave is none.
     """
-    repository, tag = _parts(image)
-    found = _TAG.fullmatch(tag) if "vllm" in repository else None
-    version = wanted or (found[1] if found else None)
+    repository, tag = split_reference(image)
+    version = wanted or version_of_image(image)
     if version is None:
         fix = f"does not tell the version of vLLM: give --engine-version, such as {_NEWEST}"
         ledger.decide("spec.engine.version", tag or image or "nothing", fix)
@@ -64,15 +60,6 @@ def _newer(image: str, repository: str, version: str, platform: Platform, ledger
         fix = f"holds vLLM {version}, which is older than what the operator launches: name an image of {_NEWEST}"
         ledger.decide("spec.engine.image", image, fix)
     return profile
-
-
-def _parts(image: str) -> tuple[str, str]:
-    """Repository and tag of a reference; a digest is no tag."""
-    name, _, digest = image.partition("@")
-    repository, colon, tag = name.rpartition(":")
-    if not colon or "/" in tag:
-        return name, ""
-    return repository, "" if digest and not tag else tag
 
 
 def _same(image: str, default: str | None) -> bool:

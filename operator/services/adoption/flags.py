@@ -1,10 +1,15 @@
 """Reads a server's arguments as vLLM's parser does: aliases, prefixes, underscores, ``=``, dotted paths."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.engine.profiles import EngineProfile, Flag
+from specdecode_operator.services.adoption.ledger import Ledger
+from specdecode_operator.services.adoption.start import Start
+
+SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
+"""Flags whose value belongs into a Secret."""
 
 _OLD_SWITCHES: Final = frozenset(
     {
@@ -18,6 +23,9 @@ _OLD_SWITCHES: Final = frozenset(
     }
 )
 """Flags of older versions that take no value; the model may stand behind them."""
+
+_OLD_LISTS: Final = frozenset({"--cuda-graph-sizes", "--prompt-adapters"})
+"""Flags of older versions that take several."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ def _read(words: Sequence[str], profile: EngineProfile) -> Given:
     if path:
         values = (value,) if equals else tuple(follows[:1])
     else:
-        values = (value,) if equals else _values(flag, name, follows)
+        values = (value,) if equals else _values(flag, name, follows, old=_is_old(name, profile))
     taken = 1 + (0 if equals else len(values))
     negated = flag is not None and name not in (flag.name, *_short(flag)) and name.startswith("--no-")
     return Given(flag.name if flag else name, values, tuple(words[:taken]), path, negated=negated, known=known)
@@ -101,14 +109,23 @@ def _flag(name: str, profile: EngineProfile) -> Flag | None:
     return profile.flags[candidates.pop()] if len(candidates) == 1 else None
 
 
-def _values(flag: Flag | None, name: str, follows: Sequence[str]) -> tuple[str, ...]:
+def _is_old(name: str, profile: EngineProfile) -> bool:
+    """Whether an earlier version is known to have had a flag."""
+    return name in profile.removed_flags or name.startswith("--spec")
+
+
+def _values(flag: Flag | None, name: str, follows: Sequence[str], *, old: bool) -> tuple[str, ...]:
     most = len(follows)
     for count, word in enumerate(follows):
         if word.startswith("-") and not _is_number(word):
             most = count
             break
     if flag is None:
-        return () if name in _OLD_SWITCHES else tuple(follows[: min(most, 1)])
+        if name in _OLD_SWITCHES:
+            return ()
+        # What stands behind a flag that nobody knows is all its own: better no model than a wrong one.
+        alone = old and name not in _OLD_LISTS
+        return tuple(follows[: min(most, 1) if alone else most])
     if flag.values == "1":
         # The parser takes JSON and numbers that begin with a dash, too.
         return tuple(follows[:1])
@@ -117,3 +134,20 @@ def _values(flag: Flag | None, name: str, follows: Sequence[str]) -> tuple[str, 
 
 def _is_number(word: str) -> bool:
     return word.lstrip("-").replace(".", "", 1).isdigit()
+
+
+def decide_unknown(start: Start, flags: Iterable[Given], ledger: Ledger) -> list[Given]:
+    """Return the arguments that the Deployment tells; of the others, people must say what they are.
+
+    Those with a Secret's value are told: the Secret takes their place.
+    """
+    message = "has its value only in the running container: write the value out, then import again"
+    known = []
+    for given in flags:
+        if start.unknown.isdisjoint(given.words) or given.name in SECRET_FLAGS:
+            known.append(given)
+        else:
+            ledger.decide("spec.engine.extraArgs", given.shown, message)
+    for name in sorted(start.unknown_variables):
+        ledger.decide("spec.engine.env", name, message)
+    return known

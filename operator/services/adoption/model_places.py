@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specdecode_operator.services.adoption.bodies import mapping, name_of, objects
-from specdecode_operator.services.adoption.start import container_words
+from specdecode_operator.services.adoption.start import container_commands
 
 _DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
+_SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
+"""Their options without a value; the repository may stand behind them."""
+
 _TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -98,13 +101,16 @@ def _mount(path: str, container: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Place | None:
     """The hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
-        words = container_words(container)
-        if words[:1] and words[0].rpartition("/")[2] in {"sh", "bash"}:
-            words = " ".join(words[2:]).replace("\\\n", " ").split()
-        found = _downloaded(words)
-        if found is not None and found[1].rstrip("/") == path:
-            model, _, revision = found
-            return Place(model, revision=revision, download=name_of(container), token=token_of(container))
+        script = container_commands(container)
+        for found in filter(None, (_downloaded(command.words) for command in script.commands)):
+            model, folder, revision = found
+            if folder.rstrip("/") != path:
+                continue
+            name = name_of(container)
+            if model in script.unknown or revision in script.unknown:
+                problem = f"is {model} of the hub, but {name} learns that only when it runs: write the hub id out"
+                return Place(path, download=name, problem=problem)
+            return Place(model, revision=revision, download=name, token=token_of(container))
     return None
 
 
@@ -119,7 +125,8 @@ def _downloaded(words: Sequence[str]) -> tuple[str, str, str | None] | None:
         while rest:
             word = rest.pop(0)
             if word.startswith("--"):
-                options[word] = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+                has_value = word not in _SWITCHES and rest and not rest[0].startswith("--")
+                options[word] = rest.pop(0) if has_value else ""
             else:
                 positional.append(word)
         if positional and "--local-dir" in options:

@@ -25,12 +25,12 @@ def take_models(
 ) -> Dropped:
     """Take the models; return what of the pod they leave behind."""
     flags = list(flags)
-    named = [given for given in flags if given.name in {"", "--model"} and given.values]
+    named = _named_model(flags, ledger)
     places = []
-    if not named:
+    if named is None:
         ledger.decide("spec.target.model", "nothing", "name the model: the server is given none")
     else:
-        places.append(_take_target(named[-1], flags, find_place(named[-1].values[0], pod, container), ledger))
+        places.append(_take_target(named, flags, find_place(named.values[0], pod, container), ledger))
     if drafter and ledger.get("speculation.method") in METHODS_WITH_DRAFT:
         places.append(_take_draft(drafter, find_place(drafter, pod, container), ledger))
     _take_volume(places, ledger)
@@ -40,6 +40,19 @@ def take_models(
     return _dropped(places, pod, container, ledger)
 
 
+def _named_model(flags: Iterable[Given], ledger: Ledger) -> Given | None:
+    """Return the argument with the model: the one by position, which vLLM prefers (entrypoints/cli/serve.py)."""
+    flags = list(flags)
+    by_position = [given for given in flags if not given.name]
+    for other in by_position[1:]:
+        message = "stands where no flag takes it, and vLLM takes one model: correct the command line"
+        ledger.decide("spec.engine.extraArgs", " ".join(other.words), message)
+    flagged = [given for given in flags if given.name == "--model" and given.values]
+    if by_position and flagged:
+        ledger.lose(" ".join(flagged[-1].words), "vLLM prefers the model that is given without a flag")
+    return next(iter((*by_position, *reversed(flagged))), None)
+
+
 def _take_target(given: Given, flags: Iterable[Given], place: Place, ledger: Ledger) -> Place:
     written = given.values[0]
     ledger.take(f"model {written}", "target.model", place.model)
@@ -47,7 +60,7 @@ def _take_target(given: Given, flags: Iterable[Given], place: Place, ledger: Led
     if revision and place.source is None:
         ledger.take(f"revision {revision}", "target.revision", revision)
     if place.problem:
-        ledger.decide("spec.models", written, place.problem)
+        ledger.decide("spec.target.model", written, place.problem)
     if ledger.get("serving.servedModelNames") is None and written != short_name(place.model):
         ledger.take("the name that clients ask for", "serving.servedModelNames", [written])
     return place
@@ -58,7 +71,7 @@ def _take_draft(written: str, place: Place, ledger: Ledger) -> Place:
     if place.revision:
         ledger.take(f"revision {place.revision}", "speculation.draft.revision", place.revision)
     if place.problem:
-        ledger.decide("spec.models", written, place.problem)
+        ledger.decide("spec.speculation.draft.model", written, place.problem)
     return place
 
 

@@ -6,11 +6,12 @@ from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Final
 
 from specdecode_operator.api.values import KvCacheDtype
-from specdecode_operator.engine.arguments import ARGUMENTS
+from specdecode_operator.engine.arguments import ARGUMENTS, COMPILATION_CONFIG
 from specdecode_operator.engine.extra_args import extra_args_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.refused_flags import refusal
-from specdecode_operator.services.adoption.flags import Given
+from specdecode_operator.services.adoption.compilation import FIELDS, key_by_key
+from specdecode_operator.services.adoption.flags import SECRET_FLAGS, Given
 from specdecode_operator.services.adoption.ledger import Fate, Ledger, plain
 from specdecode_operator.services.adoption.start import secret_variable
 from specdecode_operator.sizing.catalogue import find_geometry
@@ -27,6 +28,9 @@ _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "
 _SHAPE: Final = ("--data-parallel-", "--decode-context-", "--prefill-context-", "--nnodes", "--headless")
 """Flags that say over how many GPUs and nodes a replica spreads: without them it would be another server."""
 
+_FILES: Final = ("--config",)
+"""Flags with a file of further flags."""
+
 _LOWEST_PORT: Final = 1024
 _SETTLED: Final = {
     "--host": "the engine listens on all addresses of its pod",
@@ -42,12 +46,14 @@ def take_flags(flags: Iterable[Given], ledger: Ledger, profile: EngineProfile, s
     """Take each flag to its place; return those of model and speculation, which belong together."""
     left: list[Given] = []
     extra: list[str] = []
-    for given in flags:
+    for given in key_by_key(flags):
         if _is_of_models(given):
             left.append(given)
         elif given.known and not given.path and given.name in _TAKERS:
             _TAKERS[given.name](given, ledger)
-        elif given.name in {"--api-key", "--hf-token"}:
+        elif given.name == COMPILATION_CONFIG and given.path and given.path[0] in FIELDS:
+            _take_key(given, ledger)
+        elif given.name in SECRET_FLAGS:
             _take_secret(given, ledger, secrets)
         elif given.known and not given.path and given.name in _FIELDS:
             _take_plain(given, ledger)
@@ -79,6 +85,10 @@ def _pass_on(given: Given, ledger: Ledger, profile: EngineProfile) -> list[str]:
         return []
     if given.name.startswith(_SHAPE):
         return _shape(given, ledger)
+    if given.name in _FILES:
+        message = "holds arguments that are not read here: write them into the command line, then import again"
+        ledger.decide("spec.engine.extraArgs", " ".join(given.words), message)
+        return []
     problems = extra_args_problems(given.words, profile)
     if not problems:
         ledger.note(Fate.EXTRA, " ".join(given.words), "as it is")
@@ -108,6 +118,13 @@ def _take_plain(given: Given, ledger: Ledger) -> None:
     text = given.values[0]
     number = read_number(text)
     ledger.take(what, path, text if number is None else number)
+
+
+def _take_key(given: Given, ledger: Ledger) -> None:
+    """A key of a JSON value that has a field; vLLM takes names of modes in small letters, too."""
+    text = given.values[0]
+    number = read_number(text)
+    ledger.take(" ".join(given.words), FIELDS[given.path[0]], text.upper() if number is None else number)
 
 
 def read_number(text: str) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.services.adoption.flags import Given
@@ -53,7 +54,7 @@ _SAMPLING: Final = {
 }
 """Keys with the field that says the same, and what it may say."""
 
-_USUAL_REQUESTS: Final = 256
+_OF_RANGES: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable_by_batch_size"})
 
 
 @dataclass
@@ -117,9 +118,10 @@ def take_speculation(said: Speculating, ledger: Ledger, profile: EngineProfile) 
         return
     if method != Method.NONE and "num_speculative_tokens" not in config:
         ledger.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
-    for key, value in config.items():
+    # Ranges are cut to the general number of tokens, which must be there by then.
+    for key in sorted(config, key=_OF_RANGES.__contains__):
         if key not in {"method", "model"}:
-            _take(said.written[key], key, value, ledger)
+            _take(said.written[key], key, config[key], ledger, profile)
 
 
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
@@ -132,8 +134,10 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
     return "mtp" if said.endswith("_mtp") else said
 
 
-def _take(what: str, key: str, value: Any, ledger: Ledger) -> None:
-    if key in _FIELDS:
+def _take(what: str, key: str, value: Any, ledger: Ledger, profile: EngineProfile) -> None:
+    if value is None or (value is False and key in profile.speculative_keys):
+        ledger.note(Fate.OPERATOR, what, "is what holds without it")
+    elif key in _FIELDS:
         ledger.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float):
         ledger.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
@@ -145,42 +149,73 @@ def _take(what: str, key: str, value: Any, ledger: Ledger) -> None:
         ledger.take(what, "speculation.draft.quantization", "FP8")
     elif key == "draft_tensor_parallel_size":
         _take_draft_split(what, value, ledger)
-    elif value is None:
-        ledger.note(Fate.OPERATOR, what, "is what holds without it")
     elif key in _SAMPLING and value in _SAMPLING[key][1]:
         ledger.take(what, _SAMPLING[key][0], value)
-    elif key == "quantization":
-        ledger.note(Fate.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
     else:
-        ledger.lose(f"{what}: {value}", "no field of the object means it yet, and the engine's default holds")
+        _leave(what, key, value, ledger, profile)
+
+
+def _leave(what: str, key: str, value: Any, ledger: Ledger, profile: EngineProfile) -> None:
+    """Say why a key becomes no field; one that changes how the engine drafts is for people to decide."""
+    if key == "quantization":
+        ledger.note(Fate.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
+    elif key in profile.speculative_keys:
+        message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
+        ledger.decide("spec.speculation", f"{what}: {value}"[:96], message)
+    else:
+        ledger.lose(f"{what}: {value}", f"vLLM {profile.version} has no such key, and nothing replaces it")
 
 
 def _take_draft_split(what: str, value: Any, ledger: Ledger) -> None:
     """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
-    if value == (ledger.get("parallelism.tensor") or 1) or value is None:
+    if value == (ledger.get("parallelism.tensor") or 1):
         ledger.note(Fate.OPERATOR, f"{what} {value}", "the draft is split as the target is")
     else:
         ledger.take(what, "parallelism.draftTensor", value)
 
 
 def _take_schedule(what: str, value: Any, ledger: Ledger) -> None:
+    """Take ranges, and say what vLLM does between and after them: a range goes on until the next begins."""
     try:
-        ranges = [{"from": int(a), "to": int(b), "numSpeculativeTokens": int(k)} for a, b, k in value]
+        given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
     except (TypeError, ValueError):
+        given = []
+    if not given:
         message = "must be a list of [first, last, tokens]"
         ledger.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value)[:64], message)
         return
+    most, general = _most_requests(ledger), ledger.get("speculation.numSpeculativeTokens")
+    ends = [*(first - 1 for first, _, _ in given[1:]), most]
+    ranges = [
+        {
+            "from": first,
+            # vLLM refuses ranges that overlap: they stay as they are, to be refused here too.
+            "to": min(max(last, end), most),
+            "numSpeculativeTokens": min(tokens, general) if isinstance(general, int) else tokens,
+        }
+        for (first, last, tokens), end in zip(given, ends, strict=True)
+        if first <= most
+    ]
     ledger.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
 def _take_limit(what: str, value: Any, ledger: Ledger) -> None:
-    """Older vLLM stopped drafting above a number of requests; ranges say it now."""
-    most = ledger.get("serving.maxNumSeqs") or _USUAL_REQUESTS
-    if not isinstance(value, int) or not 0 < value < most:
-        ledger.lose(f"{what}: {value}", f"is not below spec.serving.maxNumSeqs, {most}: it would never count")
+    """Older vLLM stopped drafting from so many requests on; ranges say it now.
+
+    vllm/spec_decode/spec_decode_worker.py of 0.6: running_queue_size >= disable_by_batch_size.
+    """
+    most = _most_requests(ledger)
+    if not isinstance(value, int) or not 0 < value <= most:
+        ledger.lose(f"{what}: {value}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
         return
-    ranges = [{"from": value + 1, "to": most, "numSpeculativeTokens": 0}]
+    ranges = [{"from": value, "to": most, "numSpeculativeTokens": 0}]
     ledger.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
+
+
+def _most_requests(ledger: Ledger) -> int:
+    """Return how many requests run at once in the new object."""
+    given = ledger.get("serving.maxNumSeqs")
+    return given if isinstance(given, int) else Serving().max_num_seqs
 
 
 def _json(given: Given, ledger: Ledger) -> dict[str, Any]:

@@ -1,26 +1,25 @@
 """Finds vLLM's server in what a container starts: command and args, shell scripts, python -m."""
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from specdecode_operator.services.adoption.ledger import AdoptionError
+from specdecode_operator.services.adoption.shell import Command, Script, read_script
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-_SEPARATORS: Final = ";&|\n"
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]*)\)")
 """third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
 
-_SHELL_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _NAMED_VARIABLE: Final = re.compile(r"\$[({]?(\w+)")
-_REDIRECTION: Final = re.compile(r"(?<=\s)\d?>{1,2}\s*(?:&\d|[^\s;&|]+)")
-_BEFORE_COMMANDS: Final = frozenset({"exec", "env", "nohup", "time", "then", "else", "do", "{", "("})
-_HARMLESS: Final = frozenset({"set", "export", "exec", "true", ":", "ulimit", "echo", "unset"})
+_BEFORE_COMMANDS: Final = frozenset({"exec", "env", "nohup", "time"})
+_HARMLESS: Final = frozenset(
+    {"set", "exec", "true", ":", "ulimit", "echo", "unset", "wait", "if", "fi", "[", "[[", "test", "}"}
+)
 """What scripts do beside starting the engine that leaves no trace in it."""
 
 
@@ -40,6 +39,10 @@ class Start:
         Commands that the script runs beside it, shortened.
     variables
         Variables of the container whose values the words hold.
+    unknown
+        Words that hold what only the running container knows.
+    unknown_variables
+        Variables of the script that do.
     """
 
     words: list[str]
@@ -47,6 +50,8 @@ class Start:
     program: str | None = None
     beside: list[str] = field(default_factory=list)
     variables: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    unknown_variables: set[str] = field(default_factory=set)
 
 
 def find_start(container: Mapping[str, Any], where: str) -> Start | None:
@@ -66,6 +71,7 @@ def find_start(container: Mapping[str, Any], where: str) -> Start | None:
         start = _of_image(str(container.get("image") or ""), args)
     if start is not None:
         written = " ".join(str(word) for key in ("command", "args") for word in container.get(key) or [])
+        start.unknown |= _unknown(container, env).intersection(start.words)
         start.variables = {found[1] for found in _NAMED_VARIABLE.finditer(written.replace("$$", ""))}
     return start
 
@@ -80,10 +86,17 @@ def plain_environment(container: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def container_words(container: Mapping[str, Any]) -> list[str]:
-    """Return command and arguments of a container as the kubelet passes them on."""
+def container_commands(container: Mapping[str, Any]) -> Script:
+    """Return what a container runs; nothing where its script cannot be read."""
     env = plain_environment(container)
-    return [word for key in ("command", "args") for word in _words(container, key, "container", env)]
+    words = [word for key in ("command", "args") for word in _words(container, key, "container", env)]
+    script = _script(words) if words else None
+    if script is None:
+        return Script([Command(tuple(words), {})], unknown=_unknown(container, env))
+    try:
+        return read_script(*script, env)
+    except ValueError:
+        return Script()
 
 
 def secret_variable(word: str) -> str | None:
@@ -99,6 +112,16 @@ def _words(container: Mapping[str, Any], key: str, where: str, env: Mapping[str,
     if not isinstance(given, list):
         raise AdoptionError(f"{where}.{key}", str(given), "must be a list of text, one argument each")
     return [_KUBELET_VARIABLE.sub(lambda found: _kubelet(found, env), str(word)) for word in given]
+
+
+def _unknown(container: Mapping[str, Any], env: Mapping[str, str]) -> set[str]:
+    """Words with a variable of the kubelet whose value is not in the object."""
+    written = [str(word) for key in ("command", "args") for word in container.get(key) or []]
+    return {
+        _KUBELET_VARIABLE.sub(lambda found: _kubelet(found, env), word)
+        for word in written
+        if any(found[0] != "$$" and found[1] not in env for found in _KUBELET_VARIABLE.finditer(word))
+    }
 
 
 def _kubelet(found: re.Match[str], env: Mapping[str, str]) -> str:
@@ -122,7 +145,7 @@ def _of_command(words: list[str], env: Mapping[str, str], where: str) -> Start |
             )
         return start
     try:
-        return _of_script(*script, dict(env))
+        return _of_script(*script, env, where)
     except ValueError as error:
         raise AdoptionError(f"{where}.args", script[0][:60], f"cannot be read as a shell script: {error}") from error
 
@@ -138,78 +161,49 @@ def _script(words: Sequence[str]) -> tuple[str, list[str]] | None:
     return None
 
 
-def _of_script(text: str, arguments: Sequence[str], env: dict[str, str]) -> Start | None:
+def _of_script(text: str, arguments: Sequence[str], env: Mapping[str, str], where: str) -> Start | None:
     found: Start | None = None
     beside: list[str] = []
-    for statement in _statements(text, arguments):
-        assigned, rest = _assignments(statement, env)
-        if not rest or rest[0] == "export":
-            env |= assigned | _assignments(rest[1:], env)[0]
-            continue
-        start = _of_statement(rest)
-        if start is not None and found is None:
-            found = start
-            found.env |= assigned
-        elif rest[0] not in _HARMLESS:
-            beside.append(" ".join(rest[:4]))
+    script = read_script(text, arguments, env)
+    for command in script.commands:
+        start = _of_statement(command.words)
+        if start is not None and found is not None:
+            raise AdoptionError(f"{where}.args", text[:60], "starts vLLM more than once: keep the one to import")
+        if start is not None:
+            found = _with_variables(start, command, script)
+        elif command.words[0] not in _HARMLESS:
+            beside.append(" ".join(command.words[:4]))
     if found is not None:
-        # Only what the script itself set is not on the container already.
-        found.env = {**_set_by_script(text, env), **found.env}
         found.beside = beside
-        found.words = [_expanded(word, env) for word in found.words]
+        found.unknown = script.unknown.intersection(found.words)
     return found
 
 
-def _set_by_script(text: str, env: Mapping[str, str]) -> dict[str, str]:
-    exported = re.findall(r"(?:^|[;&\n])\s*export\s+(\w+)=", text)
-    return {name: env[name] for name in exported if name in env}
+def _with_variables(start: Start, command: Command, script: Script) -> Start:
+    """Add to the start what its script sets for it: by export, before the command, and through env."""
+    given = {**script.exported, **command.assigned, **start.env}
+    unknown = {name for name, value in given.items() if value is None or f"{name}={value}" in script.unknown}
+    start.env = {name: value for name, value in given.items() if value is not None and name not in unknown}
+    start.unknown_variables = script.unknown_variables | unknown
+    return start
 
 
-def _statements(text: str, arguments: Sequence[str]) -> list[list[str]]:
-    """Return the commands of a script as words, quotes and redirections taken off."""
-    text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
-    text = _REDIRECTION.sub(" ", text.replace("\\\n", " ") + " ")
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
-    lexer.whitespace = " \t\r"
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    statements: list[list[str]] = [[]]
-    for word in lexer:
-        if word and set(word) <= set(_SEPARATORS):
-            statements.append([])
-        elif word in {"$@", "${@}", "$*"}:
-            statements[-1].extend(arguments)
-        else:
-            statements[-1].append(word)
-    return [statement for statement in statements if statement]
-
-
-def _assignments(words: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that are set before a command, and the command."""
+def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that env is given before a command, and the command."""
     assigned: dict[str, str] = {}
     for index, word in enumerate(words):
         match = _ASSIGNMENT.fullmatch(word)
         if match is None:
             return assigned, list(words[index:])
-        assigned[match[1]] = _expanded(match[2], {**env, **assigned})
+        assigned[match[1]] = match[2]
     return assigned, []
-
-
-def _expanded(word: str, env: Mapping[str, str]) -> str:
-    """Put in the variables whose value is known; others stay."""
-
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        return env.get(name) or (found[2] if found[2] is not None else found[0])
-
-    return _SHELL_VARIABLE.sub(value, word)
 
 
 def _of_statement(words: Sequence[str]) -> Start | None:
     """Return the start in one command, after exec, env and the like."""
     words, env = list(words), dict[str, str]()
     while words and PurePosixPath(words[0]).name in _BEFORE_COMMANDS:
-        assigned, words = _assignments(words[1:], env)
+        assigned, words = _assignments(words[1:])
         env |= assigned
     if not words:
         return None

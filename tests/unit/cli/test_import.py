@@ -1,64 +1,15 @@
 """`specdecode import`: a Deployment that people wrote by hand becomes the object that means the same."""
 
 import json
-from collections.abc import Iterator
-from copy import deepcopy
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from specdecode_operator.cli.import_text import report_lines
 from specdecode_operator.services.adoption.adopt import adopt
-from specdecode_operator.services.adoption.ledger import AdoptionError
 from tests.unit.cli.conftest import Specdecode, WriteObject
-
-DATA = Path(__file__).parent / "import_data"
-INVALID = 2
-LLAMA_70B, LLAMA_8B = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
-
-
-def engine(*args: str, **changes: Any) -> dict[str, Any]:
-    """A Deployment with one engine; changes replace parts of its container."""
-    container = {
-        "name": "vllm",
-        "image": "vllm/vllm-openai:v0.32.0",
-        "command": ["vllm", "serve"],
-        "args": list(args) or [LLAMA_8B],
-        "resources": {"limits": {"nvidia.com/gpu": "1"}},
-        **changes,
-    }
-    labels = {"app": "old"}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "old"},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
-        },
-    }
-
-
-def imported(specdecode: Specdecode, source: Path, *options: object) -> tuple[dict[str, Any], str]:
-    """The spec that an import which leaves nothing open prints, and what it says beside."""
-    result = specdecode("import", "-f", source, *options)
-    assert result.exit_code == 0, result.stderr
-    body = yaml.safe_load(result.stdout)
-    assert (body["apiVersion"], body["kind"]) == ("specdecode.io/v1alpha1", "SpecDecodeDeployment")
-    return body["spec"], result.stderr
-
-
-def asked(specdecode: Specdecode, source: Path, *options: object) -> str:
-    """What is said where something is wrong or must be decided."""
-    result = specdecode("import", "-f", source, *options)
-    assert result.exit_code == INVALID, result.output
-    assert not isinstance(result.exception, Exception), result.exception
-    return " ".join(result.stderr.split())
+from tests.unit.cli.old_deployments import DATA, LLAMA_8B, LLAMA_70B, asked, engine, imported, with_pod
 
 
 def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
@@ -227,7 +178,7 @@ def test_the_flags_of_2024_are_translated(specdecode: Specdecode) -> None:
         "method": "draft_model",
         "numSpeculativeTokens": 5,
         "draft": {"model": LLAMA_8B, "maxModelLen": 4096},
-        "numSpeculativeTokensByBatchSize": [{"from": 17, "to": 256, "numSpeculativeTokens": 0}],
+        "numSpeculativeTokensByBatchSize": [{"from": 16, "to": 256, "numSpeculativeTokens": 0}],
     }
     assert spec["serving"]["maxModelLen"] == 8000
     assert spec["serving"]["servedModelNames"] == ["llama-70b", "chat"]
@@ -325,6 +276,24 @@ def test_a_replica_may_spread_in_several_ways(specdecode: Specdecode, write: Wri
     assert "resources nvidia.com/gpu 4" in said, "what the old pod left idle is told"
 
 
+@pytest.mark.parametrize(
+    ("flags", "extra"),
+    [
+        (["-cc.cudagraph_mode=piecewise", "-cc.mode", "3"], ["--compilation-config.mode", "3"]),
+        (['-cc={"cudagraph_mode": "PIECEWISE", "mode": 3}'], ["--compilation-config.mode", "3"]),
+        (["--compilation_config.cudagraph_mode", "PIECEWISE"], None),
+        (["-cc.mode=3", "--seed=1"], ["-cc.mode=3", "--seed=1"]),
+    ],
+)
+def test_the_mode_of_graphs_goes_to_its_field_and_the_rest_is_spelled_alike(
+    specdecode: Specdecode, write: WriteObject, flags: list[str], extra: list[str] | None
+) -> None:
+    spec, _ = imported(specdecode, write("d.yaml", engine(LLAMA_8B, *flags)))
+    found = spec.get("serving", {}).get("cudagraphMode")
+    assert found == (None if flags[0] == "-cc.mode=3" else "PIECEWISE")
+    assert spec.get("engine", {}).get("extraArgs") == extra
+
+
 STARTS = {
     "args of the image": {"command": None, "args": ["--model", LLAMA_8B]},
     "positional arg of the image": {"command": None, "args": [LLAMA_8B]},
@@ -357,103 +326,10 @@ def test_the_engine_is_found_however_it_is_started(
     assert spec["target"]["model"] == LLAMA_8B
 
 
-def without_gpu(**changes: Any) -> dict[str, Any]:
-    return engine(LLAMA_8B, resources={"limits": changes})
-
-
-def with_pod(**changes: Any) -> dict[str, Any]:
-    body = engine()
-    body["spec"]["template"]["spec"] |= changes
-    return body
-
-
-def two_engines() -> dict[str, Any]:
-    body = engine()
-    containers = body["spec"]["template"]["spec"]["containers"]
-    containers.append({**deepcopy(containers[0]), "name": "other"})
-    return body
-
-
-WRONG = {
-    "not a Deployment": ({**engine(), "kind": "StatefulSet"}, "kind: StatefulSet"),
-    "no vLLM": (engine(image="nginx:1", command=["nginx"]), "spec.template.spec.containers: nginx:1: runs no vLLM"),
-    "two engines": (two_engines(), "spec.template.spec.containers: vllm, other: run vLLM each"),
-    "no containers": (with_pod(containers=[]), "spec.template.spec.containers: nothing: must be a list"),
-    "containers no list": (with_pod(containers="x"), "spec.template.spec.containers: x: must be a list"),
-    "no template": ({**engine(), "spec": {}}, "spec.template"),
-    "spec no object": ({**engine(), "spec": []}, "spec"),
-    "another vendor": (without_gpu(**{"amd.com/gpu": 1}), "resources.limits.amd.com/gpu: 1"),
-    "no GPU": (without_gpu(cpu=1), "resources.limits.nvidia.com/gpu: nothing"),
-    "MIG": (without_gpu(**{"nvidia.com/mig-1g.10gb": 1}), "nvidia.com/mig-1g.10gb"),
-    "not vllm serve": (engine(command=["vllm", "bench"], args=["latency"]), "runs no vLLM server"),
-    "args no list": (engine(args="vllm"), "spec.template.spec.containers[0].args: vllm: must be a list"),
-    "unclosed quote": (engine(command=["sh", "-c", "vllm serve 'x"], args=None), "No closing quotation"),
-    "no model": (engine("--port", "8000"), "spec.target.model: nothing"),
-    "floating tag": (engine(image="vllm/vllm-openai:latest"), "spec.engine.version: latest: "),
-    "digest": (engine(image="vllm/vllm-openai@sha256:" + "0" * 64), "spec.engine.version: "),
-    "an old image of one's own": (engine(image="my.io/vllm:v0.8.5"), "spec.engine.image: my.io/vllm:v0.8.5"),
-    "eagle3": (
-        engine(LLAMA_8B, "-sc", '{"method":"eagle9","model":"a/b","num_speculative_tokens":3}'),
-        "spec.speculation.method: eagle9",
-    ),
-    "a method that died": (
-        engine(LLAMA_8B, "--speculative-model", "org/llama-mlp-speculator", "--num-speculative-tokens", "3"),
-        "spec.speculation.method: mlp_speculator: no vLLM that the operator launches",
-    ),
-    "no K": (engine(LLAMA_8B, "-sc", '{"method":"ngram"}'), "spec.speculation.numSpeculativeTokens"),
-    "speculation no JSON": (engine(LLAMA_8B, "-sc", "{ngram"), "--speculative-config"),
-    "speculation no object": (engine(LLAMA_8B, "-sc", "3"), "--speculative-config"),
-    "no number": (engine(LLAMA_8B, "--max-num-seqs", "many"), "spec.serving.maxNumSeqs: many"),
-    "utilization": (engine(LLAMA_8B, "--gpu-memory-utilization", "1.5"), "spec.serving.memoryUtilizationPercent"),
-    "a tensor split that cannot be": (engine(LLAMA_8B, "-tp", "3"), "spec.parallelism.tensor: 3"),
-    "a draft of another family": (
-        engine(LLAMA_8B, "-sc", '{"model":"Qwen/Qwen3-0.6B","num_speculative_tokens":3}'),
-        "vocabulary",
-    ),
-    "host path": (
-        engine("/models/x", volumeMounts=[{"name": "m", "mountPath": "/models"}]),
-        "spec.models",
-    ),
-    "a name that is too long": (engine(), "metadata.name"),
-}
-
-
-@pytest.mark.parametrize(("body", "words"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_or_open_is_named(
-    specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
-) -> None:
-    options = ["--name", "x" * 60] if words == "metadata.name" else []
-    assert words in asked(specdecode, write("d.yaml", body), *options)
-
-
-def test_errors_print_nothing_to_apply(specdecode: Specdecode, write: WriteObject) -> None:
-    assert specdecode("import", "-f", write("d.yaml", two_engines())).stdout == ""
-
-
-def test_what_must_be_decided_is_printed_as_far_as_it_goes(specdecode: Specdecode, write: WriteObject) -> None:
-    arguments = ["-sc", '{"method":"eagle9","model":"a/b","num_speculative_tokens":3}']
-    result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
-    assert yaml.safe_load(result.stdout)["spec"]["speculation"]["method"] == "eagle9", "no cluster takes it as it is"
-    assert result.stdout.startswith("# To be decided first: spec.speculation.method: eagle9: ")
-
-
 def test_the_version_can_be_given(specdecode: Specdecode, write: WriteObject) -> None:
     source = write("d.yaml", engine(image="vllm/vllm-openai:latest"))
     spec, _ = imported(specdecode, source, "--engine-version", "0.32")
     assert spec["engine"] == {"version": "0.32", "image": "vllm/vllm-openai:latest"}
-
-
-def test_secrets_are_never_shown(specdecode: Specdecode, write: WriteObject) -> None:
-    secrets = ["sk-secret-1", "hf_secret2", "hf_secret3"]
-    body = engine(
-        LLAMA_8B, f"--api-key={secrets[0]}", "--hf-token", secrets[1], env=[{"name": "HF_TOKEN", "value": secrets[2]}]
-    )
-    result = specdecode("import", "-f", write("d.yaml", body))
-    assert result.exit_code == INVALID
-    for field in ("spec.serving.apiKeySecret", "spec.models.hubTokenSecret"):
-        assert field in result.stderr
-    for secret in secrets:
-        assert secret not in result.output
 
 
 def test_the_server_s_defaults_of_an_object_are_no_wishes(specdecode: Specdecode, write: WriteObject) -> None:
@@ -484,33 +360,6 @@ def test_a_download_by_an_init_container_is_the_hub(specdecode: Specdecode, writ
     assert spec["target"] == {"model": LLAMA_8B, "revision": "abc"}
     assert spec["models"] == {"hubTokenSecret": {"name": "hub", "key": "t"}}
     assert "podTemplate" not in spec
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place inside an object."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in parts:
-        yield (*path, key)
-        yield from places(part, (*path, key))
-
-
-@pytest.mark.parametrize("odd", [None, 7, "x", [], ["a"], {}, {"a": None}], ids=str)
-@pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
-def test_no_broken_deployment_is_answered_with_a_traceback(file: Path, odd: Any) -> None:
-    *_, whole = yaml.safe_load_all(file.read_text())
-    for path in places(whole):
-        broken = deepcopy(whole)
-        *parents, last = path
-        reduce(getitem, parents, broken)[last] = odd
-        assert answered(broken), path
-
-
-def answered(body: dict[str, Any]) -> bool:
-    """Whether an import ends with a report, or with an error that names field, value and fix."""
-    try:
-        return bool(report_lines(adopt(body), "x"))
-    except AdoptionError as error:
-        return str(error).count(": ") > 1
 
 
 def test_json_and_standard_input(specdecode: Specdecode) -> None:
@@ -544,23 +393,3 @@ def test_defaults_that_change_are_shown(specdecode: Specdecode, write: WriteObje
     (line,) = [line for line in said.splitlines() if "spec.serving.maxNumSeqs" in line]
     assert "1024" in line
     assert "256" in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "name the Deployment"),
-        (["statefulset/x"], "statefulset/x"),
-        (["deployment/"], "deployment/"),
-        (["-f", "nowhere.yaml"], "nowhere.yaml"),
-        (["deployment/x", "--context", "nowhere"], "KUBECONFIG"),
-    ],
-)
-def test_bad_arguments(
-    specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], words: str
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    result = specdecode("import", *arguments)
-    assert result.exit_code == INVALID
-    assert not isinstance(result.exception, Exception)
-    assert words in result.stderr

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.services.adoption.adopt import adopt
-from specdecode_operator.services.decision import intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.parent import read_parent
 from tests.support.objects import H100, H200, parent
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
@@ -25,6 +26,7 @@ SERVING = optional(
     maxModelLen=st.sampled_from([1024, 4096, 8192]),
     maxNumSeqs=st.sampled_from([16, 256, 512]),
     maxNumBatchedTokens=st.sampled_from([2048, 8192]),
+    cudagraphMode=st.sampled_from(["NONE", "PIECEWISE", "FULL_AND_PIECEWISE"]),
     maxCudagraphCaptureSize=st.sampled_from([64, 256]),
     kvCacheDtype=st.sampled_from(["auto", "bfloat16", "fp8"]),
     blockSize=st.sampled_from([16, 32]),
@@ -43,7 +45,16 @@ DRAFT = st.builds(
         quantization=st.sampled_from(["BF16", "FP8"]),
     ),
 )
-SCHEDULE = st.just([{"from": 1, "to": 8, "numSpeculativeTokens": 3}, {"from": 9, "to": 512, "numSpeculativeTokens": 0}])
+
+
+def ranges(*parts: tuple[int, int, int]) -> list[dict[str, int]]:
+    """Ranges of batch sizes with their tokens."""
+    return [{"from": first, "to": last, "numSpeculativeTokens": tokens} for first, last, tokens in parts]
+
+
+SCHEDULE = st.sampled_from(
+    [ranges((1, 8, 3), (9, 16, 0)), ranges((1, 4, 3), (9, 12, 0)), ranges((5, 8, 0)), ranges((1, 16, 1))]
+)
 K = st.integers(min_value=3, max_value=8)
 SPECULATION = st.one_of(
     st.just({"method": "none"}),

@@ -1,0 +1,149 @@
+"""Specs that the API server takes."""
+
+import yaml
+
+MINIMAL = "target: {model: org/target}"
+LLAMA = """
+target: {model: meta-llama/Llama-3.1-70B-Instruct}
+speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: meta-llama/Llama-3.1-8B-Instruct}}
+accelerator: {product: [NVIDIA-H100-80GB-HBM3, NVIDIA-H200]}
+"""
+GOOD = {
+    "minimal": MINIMAL,
+    "llama": LLAMA,
+    "none": "{target: {model: gpt2}, speculation: {method: none}}",
+    "ngram": """
+target: {model: Qwen/Qwen2.5-7B-Instruct, revision: refs/pr/3}
+speculation: {method: ngram, numSpeculativeTokens: 4, ngram: {promptLookupMin: 2, promptLookupMax: 5}}
+""",
+    "head": """
+target: {model: Qwen/Qwen3-8B}
+speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: AngelSlim/Qwen3-8B_eagle3, maxModelLen: 2048}}
+parallelism: {tensor: 2, pipeline: 2, draftTensor: 1}
+""",
+    "own layers": """
+target: {model: Qwen/Qwen3-Next-80B-A3B-Instruct}
+speculation: {method: mtp, numSpeculativeTokens: 2}
+parallelism: {tensor: 2, data: 4, expert: true, draftTensor: 2}
+accelerator: {product: [NVIDIA-H200], perNode: 8}
+""",
+    "suffix": """
+target: {model: Qwen/Qwen3-8B}
+speculation:
+  method: suffix
+  numSpeculativeTokens: 24
+  suffix: {maxTreeDepth: 32, maxCachedRequests: 0, maxSpecFactorPercent: 150, minTokenProbabilityPercent: 5}
+engine: {image: "registry.example/vllm-arctic:v0.32.0"}
+""",
+    "lookup on the GPU": """
+target: {model: Qwen/Qwen3-8B}
+speculation: {method: ngram_gpu, numSpeculativeTokens: 4, ngram: {promptLookupMax: 5}}
+parallelism: {data: 2}
+""",
+    "ranks on CPU": """
+target: {model: target}
+speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}, draftSampling: probabilistic}
+parallelism: {tensor: 2}
+accelerator: {type: CPU, cpuCores: 2, memoryGiB: 10, kvCacheGiB: 2}
+models: {volume: {persistentVolumeClaim: {claimName: tiny-models}}}
+engine: {image: "localhost:5000/specdecode/engine-cpu:dev"}
+""",
+    "sampling and graphs": """
+target: {model: Qwen/Qwen3-8B}
+speculation:
+  method: eagle3
+  numSpeculativeTokens: 3
+  draft: {model: AngelSlim/Qwen3-8B_eagle3}
+  rejectionSampling: block
+  draftSampling: probabilistic
+serving: {maxCudagraphCaptureSize: 128}
+""",
+    "cpu": """
+target: {model: target}
+speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}}
+accelerator: {type: CPU, cpuCores: 2, memoryGiB: 4, kvCacheGiB: 1}
+models: {volume: {persistentVolumeClaim: {claimName: tiny-models}}}
+serving: {maxModelLen: 512, maxNumSeqs: 8, enforceEager: true}
+engine: {image: "localhost:5000/specdecode/engine-cpu:dev"}
+""",
+    "from a cache, over TLS": """
+target: {model: org/target, revision: v1}
+serving: {tlsSecret: {name: llama.tls}}
+models: {cache: {persistentVolumeClaim: {claimName: hub}}, hubTokenSecret: {name: hub, key: token}}
+""",
+    "of the nodes, with a cache": """
+target: {model: llama}
+models: {volume: {hostPath: {path: /mnt/models..old/x}}, cache: {persistentVolumeClaim: {claimName: compiled}}}
+""",
+    # As many ranges as the schema takes: the rules over them must stay within the API server's cost limit.
+    "256 ranges": yaml.safe_dump(
+        {
+            "target": {"model": "org/target"},
+            "speculation": {
+                "method": "ngram",
+                "numSpeculativeTokens": 32,
+                "numSpeculativeTokensByBatchSize": [
+                    {"from": number, "to": number, "numSpeculativeTokens": 32 - number // 8} for number in range(1, 257)
+                ],
+            },
+        }
+    ),
+    "everything": """
+target: {model: models--org/snapshots/..a, quantization: FP8, config: {rope_theta: 10000.5, layers: [1, 2]}}
+speculation:
+  method: draft_model
+  numSpeculativeTokens: 8
+  numSpeculativeTokensByBatchSize:
+  - {from: 1, to: 8, numSpeculativeTokens: 8}
+  - {from: 9, to: 64, numSpeculativeTokens: 3}
+  - {from: 100, to: 256, numSpeculativeTokens: 0}
+  draft: {model: draft, quantization: INT8, maxModelLen: 4096}
+parallelism: {tensor: 8}
+accelerator: {type: GPU, product: [NVIDIA-H200], perNode: 8}
+serving:
+  maxModelLen: 4096
+  maxNumSeqs: 256
+  maxNumBatchedTokens: 256
+  kvCacheDtype: fp8_e4m3
+  blockSize: 32
+  memoryUtilizationPercent: 100
+  minConcurrency: 256
+  servedModelNames: [one, org/two]
+  apiKeySecret: {name: api, key: KEY_1}
+  port: 1024
+replicas: 0
+models: {volume: {persistentVolumeClaim: {claimName: models}}}
+engine:
+  version: "0.32"
+  image: host/vllm@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+  extraArgs: [--seed=1]
+  env: [{name: VLLM_LOGGING_LEVEL, value: DEBUG}, {name: EMPTY}]
+suspend: true
+override: {planning: Ignore, reason: measured by hand}
+podTemplate:
+  metadata: {labels: {team: a}}
+  spec: {priorityClassName: high, tolerations: [{operator: Exists}]}
+""",
+    "drafts of its own but with many requests": """
+target: {model: Qwen/Qwen3-8B}
+speculation:
+  method: ngram
+  numSpeculativeTokens: 4
+  numSpeculativeTokensByBatchSize: [{from: 17, to: 64, numSpeculativeTokens: 0}]
+""",
+    "captured by the clock, as usual": """
+target: {model: org/target}
+captures: [{name: nightly, schedule: 0 3 * * *}]
+""",
+    "captured by the clock": """
+target: {model: org/target}
+captures:
+- name: nightly
+  schedule: 0 3 * * *
+  retention: {count: 3}
+  template:
+    workload:
+      phases: [{name: a, pattern: Closed, concurrency: 4, requests: 100}]
+      temperatures: [{temperature: "0.0", sharePercent: 60}, {temperature: "0.7", sharePercent: 40}]
+""",
+}

@@ -1,0 +1,386 @@
+"""Specs that the API server refuses, each with the field and the fix that its answer must name."""
+
+from dataclasses import dataclass
+
+VOLUME = "{persistentVolumeClaim: {claimName: models}}"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A spec without target, the field that the answer must name, and the fix that it must offer."""
+
+    spec: str
+    field: str
+    fix: str
+
+
+def speculation(rest: str) -> str:
+    """Spec with method draft_model and more."""
+    return f"speculation: {{method: draft_model, draft: {{model: org/draft}}, {rest}}}"
+
+
+def schedule(*ranges: tuple[int, int, int], k: int = 5) -> str:
+    """Spec with K by batch size."""
+    entries = ", ".join(f"{{from: {a}, to: {b}, numSpeculativeTokens: {c}}}" for a, b, c in ranges)
+    return speculation(f"numSpeculativeTokens: {k}, numSpeculativeTokensByBatchSize: [{entries}]")
+
+
+SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
+BAD = {
+    # Speculation
+    "no method": Bad("speculation: {numSpeculativeTokens: 5}", "spec.speculation.method", "Required"),
+    "unknown method": Bad("speculation: {method: eagle9}", "spec.speculation.method", '"ngram_gpu", "suffix", "none"'),
+    "K is 0": Bad(speculation("numSpeculativeTokens: 0"), "spec.speculation.numSpeculativeTokens", "use 1 to 32"),
+    "K above 32": Bad(speculation("numSpeculativeTokens: 33"), "spec.speculation.numSpeculativeTokens", "equal to 32"),
+    "K missing": Bad(
+        "speculation: {method: ngram}",
+        "spec.speculation.numSpeculativeTokens",
+        "method ngram needs it: set it to 1 to 32",
+    ),
+    "K without a method": Bad(
+        "speculation: {method: none, numSpeculativeTokens: 5}", "spec.speculation.numSpeculativeTokens", "remove it"
+    ),
+    "K is a text": Bad(speculation('numSpeculativeTokens: "5"'), "spec.speculation.numSpeculativeTokens", "integer"),
+    "draft missing": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5}", "spec.speculation.draft", "set draft.model"
+    ),
+    "draft of nothing": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {}}",
+        "spec.speculation.draft.model",
+        "Required",
+    ),
+    "draft without a name": Bad(
+        'speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: ""}}',
+        "spec.speculation.draft.model",
+        "at least 1 char",
+    ),
+    "ngram with a draft": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 5, draft: {model: org/draft}}",
+        "spec.speculation.draft",
+        "method ngram uses no draft model: remove it",
+    ),
+    "draft_model with ngram": Bad(
+        speculation("numSpeculativeTokens: 5, ngram: {promptLookupMax: 4}"), "spec.speculation.ngram", "remove it"
+    ),
+    "head missing": Bad(
+        "speculation: {method: eagle3, numSpeculativeTokens: 3}",
+        "spec.speculation.draft",
+        "method eagle3 needs one: set draft.model",
+    ),
+    "mtp with a draft": Bad(
+        "speculation: {method: mtp, numSpeculativeTokens: 1, draft: {model: org/draft}}",
+        "spec.speculation.draft",
+        "method mtp uses no draft model: remove it",
+    ),
+    "dflash without K": Bad(
+        "speculation: {method: dflash, draft: {model: org/head}}",
+        "spec.speculation.numSpeculativeTokens",
+        "method dflash needs it",
+    ),
+    "quantized head": Bad(
+        "speculation: {method: eagle, numSpeculativeTokens: 3, draft: {model: org/head, quantization: FP8}}",
+        "spec.speculation.draft.quantization",
+        "is FP8, but the head of method eagle is served as it was stored: remove it",
+    ),
+    "head with checkpoints": Bad(
+        "speculation: {method: medusa, numSpeculativeTokens: 3,"
+        " draft: {model: org/head, checkpoints: [{quantization: INT4, model: org/x}]}}",
+        "spec.speculation.draft.checkpoints",
+        "served as it was stored: remove them",
+    ),
+    "ngram with bounds of suffix": Bad(
+        "speculation: {method: ngram_gpu, numSpeculativeTokens: 3, suffix: {maxTreeDepth: 8}}",
+        "spec.speculation.suffix",
+        "or use method: suffix",
+    ),
+    "suffix with bounds of ngram": Bad(
+        "speculation: {method: suffix, numSpeculativeTokens: 3, ngram: {promptLookupMax: 8}}",
+        "spec.speculation.ngram",
+        "or use method: ngram",
+    ),
+    "share above one": Bad(
+        "speculation: {method: suffix, numSpeculativeTokens: 3, suffix: {minTokenProbabilityPercent: 101}}",
+        "spec.speculation.suffix.minTokenProbabilityPercent",
+        "less than or equal to 100",
+    ),
+    "lookup bounds the wrong way round": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 5, ngram: {promptLookupMin: 6, promptLookupMax: 2}}",
+        "spec.speculation.ngram.promptLookupMin",
+        "is 6, above promptLookupMax 2: lower it",
+    ),
+    "draft longer than the target": Bad(
+        "serving: {maxModelLen: 4096}\n"
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: org/draft, maxModelLen: 8192}}",
+        "spec.speculation.draft.maxModelLen",
+        "is 8192, above serving.maxModelLen 4096: lower it",
+    ),
+    # K by batch size
+    "schedule without a method": Bad(
+        "speculation: {method: none, numSpeculativeTokensByBatchSize: [{from: 1, to: 8, numSpeculativeTokens: 5}]}",
+        SCHEDULE,
+        "remove it",
+    ),
+    "range ends before it begins": Bad(schedule((1, 8, 5), (20, 10, 3)), SCHEDULE, "must not be above its to"),
+    "ranges overlap": Bad(schedule((1, 8, 5), (8, 16, 3)), SCHEDULE, "begin each after the to of the one before"),
+    "ranges out of order": Bad(schedule((1, 4, 5), (9, 16, 1), (5, 8, 3)), SCHEDULE, "sort them by from"),
+    "range asks for more than K": Bad(schedule((1, 8, 6)), SCHEDULE, "lower that range, or raise numSpeculativeTokens"),
+    "range beyond maxNumSeqs": Bad(schedule((1, 257, 5)), SCHEDULE, "lower its to, or raise serving.maxNumSeqs"),
+    # Accelerator and parallelism
+    "CPU without cores": Bad(
+        "accelerator: {type: CPU, memoryGiB: 16, kvCacheGiB: 4}",
+        "spec.accelerator.cpuCores",
+        "type CPU needs the cores",
+    ),
+    "CPU without memory": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, kvCacheGiB: 4}",
+        "spec.accelerator.memoryGiB",
+        "set it, to 16 for example",
+    ),
+    "CPU without KV cache": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16}",
+        "spec.accelerator.kvCacheGiB",
+        "set it, to 4 for example",
+    ),
+    "cores on GPU": Bad("accelerator: {cpuCores: 4}", "spec.accelerator.cpuCores", "use type: CPU"),
+    "memory on GPU": Bad("accelerator: {memoryGiB: 4}", "spec.accelerator.memoryGiB", "use type: CPU"),
+    "KV cache on GPU": Bad("accelerator: {kvCacheGiB: 4}", "spec.accelerator.kvCacheGiB", "use type: CPU"),
+    "product on CPU": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, product: [NVIDIA-H200]}",
+        "spec.accelerator.product",
+        "use type: GPU",
+    ),
+    "GPUs a node on CPU": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, perNode: 8}",
+        "spec.accelerator.perNode",
+        "use type: GPU",
+    ),
+    "KV cache takes all memory": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
+        "spec.accelerator.kvCacheGiB",
+        "leaves nothing of memoryGiB 4 for weights: lower it",
+    ),
+    "product twice": Bad("accelerator: {product: [A100, H200, A100]}", "spec.accelerator.product", "remove one"),
+    "product with a blank": Bad("accelerator: {product: [NVIDIA H200]}", "spec.accelerator.product[0]", "should match"),
+    "stages on CPU": Bad(
+        "parallelism: {pipeline: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
+        "spec.parallelism",
+        "a replica on CPU is split by tensor alone: remove the others",
+    ),
+    "part of a GiB for a rank": Bad(
+        "parallelism: {tensor: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 3}",
+        "spec.accelerator.kvCacheGiB",
+        "is 3, of which each of the 2 ranks of parallelism.tensor gets no whole number of GiB: make it a multiple",
+    ),
+    "experts on CPU": Bad(
+        "parallelism: {expert: true}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
+        "spec.parallelism",
+        "a replica on CPU is split by tensor alone: remove the others",
+    ),
+    "no stage": Bad("parallelism: {pipeline: 0}", "spec.parallelism.pipeline", "greater than or equal to 1"),
+    "too many copies": Bad("parallelism: {data: 65}", "spec.parallelism.data", "less than or equal to 64"),
+    "graphs of an eager engine": Bad(
+        "serving: {enforceEager: true, maxCudagraphCaptureSize: 64}",
+        "spec.serving.maxCudagraphCaptureSize",
+        "there are no CUDA graphs with enforceEager: remove one of the two",
+    ),
+    "kind of graphs of an eager engine": Bad(
+        "serving: {enforceEager: true, cudagraphMode: PIECEWISE}",
+        "spec.serving.cudagraphMode",
+        "there are no CUDA graphs with enforceEager: remove one of the two",
+    ),
+    "size of graphs that are off": Bad(
+        "serving: {cudagraphMode: NONE, maxCudagraphCaptureSize: 64}",
+        "spec.serving.maxCudagraphCaptureSize",
+        "there are no CUDA graphs with cudagraphMode NONE: remove one of the two",
+    ),
+    "made-up acceptance": Bad(
+        speculation("numSpeculativeTokens: 5, rejectionSampling: synthetic"),
+        "spec.speculation.rejectionSampling",
+        'Unsupported value: "synthetic": supported values: "standard", "block"',
+    ),
+    "sampling without a draft": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 3, draftSampling: probabilistic}",
+        "spec.speculation.draftSampling",
+        "method ngram has no draft that could sample: remove it, or choose a method with a draft",
+    ),
+    "checking of nothing": Bad(
+        "speculation: {method: none, rejectionSampling: block}",
+        "spec.speculation.rejectionSampling",
+        "method none proposes nothing to check: remove it",
+    ),
+    "split of no draft": Bad(
+        "parallelism: {tensor: 2, draftTensor: 2}\nspeculation: {method: ngram, numSpeculativeTokens: 3}",
+        "spec.parallelism.draftTensor",
+        "there is no draft to split: remove it",
+    ),
+    "draft split otherwise": Bad(
+        f"parallelism: {{tensor: 4, draftTensor: 2}}\n{speculation('numSpeculativeTokens: 5')}",
+        "spec.parallelism.draftTensor",
+        "is 2, but vLLM takes 1 or that of the target: write 1",
+    ),
+    "draft split without a tensor": Bad(
+        f"parallelism: {{draftTensor: 2}}\n{speculation('numSpeculativeTokens: 5')}",
+        "spec.parallelism.draftTensor",
+        "or set parallelism.tensor to the same",
+    ),
+    "draft model in stages": Bad(
+        f"parallelism: {{pipeline: 2}}\n{speculation('numSpeculativeTokens: 5')}",
+        "spec.parallelism.pipeline",
+        "is 2, but with method draft_model vLLM would build the draft from the layers of one stage",
+    ),
+    "schedule with copies": Bad(
+        f"parallelism: {{data: 2}}\n{schedule((1, 8, 5))}", SCHEDULE, "or use replicas instead of data"
+    ),
+    # Serving
+    "memory over 100 %": Bad(
+        "serving: {memoryUtilizationPercent: 101}", "spec.serving.memoryUtilizationPercent", "less than or equal to 100"
+    ),
+    "fewer tokens than requests": Bad(
+        "serving: {maxNumBatchedTokens: 128}",
+        "spec.serving.maxNumBatchedTokens",
+        "is 128, below maxNumSeqs 256: raise it, or lower maxNumSeqs",
+    ),
+    "more at once than may run": Bad(
+        "serving: {maxNumSeqs: 4, minConcurrency: 8}", "spec.serving.minConcurrency", "lower it, or raise maxNumSeqs"
+    ),
+    "served name twice": Bad("serving: {servedModelNames: [a, a]}", "spec.serving.servedModelNames", "remove one"),
+    "served name like an option": Bad(
+        "serving: {servedModelNames: [--x]}", "spec.serving.servedModelNames[0]", "should match"
+    ),
+    "port that needs root": Bad("serving: {port: 80}", "spec.serving.port", "greater than or equal to 1024"),
+    "secret with a bad name": Bad(
+        "serving: {apiKeySecret: {name: My_Secret, key: key}}", "spec.serving.apiKeySecret.name", "should match"
+    ),
+    # Models
+    "target is a path without a volume": Bad(
+        "target: {model: /models/llama}", "spec.target.model", "or give models.volume"
+    ),
+    "draft is a path without a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: ../draft}}",
+        "spec.speculation.draft.model",
+        "write OWNER/NAME",
+    ),
+    "target from the root": Bad(
+        f"target: {{model: /llama}}\nmodels: {{volume: {VOLUME}}}", "spec.target.model", "without leading /"
+    ),
+    "target leaves the volume": Bad(
+        f"target: {{model: a/../../etc}}\nmodels: {{volume: {VOLUME}}}", "spec.target.model", "without .."
+    ),
+    "revision in a volume": Bad(
+        f"target: {{model: llama, revision: main}}\nmodels: {{volume: {VOLUME}}}", "spec.target.revision", "remove one"
+    ),
+    "draft like an option": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: -draft}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.model",
+        "without leading / or -",
+    ),
+    "draft's revision in a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: draft, revision: main}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.revision",
+        "remove one",
+    ),
+    "checkpoint that is no hub id": Bad(
+        "target: {model: org/m, checkpoints: [{quantization: INT4, model: a/b/c}]}",
+        "spec.target.checkpoints",
+        "write OWNER/NAME",
+    ),
+    "checkpoint outside of the volume": Bad(
+        f"target: {{model: m, checkpoints: [{{quantization: INT4, model: ../x}}]}}\nmodels: {{volume: {VOLUME}}}",
+        "spec.target.checkpoints",
+        "without ..",
+    ),
+    "checkpoint's revision in a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: d,"
+        " checkpoints: [{quantization: INT4, model: x, revision: main}]}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.checkpoints",
+        "remove one",
+    ),
+    "target's checkpoint's revision in a volume": Bad(
+        "target: {model: m, checkpoints: [{quantization: INT4, model: x, revision: main}]}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.target.checkpoints",
+        "remove one",
+    ),
+    "draft's checkpoint that is no hub id": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: org/d,"
+        " checkpoints: [{quantization: INT4, model: a/b/c}]}}",
+        "spec.speculation.draft.checkpoints",
+        "write OWNER/NAME",
+    ),
+    "draft's checkpoint outside of the volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: d,"
+        " checkpoints: [{quantization: INT4, model: ../x}]}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.checkpoints",
+        "without ..",
+    ),
+    "two checkpoints of one precision": Bad(
+        "target: {model: org/m, checkpoints: [{quantization: INT4, model: org/a}, {quantization: INT4, model: org/b}]}",
+        "spec.target.checkpoints[1]",
+        "Duplicate",
+    ),
+    "unknown objective": Bad("objective: Speed", "spec.objective", '"Quality", "Capacity", "Cost"'),
+    "temperature as a number": Bad("workload: {temperature: 0.7}", "spec.workload.temperature", "string"),
+    "temperature too high": Bad('workload: {temperature: "3.5"}', "spec.workload.temperature", "should match"),
+    "hub token with a volume": Bad(
+        f"models: {{volume: {VOLUME}, hubTokenSecret: {{name: hub, key: token}}}}",
+        "spec.models.hubTokenSecret",
+        "nothing is downloaded when models.volume is given: remove one",
+    ),
+    "volume is nothing": Bad("models: {volume: {}}", "spec.models.volume.persistentVolumeClaim", "or a hostPath"),
+    "volume is two things": Bad(
+        "models: {volume: {persistentVolumeClaim: {claimName: a}, hostPath: {path: /srv}}}",
+        "spec.models.volume.hostPath",
+        "remove it",
+    ),
+    "node's directory is relative": Bad(
+        "models: {volume: {hostPath: {path: srv/models}}}", "spec.models.volume.hostPath.path", "beginning with /"
+    ),
+    "node's directory climbs": Bad(
+        "models: {volume: {hostPath: {path: /srv/models/../../etc}}}",
+        "spec.models.volume.hostPath.path",
+        "without . or ..",
+    ),
+    "cache without a claim": Bad("models: {cache: {}}", "spec.models.cache.persistentVolumeClaim", "Required"),
+    "cache on the volume's claim": Bad(
+        f"models: {{volume: {VOLUME}, cache: {VOLUME}}}",
+        "spec.models.cache.persistentVolumeClaim.claimName",
+        "name another",
+    ),
+    "certificate without a name": Bad("serving: {tlsSecret: {}}", "spec.serving.tlsSecret.name", "Required"),
+    # Engine
+    "image without tag": Bad("engine: {image: 'host:5000/vllm'}", "spec.engine.image", "add a tag (:v1) or a digest"),
+    "version in words": Bad("engine: {version: latest}", "spec.engine.version", "should match"),
+    "variable twice": Bad(
+        "engine: {env: [{name: A, value: one}, {name: A, value: two}]}", "spec.engine.env[1]", "Duplicate"
+    ),
+    "variable with a blank": Bad("engine: {env: [{name: 'A B'}]}", "spec.engine.env[0].name", "should match"),
+    # Captures by the clock
+    "schedule of six fields": Bad(
+        "captures: [{name: nightly, schedule: '0 0 3 * * *'}]", "spec.captures[0].schedule", "should match"
+    ),
+    "schedule without a time": Bad("captures: [{name: nightly}]", "spec.captures[0].schedule", "Required"),
+    "schedule twice": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *}, {name: nightly, schedule: 0 4 * * *}]",
+        "spec.captures[1]",
+        "Duplicate",
+    ),
+    "retention of a claim that is given": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *, retention: {count: 3},"
+        " template: {storage: {existingClaim: mine}}}]",
+        "spec.captures[0].retention",
+        "template.storage.existingClaim mine is not: remove one of them",
+    ),
+    "scheduled phase without an end": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *,"
+        " template: {workload: {phases: [{name: a, pattern: Closed, concurrency: 1}]}}}]",
+        "spec.captures[0].template.workload.phases[0].durationSeconds",
+        "set one of durationSeconds and requests",
+    ),
+    # The rest
+    "fewer than no replicas": Bad("replicas: -1", "spec.replicas", "greater than or equal to 0"),
+    "override without a reason": Bad("override: {planning: Ignore}", "spec.override.reason", "Required"),
+}

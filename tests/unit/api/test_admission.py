@@ -1,0 +1,96 @@
+"""Offline, an object is refused exactly where the API server refuses it, and with the same words.
+
+That a real API server does so is shown for the same objects in tests/component/test_crd_rejections.py and
+test_crd_behaviour.py.
+"""
+
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from specdecode_operator.api.admission import as_stored, refusals
+from specdecode_operator.api.cel import Rule
+from specdecode_operator.api.cel_expression import read_cel
+from specdecode_operator.api.crd import deployment_crd
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.api.rules import RULES
+from specdecode_operator.services.spec_problems import spec_problems
+from tests.component.acceptance_cases import GOOD
+from tests.component.rejection_cases import BAD, Bad
+from tests.support.objects import Body
+
+
+def parsed(text: str) -> SpecDecodeDeploymentSpec:
+    return SpecDecodeDeploymentSpec.model_validate({"target": {"model": "org/target"}} | yaml.safe_load(text))
+
+
+def refused(text: str) -> tuple[list[Problem], bool]:
+    """What is wrong with a spec, and whether each of its fields is good."""
+    try:
+        return refusals(parsed(text)), True
+    except ValidationError as error:
+        return spec_problems(error), False
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_what_the_api_server_refuses_is_refused_with_field_and_fix(bad: Bad) -> None:
+    problems, fields_are_good = refused(bad.spec)
+    blamed = [problem for problem in problems if problem.field == bad.field]
+    assert blamed, f"{bad.field} is not named in {problems}"
+    # Types and bounds have words of our own.
+    assert not fields_are_good or any(bad.fix in problem.message for problem in blamed), problems
+
+
+@pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD)
+def test_what_the_api_server_takes_is_taken(spec: str) -> None:
+    assert refusals(parsed(spec)) == []
+
+
+RULE_CASES = [(owner.__name__, rule) for owner, rules in RULES.items() for rule in rules]
+
+
+@pytest.mark.parametrize(("owner", "rule"), RULE_CASES, ids=[f"{owner}.{rule.field}" for owner, rule in RULE_CASES])
+def test_every_rule_has_an_object_that_breaks_it_and_one_that_keeps_it(owner: str, rule: Rule) -> None:
+    good = [part for spec in GOOD.values() for part in parts(parsed(spec), owner)]
+    assert any(read_cel(rule.holds)({"self": part}) for part in good), "no good object in acceptance_cases.py has it"
+    bad = [part for case in BAD.values() if refused(case.spec)[1] for part in parts(parsed(case.spec), owner)]
+    assert not all(read_cel(rule.holds)({"self": part}) for part in bad), "no object in rejection_cases.py breaks it"
+
+
+def parts(model: Any, owner: str) -> list[Body]:
+    """The parts of an object that are of one model, as the API server stores them."""
+    found = [as_stored(model)] if type(model).__name__ == owner else []
+    values = [getattr(model, name) for name in type(model).model_fields]
+    nested = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    return found + [part for each in nested if hasattr(type(each), "model_fields") for part in parts(each, owner)]
+
+
+def defaulted(schema: Body, value: Any) -> Any:
+    """What the API server makes of a value: its defaults come from the schema."""
+    if isinstance(value, list):
+        return [defaulted(schema["items"], each) for each in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    with_defaults = {
+        name: value.get(name, child.get("default"))
+        for name, child in schema["properties"].items()
+        if name in value or "default" in child
+    }
+    return {name: defaulted(schema["properties"][name], part) for name, part in with_defaults.items()}
+
+
+@pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD)
+def test_rules_see_an_object_as_the_api_server_stores_it(spec: str) -> None:
+    schema = deployment_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    written = {"target": {"model": "org/target"}} | yaml.safe_load(spec)
+    assert as_stored(parsed(spec)) == defaulted(schema, written)
+
+
+@pytest.mark.parametrize("name", ["1st", "a" * 53, "a.b"])
+def test_a_name_that_cannot_name_a_service_is_refused(name: str) -> None:
+    (problem,) = refusals(parsed("{}"), {"name": name})
+    assert (problem.field, "use at most 52" in problem.message) == ("metadata.name", True)
+    assert refusals(parsed("{}"), {"name": "a" * 52}) == []

@@ -1,0 +1,75 @@
+"""The part of CEL that the rules are written in: each construct as the language's definition has it."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.admission import DEPLOYMENT_RULES
+from specdecode_operator.api.capture_rules import CAPTURE_RULES
+from specdecode_operator.api.cel_expression import CelError, read_cel
+
+SELF = {"a": 3, "b": 5, "name": "org/x", "empty": [], "list": [4, 2, 9], "parts": [{"n": 1}, {"n": 2, "m": 1}]}
+
+VALUES: dict[str, Any] = {
+    "self.a < self.b && self.a <= 3 && self.b > 4 && self.b >= 5": True,
+    "self.a == 3 || self.missing == 1": True,
+    "self.missing == 1 || self.a == 3": True,
+    "self.missing == 1 && self.a == 4": False,
+    "self.a == 4 || self.b == 5 && self.b == 4": False,
+    "!has(self.missing) && has(self.empty)": True,
+    "!(self.a == 3)": False,
+    "!has(self.a) || self.a != 3": False,
+    "self.a + self.b * 2 - 1": 12,
+    "self.b % self.a == 2": True,
+    "(self.a + self.b) * 2": 16,
+    "self.a == 3 ? 'yes' : 'no'": "yes",
+    "self.name in ['org/x', 'org/y']": True,
+    "'in' in ['in']": True,
+    "self.list[1] + self.list.size()": 5,
+    "self.name.size()": 5,
+    "self.name.matches('^org/[a-z]$')": True,
+    "self.name.matches('x')": True,
+    r"self.name.matches('^[^\\s/]+$')": False,
+    r"'line\\n' + '\'quoted\''": "line\\n'quoted'",
+    "self.empty.all(e, e > 1) && !self.empty.exists(e, e > 1)": True,
+    "self.list.all(e, e > 1)": True,
+    "self.list.exists(e, e > 8)": True,
+    "self.list.exists_one(e, e > 3)": False,
+    "self.parts.map(p, p.n).sum()": 3,
+    "self.parts.map(p, p.n).isSorted()": True,
+    "self.list.isSorted()": False,
+    "self.list.all(a, self.list.exists_one(b, a == b))": True,
+    "self.parts.exists(p, has(p.m))": True,
+}
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES.items(), ids=VALUES)
+def test_an_expression_has_its_value(text: str, value: Any) -> None:
+    assert read_cel(text)({"self": SELF}) == value
+
+
+def test_the_end_of_a_text_is_not_before_a_line_feed() -> None:
+    # RE2, which CEL takes: $ without the flag m is the end of the text. Python's own would match.
+    assert read_cel("self.matches('^a$')")({"self": "a\n"}) is False
+
+
+@pytest.mark.parametrize("text", ["self.missing", "self.list[3]", "other", "self.missing || self.a == 4"])
+def test_what_has_no_value_is_an_error(text: str) -> None:
+    with pytest.raises(CelError):
+        read_cel(text)({"self": SELF})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "self.", "self.a ==", "(self.a", "self.a self.b", "has(self)", "self.a.trim()", "a ^ b", "[1 2]", "'x"]
+)
+def test_what_is_not_known_here_is_an_error(text: str) -> None:
+    with pytest.raises(CelError):
+        read_cel(text)
+
+
+def test_every_rule_can_be_read() -> None:
+    for rules in (*DEPLOYMENT_RULES.values(), *CAPTURE_RULES.values()):
+        for rule in rules:
+            read_cel(rule.holds)
+            for value in rule.values:
+                read_cel(value)
