@@ -4,10 +4,9 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from devcluster.settings import free_ports
 from specdecode_operator.capture.recorder_bundle import write_bundle
 from tests.engine import chunk_observer
 from tests.engine.engine_process import QUIET, Engine
@@ -73,9 +73,15 @@ class Server:
 
 @contextmanager
 def serving(
-    engine: Engine, models: Path, folder: Path, *options: str, speculation: Line | None = None, **environment: str
+    engine: Engine,
+    models: Path,
+    folder: Path,
+    *options: str,
+    speculation: Line | None = None,
+    packages: Sequence[Path] = (),
+    **environment: str,
 ) -> Iterator[Server]:
-    """Start an engine and end it; everything that it writes goes below a folder.
+    """Start an engine, with more packages if given, and end it; everything that it writes goes below a folder.
 
     Both plugins are in it. An empty SPECDECODE_RECORD_DIR or OBSERVER_DIR among the variables keeps one quiet.
     """
@@ -84,7 +90,7 @@ def serving(
         each.mkdir(parents=True)
     write_bundle(plugins)
     _write_observer(plugins)
-    port = _free_port()
+    (port,) = free_ports(1)
     log = folder / "vllm.log"
     command: list[str | Path] = [
         engine.python,
@@ -98,7 +104,7 @@ def serving(
     command += ["--max-num-seqs=16", "--enable-logging-iteration-details", *options]
     command += [f"--speculative-config={json.dumps(speculation or NGRAM)}"]
     variables = {
-        "PYTHONPATH": os.pathsep.join(str(each) for each in (plugins, engine.packages) if each),
+        "PYTHONPATH": os.pathsep.join(str(each) for each in (plugins, *packages, engine.packages) if each),
         "SPECDECODE_RECORD_DIR": str(segments),
         chunk_observer.FOLDER_VARIABLE: str(observed),
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -143,13 +149,6 @@ def _is_healthy(server: Server) -> bool:
         return httpx.get(f"{server.url}/health", trust_env=False).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

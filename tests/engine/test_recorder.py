@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,64 +11,27 @@ from pathlib import Path
 import pytest
 
 from tests.engine.engine_process import Engine
+from tests.engine.recorder_checks import (
+    SPECULATION,
+    assert_as_observed,
+    assert_whole,
+    chunks_of,
+    lines_of,
+    requests_by_name,
+    speculation,
+    speculation_of,
+)
 from tests.engine.recorder_clients import Question, ask_all, prompt, repetitive
-from tests.engine.recorder_server import Line, Server, make_models, serving
+from tests.engine.recorder_server import make_models, serving
 from tests.support.waiting import eventually
 
 # 39 blocks of 32 tokens: one request of the greatest length fits, eight of the usual one do not.
 SMALL_CACHE = ("--block-size=32", "--num-gpu-blocks-override=40")
-SPECULATION = "vllm:spec_decode_num_"
 
 
 @pytest.fixture(scope="module")
 def models(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_models(engine, tmp_path_factory.mktemp("models"))
-
-
-def lines_of(server: Server, kind: str) -> list[Line]:
-    return [line for segment in server.segments() for line in segment if line["k"] == kind]
-
-
-def requests_by_name(server: Server) -> dict[str, Line]:
-    """Return the records by the X-Request-Id of their question."""
-    return {line["external_id"].removeprefix("cmpl-").rsplit("-", 1)[0]: line for line in lines_of(server, "request")}
-
-
-def chunks_of(request: Line) -> list[tuple[float, int]]:
-    return list(zip(request["chunk_s"], request["chunk_tokens"], strict=True))
-
-
-def speculation(steps: list[Line]) -> Counter[str]:
-    """Return the counters that the steps add up to, under the names of /metrics."""
-    found: Counter[str] = Counter()
-    for stats in (step["scheduler"]["spec_decoding_stats"] for step in steps):
-        if stats:
-            for what in ("drafts", "draft_tokens", "accepted_tokens"):
-                found[f"{SPECULATION}{what}_total"] += stats[f"num_{what}"]
-            for position, accepted in enumerate(stats["num_accepted_tokens_per_pos"]):
-                found[f"{SPECULATION}accepted_tokens_per_pos_total[{position}]"] += accepted
-    return found
-
-
-def speculation_of(counters: Counter[str]) -> Counter[str]:
-    return Counter({name: value for name, value in counters.items() if name.startswith(SPECULATION)})
-
-
-def assert_whole(server: Server, reason: str = "ordered") -> None:
-    """Fail unless every segment has its first and last line, and nothing was lost."""
-    for segment in server.segments():
-        assert (segment[0]["k"], segment[-1]["k"]) == ("header", "closed")
-        closed = segment[-1]
-        assert (closed["reason"], closed["dropped"], closed["first_error"]) == (reason, 0, None)
-        assert closed["requests"] == sum(line["k"] == "request" for line in segment)
-        assert closed["steps"] == sum(line["k"] == "step" for line in segment)
-
-
-def assert_as_observed(server: Server, records: dict[str, Line]) -> None:
-    """Fail unless every chunk is what the scheduler handed out, by size and to the last digit of its stamp."""
-    observed = server.observed()
-    for name, record in records.items():
-        assert chunks_of(record) == observed[record["id"]], name
 
 
 def test_records_what_the_engine_did(engine: Engine, models: Path, tmp_path: Path) -> None:
