@@ -8,6 +8,7 @@ summary, or ``{"error": {"reason", "message"}}``.
 import asyncio
 import errno
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from specdecode_operator.capture.files.manifest import EngineCounters, PartialMa
 from specdecode_operator.capture.files.publish import label_partial
 from specdecode_operator.capture.files.summary import MESSAGE_BYTES, summary_text
 from specdecode_operator.capture.job_finish import Asked, Published, Run, finish, published_before
+from specdecode_operator.capture.job_image import IMAGE_ID_FILE, engine_image_id
 from specdecode_operator.capture.job_places import Places
 from specdecode_operator.capture.job_prepare import prepare, volume_errors
 from specdecode_operator.capture.job_recorders import Recorders
-from specdecode_operator.capture.load.datasets import BadDatasetError
+from specdecode_operator.capture.load.datasets import DATASET_MOUNT, BadDatasetError, read_dataset
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, EngineNotReadyError, MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.progress import print_line
 from specdecode_operator.capture.load.runner import run_load
@@ -72,12 +74,16 @@ class Patience:
         For the recorders' last lines; they have megabytes to write at most.
     closed_anyway_s
         For the same where the capture has failed already.
+    image_id_s
+        For the operator to say which image the engine runs, from when the load begins: normally it is told by then, or
+        before the load ends.
     """
 
     ready_s: float = 3600.0
     recording_s: float = 30.0
     closed_s: float = 120.0
     closed_anyway_s: float = 10.0
+    image_id_s: float = 60.0
 
 
 Load = Callable[[RunSettings, Path, Stop], Awaitable[LoadOutcome]]
@@ -92,9 +98,16 @@ class Job:
         Of the container: settings, the pod's UID and node.
     patience
         How long it waits.
+    image_id_file
+        Where the operator says which image the engine runs.
     """
 
-    def __init__(self, environment: Mapping[str, str], patience: Patience = Patience()) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        patience: Patience = Patience(),
+        image_id_file: Path = IMAGE_ID_FILE,
+    ) -> None:
         text = environment.get(SETTINGS_VARIABLE)
         attempt = environment.get(ATTEMPT_VARIABLE)
         if not text or not attempt:
@@ -108,17 +121,38 @@ class Job:
         self.places = Places(Path(self.settings.root), self.settings.namespace, self.settings.capture, attempt)
         self._patience = patience
         self._node = environment.get(NODE_VARIABLE)
+        self._image_id_file = image_id_file
 
-    def prepare(self, recorder: Path) -> None:
+    def prepare(self, recorder: Path, datasets: Path = DATASET_MOUNT) -> None:
         """Do what comes before the engine; nothing where an earlier attempt has published already.
+
+        Parameters
+        ----------
+        recorder
+            Folder that the engine has on its PYTHONPATH.
+        datasets
+            Where the dataset's ConfigMap or volume is mounted.
 
         Raises
         ------
         CaptureError
-            When this volume cannot take the capture.
+            When this volume cannot take the capture, or the dataset has no prompts.
         """
         if published_before(self.places, self.asked) is None:
             prepare(self.places, recorder)
+            self._check_dataset(datasets)
+
+    def _check_dataset(self, mount: Path) -> None:
+        """Read the dataset once before the engine starts: no GPU loads a model for prompts that cannot be read."""
+        dataset = self.settings.workload.prompts.dataset
+        if dataset is None:
+            return
+        try:
+            read_dataset(dataset, mount)
+        except BadDatasetError as error:
+            failure = CaptureError("InvalidDataset", str(error))
+            self._label(failure)
+            raise failure from error
 
     def run(self, load: Load = run_load) -> Published:
         """Do what comes beside the engine; a failure leaves the files labelled as partial.
@@ -152,6 +186,7 @@ class Job:
         await recorders.wait_until_recording(self._patience.recording_s)
         watches = [asyncio.create_task(recorders.watch(stop)), asyncio.create_task(self._watch_engine(stop, recorders))]
         deadline = self._stop_at_the_deadline(stop, recorders)
+        image_id_until_s = time.monotonic() + self._patience.image_id_s
         try:
             result = await self._load(load, stop)
         except CaptureError:
@@ -171,7 +206,9 @@ class Job:
             zero_wall_s=result.zero_wall_s,
             segments=recorders.segments(),
             counters=_counters(result.metrics),
+            no_counters=result.metrics.reason if isinstance(result.metrics, NoMetrics) else None,
             node=self._node,
+            image_id=await engine_image_id(self._image_id_file, self.places.attempt, image_id_until_s),
         )
 
     def _stop_at_the_deadline(self, stop: Stop, recorders: Recorders) -> asyncio.TimerHandle:
@@ -284,7 +321,7 @@ def error_message(error: CaptureError) -> bytes:
 def success_message(published: Published) -> bytes:
     """Return the termination message of a success: ``status.summary``, small enough for Kubernetes."""
     status: dict[str, Any] = dict(published.status)
-    for dropped in ("files", "perPositionPercent", "latencyMs"):
+    for dropped in ("files", "perPositionPercent", "lateMs", "latencyMs"):
         text = msgspec.json.encode(status)
         if len(text) <= MESSAGE_BYTES:
             return text

@@ -18,11 +18,12 @@ from specdecode_operator.capture.files.manifest import (
     SegmentEntry,
 )
 from specdecode_operator.capture.files.merge import Merged, merge
-from specdecode_operator.capture.files.publish import publish, read_manifest, seal
+from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
 from specdecode_operator.capture.files.segment_lines import Header
 from specdecode_operator.capture.files.segments import Segment
 from specdecode_operator.capture.files.summary import Summary, status_summary, summarize
-from specdecode_operator.capture.files.validate import Validation, validate_capture
+from specdecode_operator.capture.files.totals import ClientTotals
+from specdecode_operator.capture.files.validate import Validation, validate_capture, wants_steps
 from specdecode_operator.capture.job_places import ARM, REPETITION, Places
 from specdecode_operator.capture.job_prepare import volume_errors
 from specdecode_operator.version import __version__
@@ -66,15 +67,21 @@ class Run(Struct, frozen=True, kw_only=True):
         What was recorded.
     counters
         What /metrics says of it.
+    no_counters
+        Or why nothing is known of that.
     node
         Kubernetes node, where it is known.
+    image_id
+        Image that the engine's container runs, with its digest, where it is known.
     """
 
     zero_monotonic_s: float
     zero_wall_s: float
     segments: list[Segment]
     counters: EngineCounters | None = None
+    no_counters: str | None = None
     node: str | None = None
+    image_id: str | None = None
 
 
 class Published(Struct, frozen=True, kw_only=True):
@@ -107,8 +114,11 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
     with volume_errors(places.root):
         merged = merge(places.folder, _meta(places, asked, run, header), run.zero_monotonic_s)
         recorded = [_segment_entry(segment) for segment in run.segments]
-        validation = validate_capture(places.folder, recorded, run.counters, scratch=places.folder)
+        validation = validate_capture(
+            places.folder, recorded, run.counters, scratch=places.folder, steps_wanted=wants_steps(asked.record)
+        )
         _refuse_faults(validation)
+        _refuse_emptiness(validation)
         files = seal(places.folder)
         summary = summarize(validation, sum(entry.bytes for entry in files.values()))
         manifest = _manifest(places, asked, run, _Outcome(validation, merged, files, summary, recorded))
@@ -119,11 +129,14 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
 def published_before(places: Places, asked: Asked) -> Published | None:
     """Return what an earlier attempt of this very capture published; None where none did.
 
-    A pod may die after the renaming and before it could say so.
+    A pod may die after the renaming and before it could say so; or just before it, and then it is renamed here.
     """
+    if asked.capture_uid is None:
+        return None
     with volume_errors(places.root):
+        finish_publication(places.final, asked.capture_uid)
         manifest = read_manifest(places.final)
-    if manifest is None or asked.capture_uid is None or manifest.capture_uid != asked.capture_uid:
+    if manifest is None or manifest.capture_uid != asked.capture_uid:
         return None
     summary = msgspec.convert(manifest.summary, Summary)
     status = status_summary(summary, manifest.files, places.path)
@@ -146,7 +159,7 @@ def _meta(places: Places, asked: Asked, run: Run, header: Header) -> TraceMeta:
         attempt=places.attempt,
         zero_monotonic_s=run.zero_monotonic_s,
         zero_wall_s=run.zero_wall_s,
-        engine_hash=engine_hash(header, asked.context),
+        engine_hash=engine_hash(header, asked.context, run.image_id),
         speculative=msgspec.to_builtins(speculative) if speculative else None,
     )
 
@@ -173,6 +186,18 @@ def _refuse_faults(validation: Validation) -> None:
         raise CaptureError("ValidationFailed", "; ".join(problems[:_SHOWN]) + more)
 
 
+def _refuse_emptiness(validation: Validation) -> None:
+    """With a wrong key, say, every request is refused: all are accounted for, and there is nothing to publish."""
+    if validation.trace is not None and validation.trace.records:
+        return
+    client = validation.client or ClientTotals()
+    outcomes = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(client.outcomes.items()))
+    first = client.first_failure
+    status = f"HTTP {first.http_status}, " if first and first.http_status else ""
+    why = f"; the first one, {first.id}: {status}{first.error or first.outcome}" if first else ""
+    raise CaptureError("NothingRecorded", f"no request got a token ({outcomes or 'none was due'}){why}")
+
+
 class _Outcome(Struct, frozen=True):
     validation: Validation
     merged: Merged
@@ -197,9 +222,11 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
         vllm=header.vllm,
         model=header.model,
         gpu=header.gpu,
+        gpu_uuids=header.gpu_uuids,
         host=header.host,
         config=header.config,
         node=run.node,
+        image_id=run.image_id,
         context=asked.context,
         workload=asked.workload,
         seed=asked.seed,
@@ -208,23 +235,27 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
         zero_wall_s=run.zero_wall_s,
         published_wall_s=round(time.time(), 3),
         config_hash=header_hash(header),
-        engine_hash=engine_hash(header, asked.context),
+        engine_hash=engine_hash(header, asked.context, run.image_id),
         accounting=accounting.entry(),
         engine_counters=run.counters,
         files=outcome.files,
         gates=outcome.validation.gates,
         segments=outcome.segments,
-        notes=_notes(outcome),
+        notes=_notes(run, outcome),
         summary=msgspec.to_builtins(outcome.summary),
     )
 
 
-def _notes(outcome: _Outcome) -> list[str]:
+def _notes(run: Run, outcome: _Outcome) -> list[str]:
     merged = outcome.merged
     notes = [note for report in outcome.validation.files for note in report.notes]
     notes += [f"{torn.path.name}: {torn.size_bytes} bytes of a torn line {torn.line} left out" for torn in merged.torn]
     if merged.warmup_records:
         notes.append(f"{merged.warmup_records} warm-up requests left out of trace and step statistics")
+    if run.image_id is None:
+        notes.append("the digest of the engine's image is not known: the operator did not say it in time")
+    if run.no_counters:
+        notes.append(f"the engine's own counters are not known, and were not compared: {run.no_counters}")
     if merged.steps_without_stats:
         notes.append(f"{merged.steps_without_stats} messages without statistics, which another API server got")
     return notes

@@ -10,7 +10,7 @@ from typing import Final
 
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import PartialManifest
-from specdecode_operator.capture.files.publish import UNFINISHED, label_partial, refuse_finished
+from specdecode_operator.capture.files.publish import UNFINISHED, flush, label_partial, refuse_finished
 from specdecode_operator.capture.job_places import Places
 from specdecode_operator.capture.recorder_bundle import write_bundle
 
@@ -87,6 +87,11 @@ def _make_folders(places: Places) -> None:
     places.segments.mkdir(parents=True, exist_ok=True)
     for folder in (places.folder, places.segments):
         folder.chmod(_ANYBODY)
+    # A power failure must not take the names of folders whose files are flushed.
+    for folder in (places.folder, *places.folder.parents):
+        flush(folder)
+        if folder == places.root:
+            break
 
 
 def _unfinished(places: Places) -> PartialManifest:

@@ -1,10 +1,13 @@
 """The recorders of a capture, as the load generator's container sees them: through their files."""
 
 import asyncio
+import os
 import time
+from pathlib import Path
 from typing import Final
 
 from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.gates import ORDERED
 from specdecode_operator.capture.files.segments import (
     Segment,
     boots,
@@ -14,11 +17,13 @@ from specdecode_operator.capture.files.segments import (
     recorders_closed,
 )
 from specdecode_operator.capture.job_places import Places
+from specdecode_operator.capture.job_prepare import volume_errors
 from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.capture.recorder.segment import RESERVE_BYTES
 
+_PROBE: Final = "probe"
 _POLL_S: Final = 0.2
 _WATCH_EVERY_S: Final = 1.0
-_ORDERED: Final = "ordered"
 
 
 class Recorders:
@@ -46,10 +51,13 @@ class Recorders:
         until_s = time.monotonic() + within_s
         while not _complete(current := current_start(self._places.segments)):
             if time.monotonic() >= until_s:
+                with volume_errors(self._places.root):
+                    _try_to_write(self._places.segments)
                 raise CaptureError(
                     "RecorderMissing",
                     f"{len(current)} API servers record {within_s:g} s after the engine was ready: see its log;"
-                    " it must load plugins (VLLM_PLUGINS) and have the recorder on its PYTHONPATH",
+                    " it must load plugins (VLLM_PLUGINS), have the recorder on its PYTHONPATH, and answer from Python"
+                    " (no VLLM_USE_RUST_FRONTEND, its image's included)",
                 )
             await asyncio.sleep(_POLL_S)
         self._boots = boots(current)
@@ -104,9 +112,18 @@ class Recorders:
                 "EngineRestarted", "the engine was started anew while it was recorded: see the log of its last start"
             )
         for segment in current:
-            if segment.closed is not None and segment.closed.reason != _ORDERED:
+            if segment.closed is not None and segment.closed.reason != ORDERED:
                 return _ended(segment, segment.closed.reason)
         return None
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write what a recorder writes first: on a full volume it cannot even say that it is full."""
+    probe = folder / _PROBE
+    try:
+        probe.write_bytes(os.urandom(2 * RESERVE_BYTES))
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _complete(current: list[Segment]) -> bool:
@@ -119,4 +136,5 @@ def _ended(segment: Segment, reason: str) -> CaptureError:
     if reason == "exit":
         return CaptureError("EngineExited", "the engine ended while it was recorded: see its log")
     why = off_reason(segment.path) or reason
-    return CaptureError("RecorderOff", f"the recorder switched itself off, the engine went on: {why}")
+    fix = ": capture an engine that it knows (spec.engine.image of the deployment)" if reason == "unknown_shape" else ""
+    return CaptureError("RecorderOff", f"the recorder switched itself off, the engine went on: {why}{fix}")

@@ -10,7 +10,9 @@ from specdecode_operator.capture.files.segment_lines import EngineConfig, Header
 
 _V3: Final = "config-fingerprint-v3"
 _ENGINE: Final = "specdecode-engine-v1"
-_GPU_NAME: Final = re.compile(r"\b(?:GB|GH|RTX|MI|[A-Z])-?\d{2,4}[A-Z]?\b")
+_GPU_NAME: Final = re.compile(r"(?<![^\W_])(?:RTX (?:PRO )?A?\d{4}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)(?![^\W_])")
+"""Accelerators as their makers name them: ``H200``, ``L4``, ``MI300X``, ``RTX 6000``; memory is no part of it."""
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _VERSION: Final = re.compile(r"\d+\.\d+\.\d+(?:rc\d+)?")
 
 
@@ -66,11 +68,20 @@ def header_hash(header: Header) -> str:
     return config_hash(gpu_label(header.gpu), version_tag(header.vllm), config)
 
 
-def engine_hash(header: Header, context: dict[str, Any]) -> str:
-    """Return a SHA-256 over everything that the engine runs with.
+def engine_hash(header: Header, context: dict[str, Any], image_id: str | None = None) -> str:
+    """Return a SHA-256 over everything that the engine runs with, and nothing of who recorded it and where.
 
     Beside the settings of v3: the GPU's full name, the reported version, every other resolved setting, the draft
-    model, and what the operator gave as context (image, plan, flags).
+    model, the engine's command and the flags added to it, and its image.
+
+    Parameters
+    ----------
+    header
+        What the engine's recorder says.
+    context
+        What the operator says.
+    image_id
+        The image that the node runs, as Kubernetes has it; its digest counts in place of the name in the context.
     """
     parts = {
         "scheme": _ENGINE,
@@ -78,6 +89,14 @@ def engine_hash(header: Header, context: dict[str, Any]) -> str:
         "vllm": header.vllm,
         "model": header.model,
         "config": msgspec.to_builtins(header.config),
-        "context": context,
+        "image": image_digest(image_id) or context.get("image"),
+        "command": context.get("command"),
+        "recording_flags": context.get("recording_flags"),
     }
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
+def image_digest(image_id: str | None) -> str | None:
+    """Return the digest in a container's image id: the same image from another registry has the same."""
+    found = _DIGEST.search(image_id or "")
+    return found.group() if found else None

@@ -131,7 +131,8 @@ def _chunks(request: Request, whole: WholeEngine | None) -> _Chunks:
     prefill = [request.prefill_tokens[index] for index in kept]
     if whole is not None:
         engine = request.engine or 0
-        running = [whole.num_running(engine, stamp_s) or own for stamp_s, own in zip(stamps_s, running, strict=True)]
+        of_all = [whole.num_running(engine, stamp_s) for stamp_s in stamps_s]
+        running = [own if found is None else found for found, own in zip(of_all, running, strict=True)]
         prefill = [whole.prefill_tokens(engine, stamp_s) for stamp_s in stamps_s]
     return _Chunks(stamps_s, [request.chunk_tokens[index] for index in kept], [max(1, n) for n in running], prefill)
 

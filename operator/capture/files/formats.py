@@ -277,10 +277,10 @@ class ClientRecord(Struct, kw_only=True, frozen=True):
         When it was due, and when it was sent.
     late_ms
         How much later it was sent than due.
-    first_token_ms, finished_ms
-        When its first token and its end arrived.
+    first_token_ms, last_token_ms, finished_ms
+        When its first token, its last one and its end arrived.
     ttft_ms, latency_ms
-        From sending to the first token, and to the end.
+        From sending to the first token, and to the last one: as vLLM's own benchmark has them.
     outcome
         ``completed``, ``http_rejected``, ``disconnected``, ``timed_out``, ``cancelled`` or ``not_sent``.
     http_status
@@ -308,6 +308,7 @@ class ClientRecord(Struct, kw_only=True, frozen=True):
     sent_ms: float | None = None
     late_ms: float | None = None
     first_token_ms: float | None = None
+    last_token_ms: float | None = None
     finished_ms: float | None = None
     ttft_ms: float | None = None
     latency_ms: float | None = None

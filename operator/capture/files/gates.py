@@ -7,6 +7,8 @@ from specdecode_operator.capture.files.accounting import Accounting
 from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
 from specdecode_operator.capture.files.totals import BY_ENGINE, SHORT_GAP_MS, StepTotals, TraceTotals
 
+ORDERED: Final = "ordered"
+"""Why the segments of a whole capture were closed."""
 SHORT_GAP_SHARE: Final = 0.002
 """Engine stamps have none; stamps on receipt have up to this share (vllm-vcr's own figure for its tap)."""
 
@@ -46,6 +48,12 @@ def gates(
     return found
 
 
+def missing_steps(trace: TraceTotals, steps: StepTotals | None) -> Gate:
+    """Judge a capture that was to record steps: none at all would pass the measures above, which need some."""
+    without = 0 if steps is not None and steps.steps else trace.records
+    return _none_of(without, "requests without any step of the engine, though record.stepStats asks for steps")
+
+
 def _engine_counters(steps: StepTotals, counters: EngineCounters) -> Gate:
     """Both come from the same statistics, on two ways: over every step, and through the API servers' counters."""
     of_steps = (steps.drafts, steps.draft_tokens, steps.accepted)
@@ -56,7 +64,7 @@ def _engine_counters(steps: StepTotals, counters: EngineCounters) -> Gate:
 
 
 def _none_of(count: int, what: str) -> Gate:
-    return Gate(value=count, limit=0, passed=count == 0, why=what)
+    return Gate(value=count, limit=0, passed=count == 0, why=f"{count} {what}")
 
 
 def _accounting(accounting: Accounting) -> Gate:
@@ -68,8 +76,16 @@ def _accounting(accounting: Accounting) -> Gate:
 
 
 def _dropped(segments: Sequence[SegmentEntry]) -> Gate:
-    dropped = sum(segment.dropped or 0 for segment in segments)
-    return _none_of(dropped, "lines that the recorder lost, by its own count")
+    """A segment that did not end as it was ordered to has lost nobody knows what."""
+    lost = sum(segment.dropped or 0 for segment in segments)
+    unended = sum(segment.closed != ORDERED for segment in segments)
+    why = f"{lost} lines that the recorder lost, by its own count"
+    return Gate(
+        value=lost + unended,
+        limit=0,
+        passed=not lost and not unended,
+        why=f"{why}; {unended} of {len(segments)} segments were interrupted" if unended else why,
+    )
 
 
 def _short_gaps(trace: TraceTotals) -> Gate:

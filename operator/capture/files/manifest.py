@@ -145,6 +145,10 @@ class Manifest(Struct, kw_only=True, frozen=True):
         As the engine itself reports them.
     node
         Kubernetes node, where it is known.
+    image_id
+        Image that the engine's container ran, with its digest, as Kubernetes has it; null where it is not known.
+    gpu_uuids
+        What the driver calls the GPUs; empty where it does not tell.
     context
         What the operator gave: image, plan, recording flags added and more, as it stands.
     workload, seed
@@ -189,6 +193,8 @@ class Manifest(Struct, kw_only=True, frozen=True):
     host: str
     config: EngineConfig
     node: str | None
+    image_id: str | None = None
+    gpu_uuids: list[str] = []
     context: dict[str, Any]
     workload: dict[str, Any]
     seed: int

@@ -2,7 +2,8 @@
 
 Every file is flushed to the disk and checksummed under its ``.part`` name and renamed; then comes the manifest; last,
 one rename of the folder makes the capture appear under its final name. Killed anywhere before, an attempt stays
-beside it as it was, labelled by its manifest.partial.json.
+beside it as it was, labelled by its manifest.partial.json. With its manifest it is whole, and only lacks its name: the
+next attempt of the same capture gives it that.
 """
 
 import errno
@@ -34,10 +35,10 @@ def seal(attempt: Path) -> dict[str, FileEntry]:
     for name in DATA_FILES:
         part, sealed = attempt / f"{name}{PART_SUFFIX}", attempt / name
         if part.exists():
-            _flush(part)
+            flush(part)
             entries[name] = file_entry(part)
             os.rename(part, sealed)  # noqa: PTH104  the module is tested by failing its every os call
-    _flush(attempt)
+    flush(attempt)
     return entries
 
 
@@ -60,17 +61,49 @@ def publish(attempt: Path, final: Path, manifest: Manifest) -> None:
     """
     refuse_finished(final)
     _write_whole(attempt / MANIFEST, _pretty(manifest))
+    _appear(attempt, final)
+
+
+def finish_publication(final: Path, capture_uid: str) -> None:
+    """Publish the attempt of a capture that was killed when it was whole already; do nothing where there is none.
+
+    Parameters
+    ----------
+    final
+        Where it shall be; attempts are beside it.
+    capture_uid
+        UID of the capture's object.
+    """
+    if final.exists():
+        # Killed after the renaming; a capture of another object had its label taken away long ago.
+        _take_label_away(final)
+        return
+    for attempt in sorted(final.parent.glob(f"{final.name}{PART_SUFFIX}-*")):
+        manifest = read_manifest(attempt)
+        if manifest is not None and manifest.capture_uid == capture_uid and not verify(attempt):
+            _appear(attempt, final)
+            return
+
+
+def _appear(attempt: Path, final: Path) -> None:
+    """Give an attempt that has its manifest its final name."""
     # The recorders' raw lines are in the files now, and a published capture never changes again.
     shutil.rmtree(attempt / FOLDER, ignore_errors=True)
-    (attempt / PARTIAL_MANIFEST).unlink(missing_ok=True)
-    _flush(attempt)
+    flush(attempt)
     try:
         os.rename(attempt, final)  # noqa: PTH104
     except OSError as error:
         if error.errno in _TAKEN:
             raise _finished(final) from error
         raise
-    _flush(final.parent)
+    flush(final.parent)
+    # Only now: until it has its name, whoever finds it is told that it has not.
+    _take_label_away(final)
+
+
+def _take_label_away(final: Path) -> None:
+    with suppress(OSError):  # what is published stays so, with a label too many
+        (final / PARTIAL_MANIFEST).unlink()
 
 
 def refuse_finished(final: Path) -> None:
@@ -154,8 +187,10 @@ def file_entry(path: Path) -> FileEntry:
 
 def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != PARTIAL_MANIFEST:
-            yield str(path.relative_to(folder)), path.stat().st_size
+        # The recorders still run, and may take a file away that was just listed.
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.name != PARTIAL_MANIFEST:
+                yield str(path.relative_to(folder)), path.stat().st_size
 
 
 def _pretty(value: Any) -> bytes:
@@ -166,7 +201,7 @@ def _write_whole(path: Path, content: bytes) -> None:
     part = path.with_name(f"{path.name}{PART_SUFFIX}")
     try:
         part.write_bytes(content)
-        _flush(part)
+        flush(part)
         os.rename(part, path)  # noqa: PTH104
     except OSError:
         with suppress(OSError):
@@ -174,7 +209,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk."""
     opened = os.open(path, os.O_RDONLY)
     try:

@@ -5,19 +5,27 @@ field it knows when that comes twice in a line, and any line that is no UTF-8.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from specdecode_operator.capture.files.formats import Count, FinishReason, Record, TraceMeta
+from specdecode_operator.capture.files.formats import Count, FinishReason, ItlContext, ItlSummary, Record, TraceMeta
 
 _U64: Final = 2**64
 _FINISH_REASONS: Final = " ".join(FinishReason.__args__)  # type: ignore[attr-defined]
 _RECORD_FIELDS: Final = tuple(field.encode_name for field in msgspec.structs.fields(Record))
-_RECORD_KEYS: Final = tuple(f'"{name}"'.encode() for name in _RECORD_FIELDS)
+_INNER_FIELDS: Final = {
+    name: tuple(field.encode_name for field in msgspec.structs.fields(kind))
+    for name, kind in (("itl_ctx", ItlContext), ("itl_summary", ItlSummary))
+}
+_KEYS: Final = tuple(f'"{name}"'.encode() for name in (*_RECORD_FIELDS, *chain(*_INNER_FIELDS.values())))
+_LONG_NUMBER: Final = re.compile(rb"\d{20}")
+"""2^64 has so many digits."""
 
 _Line = TypeVar("_Line")
 
@@ -161,7 +169,24 @@ def decode_step(text: bytes) -> StepLine:
     UnreadableLineError
         When it breaks a rule of its form.
     """
-    return decode(_STEP, text)
+    step = decode(_STEP, text)
+    if _LONG_NUMBER.search(text) and (wide := _wide_counter(step)):
+        raise UnreadableLineError("type", f"{wide} does not fit into 64 bits")
+    return step
+
+
+def _wide_counter(value: Any, name: str = "") -> str | None:
+    """Return the first number in a decoded line that is too wide for the reader, with its name."""
+    if isinstance(value, int):
+        return f"{name}: {value}" if value >= _U64 else None
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Struct):
+        parts = msgspec.structs.asdict(value).items()
+    elif isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = ((name, part) for part in value)
+    return next((wide for part, inner in parts if (wide := _wide_counter(inner, part))), None)
 
 
 def decode(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
@@ -199,12 +224,19 @@ def _explained(message: str) -> str:
 
 def _repeated(text: bytes) -> str | None:
     """Return a field of the reader that comes twice in one object; counting bytes first spares a second parse."""
-    if not any(text.count(key) > 1 for key in _RECORD_KEYS):
+    if not any(text.count(key) > 1 for key in _KEYS):
         return None
-    # Objects inside are closed first, so the last list of names is the record's own.
-    names: list[str] = []
-    json.loads(text, object_pairs_hook=lambda pairs: names.__setitem__(slice(None), [key for key, _ in pairs]))
-    return next((name for name in _RECORD_FIELDS if names.count(name) > 1), None)
+    # Objects as the list of their names and values, which keeps those that come twice.
+    record: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
+    if name := _twice(record, _RECORD_FIELDS):
+        return name
+    inner = ((name, value, _INNER_FIELDS[name]) for name, value in record if name in _INNER_FIELDS and value)
+    return next((f"{name}.{twice}" for name, value, fields in inner if (twice := _twice(value, fields))), None)
+
+
+def _twice(pairs: list[tuple[str, Any]], fields: tuple[str, ...]) -> str | None:
+    names = [name for name, _ in pairs]
+    return next((name for name in fields if names.count(name) > 1), None)
 
 
 def broken_rules(record: Record) -> Iterator[Broken]:

@@ -92,6 +92,10 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="k", tag="header"):
         Name of the GPU; absent on CPU.
     token_ids, steps
         Whether token ids and step statistics are recorded.
+    start
+        The same for all API servers of one start of the engine; absent where the recorder could not tell.
+    gpu_uuids
+        What the driver calls the GPUs.
     """
 
     schema: int
@@ -110,6 +114,8 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="k", tag="header"):
     gpu: str | None = None
     token_ids: bool = False
     steps: bool = True
+    start: str | None = None
+    gpu_uuids: list[str] = []
 
 
 class Request(Struct, frozen=True, kw_only=True, tag_field="k", tag="request"):

@@ -1,7 +1,8 @@
 """Segments: what the recorders of a capture wrote, whichever process, engine and start they come from.
 
 An engine that starts anew writes new segments beside the old ones, so an older one is interrupted, never truncated.
-The segments of one start are told from another's by the API server's index: it comes once in a start.
+The segments of one start carry its id; where the recorder could not tell that, the API server's index tells them
+from another start's: it comes once in a start.
 """
 
 import os
@@ -156,9 +157,20 @@ def _attempted(text: bytes) -> SegmentLine | None:
 
 
 def starts(segments: list[Segment]) -> list[list[Segment]]:
-    """Return the segments by start of the engine, oldest first: an API server's index comes once in a start."""
+    """Return the segments by start of the engine, oldest first."""
+    in_time = sorted(segments, key=lambda each: each.header.monotonic_s)
+    if all(segment.header.start is not None for segment in in_time):
+        by_id: dict[str | None, list[Segment]] = {}
+        for segment in in_time:
+            by_id.setdefault(segment.header.start, []).append(segment)
+        return list(by_id.values())
+    return _starts_by_index(in_time)
+
+
+def _starts_by_index(in_time: list[Segment]) -> list[list[Segment]]:
+    """Part segments where an API server's index comes again; wrong if a start ended before all of its servers began."""
     found: list[list[Segment]] = []
-    for segment in sorted(segments, key=lambda each: each.header.monotonic_s):
+    for segment in in_time:
         known = {each.header.client_index for each in found[-1]} if found else None
         if known is None or segment.header.client_index in known:
             found.append([])

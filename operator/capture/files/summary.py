@@ -217,6 +217,7 @@ def status_summary(summary: Summary, files: Mapping[str, FileEntry], path: str) 
         "ttftMs": _decimals(summary.client.ttft_ms),
         "tpotMs": _decimals(summary.client.tpot_ms),
         "latencyMs": _decimals(summary.client.latency_ms),
+        "lateMs": _decimals(_worst_lateness(summary.phases)[1]),
         "requestsPerSecond": _decimal(summary.requests_per_second),
         "outputTokensPerSecond": _decimal(summary.output_tokens_per_second),
         "bytes": summary.bytes,
@@ -266,13 +267,16 @@ def _speculation_text(drafting: Speculation | None) -> str:
     )
 
 
-def _late_text(phases: Mapping[str, PhaseSummary]) -> str:
-    """Tell of the phase that kept its times worst: among many requests of closed phases it would not show."""
+def _worst_lateness(phases: Mapping[str, PhaseSummary]) -> tuple[str, Quantiles | None]:
+    """Return the phase that kept its times worst: among many requests of closed phases it would not show."""
     late = {name: phase.late_ms for name, phase in phases.items() if phase.late_ms is not None}
-    if not late:
-        return ""
-    worst = max(late, key=lambda name: late[name].p99)
-    return f"{_times_text('sent late', late[worst])} in phase {worst}"
+    worst = max(late, key=lambda name: late[name].p99, default="")
+    return worst, late.get(worst)
+
+
+def _late_text(phases: Mapping[str, PhaseSummary]) -> str:
+    worst, late = _worst_lateness(phases)
+    return f"{_times_text('sent late', late)} in phase {worst}" if late else ""
 
 
 def _times_text(name: str, times: Quantiles | None) -> str:

@@ -31,7 +31,7 @@ class Latencies:
     tpot_ms
         Time per further token.
     latency_ms
-        Time to the end.
+        Time to the last token.
     """
 
     ttft_ms: "array[float]" = field(default_factory=_numbers)
@@ -140,6 +140,7 @@ class ClientTotals:
     """Sums over what the load generator saw, without warm-up."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    first_failure: ClientRecord | None = None
     late_ms: "array[float]" = field(default_factory=_numbers)
     all: Latencies = field(default_factory=Latencies)
     phases: defaultdict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
@@ -153,6 +154,8 @@ class ClientTotals:
         if client.warmup:
             return
         self.outcomes[client.outcome] += 1
+        if self.first_failure is None and client.outcome != "completed":
+            self.first_failure = client
         self.phase_requests[client.phase] += client.outcome != "not_sent"
         if client.late_ms is not None:
             self.late_ms.append(client.late_ms)

@@ -4,7 +4,7 @@ Everything is read once, line by line, plain or gzip, in constant memory but for
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ from specdecode_operator.capture.files.formats import (
     ClientRecord,
     TraceRecord,
 )
-from specdecode_operator.capture.files.gates import gates
+from specdecode_operator.capture.files.gates import gates, missing_steps
 from specdecode_operator.capture.files.lines import GZIP_SUFFIX, BrokenGzipError, Line, NoTrailerError, read_lines
 from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
 from specdecode_operator.capture.files.publish import verify
@@ -128,6 +128,8 @@ def validate_capture(
     segments: list[SegmentEntry] | None = None,
     counters: EngineCounters | None = None,
     scratch: Path | None = None,
+    *,
+    steps_wanted: bool = False,
 ) -> Validation:
     """Validate the files in a folder: of a published capture, of an attempt (``.part``), or from anywhere else.
 
@@ -141,6 +143,8 @@ def validate_capture(
         What /metrics said; taken from there too.
     scratch
         Where something may be sorted; the system's folder for temporary files if none is given.
+    steps_wanted
+        ``record.stepStats`` of the capture; taken from the manifest of a published one.
     """
     found = Validation()
     if (folder / MANIFEST).exists():
@@ -151,12 +155,20 @@ def validate_capture(
         if not report.broken:
             manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
             segments, counters = manifest.segments, manifest.engine_counters
+            steps_wanted = wants_steps(manifest.record)
     for name, check in _CHECKS.items():
         if (path := find(folder, name)) is not None:
             check(path, found)
     _take_accounting(folder, found, scratch)
     found.gates = gates(found.trace, found.steps, found.accounting, segments, counters)
+    if steps_wanted and found.trace is not None:
+        found.gates["missing_steps"] = missing_steps(found.trace, found.steps)
     return found
+
+
+def wants_steps(record: Mapping[str, Any]) -> bool:
+    """Whether a capture's ``spec.record`` asks for step statistics, which is the default."""
+    return bool(record.get("stepStats", True))
 
 
 def validate_file(path: Path) -> Validation:
@@ -185,6 +197,7 @@ class _Recorded(msgspec.Struct):
 
     segments: list[SegmentEntry] | None = None
     engine_counters: EngineCounters | None = None
+    record: dict[str, Any] = {}
 
 
 def _take_accounting(folder: Path, found: Validation, scratch: Path | None) -> None:

@@ -24,8 +24,8 @@ class CompletionStream:
     ----------
     chunks
         Events with tokens.
-    first_token_s
-        When the first of them arrived, on the monotonic clock.
+    first_token_s, last_token_s
+        When the first and the last of them arrived, on the monotonic clock.
     prompt_tokens, completion_tokens
         What the engine's usage report says, at the end.
     done
@@ -37,6 +37,7 @@ class CompletionStream:
     def __init__(self, *, keep_answer: bool) -> None:
         self.chunks = 0
         self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.done = False
@@ -72,7 +73,7 @@ class CompletionStream:
         if usage := document.get("usage"):
             self.prompt_tokens = usage.get("prompt_tokens")
             self.completion_tokens = usage.get("completion_tokens")
-        for choice in document.get("choices", ()):
+        for choice in document.get("choices") or ():
             self._count_chunk(now_s)
             if self._keep_answer:
                 self._ids += choice.get("token_ids") or ()
@@ -82,6 +83,7 @@ class CompletionStream:
         self.chunks += 1
         if self.first_token_s is None:
             self.first_token_s = now_s
+        self.last_token_s = now_s
 
 
 def error_text(body: bytes) -> str:

@@ -3,10 +3,10 @@
 import codecs
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from specdecode_operator.capture.load.workload import DatasetFormat, DatasetPrompts
 
@@ -17,7 +17,11 @@ _GSM8K_COLUMN = "question"
 _GSM8K_SHARDS = ("main/test-*.parquet", "test-*.parquet", "main/train-*.parquet", "train-*.parquet")
 """Files of a GSM8K folder as Hugging Face has it, in order of preference: the first pattern with files counts."""
 
-_MOST_BYTES = 2 * 2**30
+_PERSONS = (None, "human", "user")
+"""Who says prompts in ShareGPT's turns; of one that names nobody, the first is taken for one."""
+
+_MOST_BYTES = 2**30
+"""Half of the memory that the containers with the operator's image have."""
 
 
 class BadDatasetError(ValueError):
@@ -162,24 +166,64 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
         ) from error
 
 
-class _Turn(Struct):
-    value: str
+class _Turn(Struct, rename={"speaker": "from"}):
+    """What somebody says; the public files have turns without either."""
+
+    speaker: Any = None
+    value: Any = None
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether a person says it, and says anything."""
+        return self.speaker in _PERSONS and isinstance(self.value, str) and bool(self.value.strip())
 
 
 class _Conversation(Struct):
-    conversations: list[_Turn]
+    conversations: list[Raw]
+
+
+_CONVERSATIONS: Final = msgspec.json.Decoder(list[Raw])
+_CONVERSATION: Final = msgspec.json.Decoder(_Conversation)
+_TURN: Final = msgspec.json.Decoder(_Turn)
 
 
 def _read_share_gpt(path: Path) -> Iterator[str]:
-    """Return the first turn of every conversation that has one: the public files have conversations without any."""
+    """Yield what a person says first in every conversation; those in which none does are passed over.
+
+    The file's bytes are held once, and of each conversation only the turns up to that one are looked into.
+    """
+    text = memoryview(_checked_file(path).read_bytes())
+    if bytes(text[: len(codecs.BOM_UTF8)]) == codecs.BOM_UTF8:
+        text = text[len(codecs.BOM_UTF8) :]
     try:
-        text = _checked_file(path).read_bytes().removeprefix(codecs.BOM_UTF8).decode()
-        conversations = msgspec.json.decode(text, type=list[_Conversation])
-    except UnicodeDecodeError as error:
-        raise BadDatasetError(f"{path}: byte {error.start + 1} is not UTF-8: convert the file to UTF-8") from error
+        conversations = _CONVERSATIONS.decode(text)
     except msgspec.DecodeError as error:
-        raise BadDatasetError(
-            f"{path}: is not ShareGPT ({error}): it must be a list of objects with conversations[].value"
-        ) from error
-    firsts = (conversation.conversations[0].value for conversation in conversations if conversation.conversations)
-    return (first for first in firsts if first.strip())
+        raise _no_share_gpt(path, error) from error
+    odd: msgspec.DecodeError | None = None
+    has_prompts = False
+    for number, conversation in enumerate(conversations, start=1):
+        try:
+            prompt = _first_prompt(conversation)
+        except UnicodeDecodeError as error:
+            raise BadDatasetError(
+                f"{path}: conversation {number}: is not UTF-8 ({error.reason}): convert the file to UTF-8"
+            ) from error
+        except msgspec.DecodeError as error:
+            odd = odd or error
+            continue
+        if prompt is not None:
+            has_prompts = True
+            yield prompt
+    if odd is not None and not has_prompts:
+        raise _no_share_gpt(path, odd)
+
+
+def _first_prompt(conversation: Raw) -> str | None:
+    turns = map(_TURN.decode, _CONVERSATION.decode(conversation).conversations)
+    return next((str(turn.value) for turn in turns if turn.is_prompt), None)
+
+
+def _no_share_gpt(path: Path, error: msgspec.DecodeError) -> BadDatasetError:
+    return BadDatasetError(
+        f"{path}: is not ShareGPT ({error}): it must be a list of objects with conversations[].value"
+    )

@@ -116,7 +116,7 @@ class Exchange(asyncio.Protocol):
                 self.stream.feed(body, now_s)
             elif len(self._rejection) < _MOST_ERROR_BYTES:
                 self._rejection += body
-        except (MalformedResponseError, msgspec.DecodeError, UnicodeDecodeError, AttributeError) as error:
+        except (MalformedResponseError, msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
             self.end("disconnected", f"unreadable answer: {error}")
         else:
             if self._response.complete:

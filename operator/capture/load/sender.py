@@ -99,7 +99,7 @@ class Sender:
     def _record(self, prepared: Prepared, exchange: Exchange, scheduled_s: float, sent_s: float) -> ClientRecord:
         assert exchange.outcome is not None  # noqa: S101 - it has ended
         request, stream = prepared.request, exchange.stream
-        first_s, tokens = stream.first_token_s, request.prompt.tokens
+        first_s, last_s, tokens = stream.first_token_s, stream.last_token_s, request.prompt.tokens
         return ClientRecord(
             id=request.request_id,
             phase=self._phase,
@@ -110,9 +110,10 @@ class Sender:
             sent_ms=self._parts.since_zero_ms(sent_s),
             late_ms=_ms(sent_s - scheduled_s),
             first_token_ms=None if first_s is None else self._parts.since_zero_ms(first_s),
+            last_token_ms=None if last_s is None else self._parts.since_zero_ms(last_s),
             finished_ms=self._parts.since_zero_ms(exchange.finished_s),
             ttft_ms=None if first_s is None else _ms(first_s - sent_s),
-            latency_ms=_ms(exchange.finished_s - sent_s),
+            latency_ms=None if last_s is None else _ms(last_s - sent_s),
             http_status=exchange.http_status,
             error=exchange.error,
             prompt_tokens=stream.prompt_tokens if tokens is None else tokens,

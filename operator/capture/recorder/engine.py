@@ -8,6 +8,7 @@ from typing import Any
 from .lines import Header, Json
 from .settings import Settings
 from .shapes import EngineClasses
+from .start_id import start_id
 
 
 def find_classes() -> EngineClasses:
@@ -47,6 +48,8 @@ def find_classes() -> EngineClasses:
 def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) -> Header:
     """Return the first line of the segment; what the configuration does not have is null."""
     parallel = getattr(vllm_config, "parallel_config", None)
+    config = _config(vllm_config)
+    client_count = getattr(parallel, "_api_process_count", 1)
     return Header(
         vllm=engine_version(),
         boot=boot,
@@ -54,15 +57,17 @@ def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) 
         pid=os.getpid(),
         # EngineCoreRequest.client_index is set later, by the client, to the same.
         client_index=getattr(parallel, "_api_process_rank", 0),
-        client_count=getattr(parallel, "_api_process_count", 1),
+        client_count=client_count,
         engines=list(engines),
         wall_s=time.time(),
         monotonic_s=time.monotonic(),
         model=getattr(getattr(vllm_config, "model_config", None), "model", None),
-        config=_config(vllm_config),
+        config=config,
         gpu=_gpu(),
         token_ids=settings.token_ids,
         steps=settings.steps,
+        start=start_id(client_count),
+        gpu_uuids=_gpu_uuids(config),
     )
 
 
@@ -104,3 +109,16 @@ def _gpu() -> str | None:
         return None if current_platform.is_cpu() else str(current_platform.get_device_name())
     except Exception:  # noqa: BLE001 (whatever a driver raises: it is one word in the header)
         return None
+
+
+def _gpu_uuids(config: Json) -> list[str]:
+    """Return what the driver calls the engine's GPUs, by their rank; nothing where it does not tell."""
+    from vllm.platforms import current_platform  # noqa: PLC0415 (only inside an engine)
+
+    try:
+        if current_platform.is_cpu():
+            return []
+        gpus = config["tensor_parallel"] * config["pipeline_parallel"] * config["data_parallel"]
+        return [str(current_platform.get_device_uuid(rank)) for rank in range(gpus)]
+    except Exception:  # noqa: BLE001 (whatever a driver raises: it is a remark in the header)
+        return []

@@ -16,7 +16,15 @@ Json = dict[str, Any]
 
 
 class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=True):
-    """First line: who records, where, and with which settings the engine runs."""
+    """First line: who records, where, and with which settings the engine runs.
+
+    Attributes
+    ----------
+    start
+        The same for all API servers of one start of the engine, where that can be told.
+    gpu_uuids
+        What the driver calls the GPUs; empty where it does not tell.
+    """
 
     schema: int = SCHEMA
     recorder: str = RECORDER_VERSION
@@ -34,6 +42,8 @@ class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=T
     gpu: str | None
     token_ids: bool
     steps: bool
+    start: str | None = None
+    gpu_uuids: list[str] = []
 
 
 class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only=True, omit_defaults=True):

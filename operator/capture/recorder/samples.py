@@ -1,12 +1,27 @@
 """What the hooks collect while the engine runs: as little as possible, made into lines by the writer thread."""
 
+from array import array
 from typing import Any
+
+_STEP_BYTES = 2048
+"""SchedulerStats of vLLM 0.32 with speculation and the details of the step have 1.4 KiB and a little more."""
+_REQUEST_BYTES = 1024
+_CHUNK_BYTES = 16
+"""Two references; the moments are shared by all requests of a batch."""
+_TOKEN_ID_BYTES = 36
 
 
 class StepSample:
-    """An engine step that carried scheduler statistics."""
+    """An engine step that carried scheduler statistics.
+
+    Attributes
+    ----------
+    size_bytes
+        What it keeps in memory, about.
+    """
 
     __slots__ = ("engine", "monotonic_s", "scheduler_stats")
+    size_bytes = _STEP_BYTES
 
     def __init__(self, engine: int, monotonic_s: float, scheduler_stats: Any) -> None:
         self.engine = engine
@@ -85,7 +100,8 @@ class RequestSample:
         self.arrival_monotonic_s = arrival_monotonic_s
         self.arrival_wall_s: float = request.arrival_time
         self.concurrency = 1
-        self.prompt_token_ids: list[int] = request.prompt_token_ids or []
+        # 8 bytes a token instead of 40, for as long as it waits to be hashed; 0.14 ms for 8,000 of them.
+        self.prompt_token_ids = array("q", request.prompt_token_ids or ())
         self.prompt_tokens = _prompt_tokens(request)
         self.prefill_tokens = 0 if _is_prefilled_elsewhere(parameters) else self.prompt_tokens
         self.temperature: float | None = getattr(parameters, "temperature", None)
@@ -102,6 +118,14 @@ class RequestSample:
         self.stop_reason: int | str | None = None
         self.ended_by = "unfinished"
         self.kept_tokens: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it keeps in memory, about; all its tokens and chunks must be there."""
+        ids = len(self.token_ids) if self.token_ids is not None else 0
+        chunks_bytes = _CHUNK_BYTES * len(self.counts)
+        prompt_bytes = self.prompt_token_ids.itemsize * len(self.prompt_token_ids)
+        return _REQUEST_BYTES + prompt_bytes + chunks_bytes + _TOKEN_ID_BYTES * ids
 
 
 def _prompt_tokens(request: Any) -> int:

@@ -45,6 +45,18 @@ class Segment:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.fchmod(self._file, 0o644)  # the load generator, another user, reads it, whatever the engine's umask
         self._hold_back()
+        self._keep_names()
+
+    def _keep_names(self) -> None:
+        """Have the names of both files on the disk: flushing a file does not."""
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        finally:
+            os.close(folder)
 
     def _hold_back(self) -> None:
         file = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -1,6 +1,7 @@
-"""A recorder around stand-ins of vLLM's classes, whose writer takes its turns when a test says so."""
+"""A recorder around stand-ins of vLLM's classes, pods of captures, and a server that answers as an engine does."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ import msgspec
 import pytest
 
 from specdecode_operator.capture.files import segment_lines
-from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
+from specdecode_operator.capture.load import phases
+from specdecode_operator.capture.recorder.bounded_queue import CAPACITY_BYTES, BoundedQueue
 from specdecode_operator.capture.recorder.collector import Collector
 from specdecode_operator.capture.recorder.hooks import Hooks
 from specdecode_operator.capture.recorder.lines import Header
 from specdecode_operator.capture.recorder.segment import Segment
 from specdecode_operator.capture.recorder.writer import Writer
+from tests.support.capture_pods import Pod, healthy_engine
+from tests.support.completion_server import CompletionServer, completion_server
 from tests.support.engine_standins import ApiServer, OlderOutputProcessor, OutputProcessor, engine_classes
 
 BLOCK_SIZE = 4
@@ -38,7 +42,7 @@ HEADER = Header(
 
 @dataclass
 class Recorder:
-    """All parts of a recorder but its thread."""
+    """All parts of a recorder but its thread: its writer takes its turns when a test says so."""
 
     path: Path
     queue: BoundedQueue
@@ -68,11 +72,11 @@ def make_recorder(tmp_path: Path) -> Iterator[Any]:
         *,
         token_ids: bool = False,
         steps: bool = True,
-        capacity: int = 1000,
+        capacity_bytes: int = CAPACITY_BYTES,
         processor: type[OlderOutputProcessor] = OutputProcessor,
     ) -> Recorder:
         path = tmp_path / "segment-b007-1.jsonl"
-        queue = BoundedQueue(capacity)
+        queue = BoundedQueue(capacity_bytes)
         collector = Collector(queue, token_ids=token_ids, steps=steps)
         now_s = [0.0]
         writer = Writer(Segment(path), collector, queue, BLOCK_SIZE, clock=lambda: now_s[0])
@@ -93,3 +97,42 @@ def make_recorder(tmp_path: Path) -> Iterator[Any]:
 def recorder(make_recorder: Any) -> Recorder:
     made: Recorder = make_recorder()
     return made
+
+
+def synced_paths(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """Return a set that grows by what is flushed to the disk from now on."""
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def follow(file: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{file}").readlink())
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", follow)
+    return synced
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    with healthy_engine() as url:
+        yield url
+
+
+@pytest.fixture
+def pod(tmp_path: Path, engine_url: str) -> Iterator[Pod]:
+    made = Pod(tmp_path, engine_url)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[CompletionServer]:
+    async with completion_server() as running:
+        yield running
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a load wait after failures, and connect ahead, no longer than a test needs."""
+    monkeypatch.setattr(phases, "FAILURE_PAUSE_S", 0.0)
+    monkeypatch.setattr(phases, "CONNECT_AHEAD_S", 0.05)

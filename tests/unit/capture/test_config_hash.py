@@ -29,6 +29,10 @@ CONFIG = EngineConfig(
 )
 
 
+DIGEST = f"sha256:{'a' * 64}"
+CONTEXT = {"image": "vllm:0.32", "command": ["vllm", "serve", "a"], "recording_flags": []}
+
+
 def header(**changes: Any) -> Header:
     return msgspec.convert(recordings.header(**changes), Header)
 
@@ -69,6 +73,15 @@ class TestLabels:
             ("NVIDIA H100 80GB HBM3", "H100"),
             ("NVIDIA A100-SXM4-80GB", "A100"),
             ("NVIDIA L40S", "L40S"),
+            ("NVIDIA L4", "L4"),
+            ("Tesla T4", "T4"),
+            ("NVIDIA A2", "A2"),
+            ("NVIDIA A10G", "A10G"),
+            ("NVIDIA GH200 144G HBM3e", "GH200"),
+            ("NVIDIA RTX A6000", "RTX A6000"),
+            ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000"),
+            ("AMD_Instinct_MI300X_OAM", "MI300X"),
             ("NVIDIA GB200", "GB200"),
             ("NVIDIA B200", "B200"),
             ("AMD Instinct MI300X", "MI300X"),
@@ -104,9 +117,23 @@ class TestEngineHash:
     def test_everything_of_the_engine_counts(self, changes: dict[str, Any]) -> None:
         assert engine_hash(header(**changes), {}) != engine_hash(header(), {})
 
-    def test_context_counts_and_its_order_does_not(self) -> None:
-        assert engine_hash(header(), {"a": 1, "b": 2}) == engine_hash(header(), {"b": 2, "a": 1})
-        assert engine_hash(header(), {"image": "x"}) != engine_hash(header(), {"image": "y"})
+    @pytest.mark.parametrize(
+        "changes", [{"image": "y"}, {"command": ["vllm", "serve", "b"]}, {"recording_flags": ["--more"]}]
+    )
+    def test_what_runs_counts(self, changes: dict[str, Any]) -> None:
+        assert engine_hash(header(), CONTEXT | changes) != engine_hash(header(), CONTEXT)
+
+    def test_whose_it_is_does_not_count(self) -> None:
+        """The same engine of another deployment, after a change of its replicas, or by another operator."""
+        others = {"deployment": {"uid": "x", "generation": 7}, "operator_version": "9", "plan": {"verdict": "Fits"}}
+        assert engine_hash(header(), CONTEXT | others) == engine_hash(header(), CONTEXT)
+
+    def test_digest_counts_instead_of_the_images_name(self) -> None:
+        ids = [f"docker.io/vllm/vllm-openai@{DIGEST}", f"mirror.example/vllm@{DIGEST}"]
+        hashes = {engine_hash(header(), CONTEXT | {"image": image}, image) for image in ids}
+        assert len(hashes) == 1
+        assert engine_hash(header(), CONTEXT, ids[0].replace("a", "b")) not in hashes
+        assert engine_hash(header(), CONTEXT, "no-digest") == engine_hash(header(), CONTEXT)
 
     def test_who_recorded_does_not_count(self) -> None:
         assert engine_hash(header(boot="x", host="y", pid=1), {}) == engine_hash(header(), {})

@@ -115,6 +115,17 @@ class TestGates:
         assert not found.passed
         assert "chunks hold more than was accepted" in found.why
 
+    def test_no_step_at_all_where_steps_were_asked_for(self, capture: Path) -> None:
+        (capture / "step-stats.jsonl.part").write_bytes(b"")
+        found = gate(capture, "missing_steps", steps_wanted=True)
+        assert (found.passed, found.value) == (False, 12)
+        (capture / "step-stats.jsonl.part").unlink()
+        assert not gate(capture, "missing_steps", steps_wanted=True).passed
+
+    def test_steps_that_were_asked_for_and_are_there(self, capture: Path) -> None:
+        assert gate(capture, "missing_steps", steps_wanted=True).passed
+        assert "missing_steps" not in validate_capture(capture, []).gates, "of other people's files nobody knows"
+
     def test_without_step_statistics_nothing_is_held_against_them(self, capture: Path) -> None:
         """As with record.stepStats: false."""
         (capture / "step-stats.jsonl.part").write_bytes(b"")
@@ -150,6 +161,18 @@ class TestGates:
     def test_lines_lost_by_the_recorder(self, capture: Path) -> None:
         lost = SegmentEntry(boot="a", client_index=0, closed="ordered", requests=1, steps=1, dropped=3)
         assert gate(capture, "dropped", segments=[lost]).value == 3
+
+    @pytest.mark.parametrize("ended", [None, "exit"])
+    def test_segment_without_its_end(self, capture: Path, ended: str | None) -> None:
+        """What it lacks nobody counted."""
+        broken = SegmentEntry(boot="a", client_index=0, closed=ended)
+        found = gate(capture, "dropped", segments=[broken])
+        assert (found.passed, found.value) == (False, 1)
+        assert "1 of 1 segments were interrupted" in found.why
+
+    def test_how_many_it_were_is_said(self, capture: Path) -> None:
+        edit(capture / "trace.jsonl.part", lambda lines: lines[1]["itl_ms"].__setitem__(0, -1.0))
+        assert gate(capture, "clock").why.startswith("1 gaps, first tokens or steps that lie before")
 
     def test_request_without_record(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines.__delitem__(1))

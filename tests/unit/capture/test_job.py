@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -13,9 +13,11 @@ import pytest
 
 from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.capture import job_finish
+from specdecode_operator.capture.files.config_hash import engine_hash
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import Manifest
 from specdecode_operator.capture.files.publish import verify
+from specdecode_operator.capture.files.segment_lines import Header
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import Job, error_message, report, success_message
 from specdecode_operator.capture.job_finish import Published
@@ -24,21 +26,8 @@ from specdecode_operator.capture.load.engine_ready import MetricsDelta
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from specdecode_operator.engine.metrics import SpeculationReading
-from tests.support.capture_pods import SHORT, HealthyEngine, Pod, Result, environment, healthy_engine
-from tests.support.recordings import ZERO_S, Recording, Scenario, closed, header, write_lines
-
-
-@pytest.fixture(scope="module")
-def engine_url() -> Iterator[str]:
-    with healthy_engine() as url:
-        yield url
-
-
-@pytest.fixture
-def pod(tmp_path: Path, engine_url: str) -> Iterator[Pod]:
-    made = Pod(tmp_path, engine_url)
-    yield made
-    made.end()
+from tests.support.capture_pods import PATIENT, SHORT, HealthyEngine, Pod, Result, environment
+from tests.support.recordings import ZERO_S, Recording, Scenario, closed, header, read_lines_of, write_lines
 
 
 def failure_of(pod: Pod, load: Callable[[RunSettings, Path, Stop], Awaitable[Result]] | None = None) -> CaptureError:
@@ -114,6 +103,43 @@ class TestPublished:
         assert failure.reason == "ValidationFailed"
         assert "(1, 4, 3) on /metrics" in failure.message
 
+    def test_why_there_are_no_counters_is_noted(self, pod: Pod) -> None:
+        pod.start()
+        assert any("not compared: not asked" in note for note in pod.job.run(pod.load).manifest.notes)
+
+    def test_steps_that_were_not_asked_for_are_not_missed(self, tmp_path: Path, engine_url: str) -> None:
+        pod = Pod(tmp_path, engine_url, record={"tokenIds": False, "stepStats": False})
+        for lines in pod.recording.segments:
+            lines[:] = [line for line in lines if line["k"] != "step"]
+            lines[0]["steps"], lines[-1]["steps"] = False, 0
+        pod.start()
+        gates = pod.job.run(pod.load).manifest.gates
+        pod.end()
+        assert not {"missing_steps", "step_counters"} & set(gates)
+        assert validate_capture(pod.places.final).passed
+
+    def test_image_that_the_node_runs(self, pod: Pod, tmp_path: Path) -> None:
+        pod.start()
+        file = tmp_path / "engine-image-id"
+        image_id = f"docker.io/vllm/vllm-openai@sha256:{'a' * 64}"
+        file.write_text(f"uid-1 {image_id}\n")
+        pod.job = Job(pod.environment, PATIENT, file)
+        manifest = pod.job.run(pod.load).manifest
+        assert manifest.image_id == image_id
+        assert not any("digest" in note for note in manifest.notes)
+        written = read_lines_of(pod.places.final / "trace.jsonl")[0]["meta"]
+        assert written["engine_hash"] == manifest.engine_hash
+        first = msgspec.convert(pod.recording.segments[0][0], Header)
+        assert manifest.engine_hash == engine_hash(first, manifest.context, image_id)
+
+    def test_image_that_nobody_says_in_time(self, pod: Pod, tmp_path: Path) -> None:
+        pod.start()
+        (tmp_path / "engine-image-id").write_text("uid-0 docker.io/vllm/vllm-openai@sha256:0")
+        pod.job = Job(pod.environment, PATIENT, tmp_path / "engine-image-id")
+        manifest = pod.job.run(pod.load).manifest
+        assert manifest.image_id is None
+        assert any("the digest of the engine's image is not known" in note for note in manifest.notes)
+
     def test_settings_go_to_the_load(self, pod: Pod) -> None:
         given: list[RunSettings] = []
 
@@ -129,7 +155,7 @@ class TestPublished:
 async def waits_for_stop(pod: Pod, folder: Path, stop: Stop) -> Result:
     """A load that goes on until it is told to end."""
     write_lines(folder / "client.jsonl.part", pod.recording.clients)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await stop.wait()
     return Result()
 
@@ -152,6 +178,23 @@ class TestFailures:
         assert failure.reason == "RecorderMissing"
         assert failure.message.startswith("1 API servers record")
 
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+    def test_recorder_that_found_the_volume_full(self, pod: Pod, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+        """It cannot say so: there is no room for its first line."""
+        pod.start()
+        for path in pod.places.segments.glob("*1.jsonl"):
+            path.unlink()
+        write_bytes = Path.write_bytes
+
+        def full(path: Path, content: bytes) -> int:
+            if path.parent == pod.places.segments:
+                raise OSError(code, os.strerror(code))
+            return write_bytes(path, content)
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+        pod.job = Job(pod.environment, SHORT)
+        assert failure_of(pod).reason == "DiskFull"
+
     def test_recorder_that_does_not_know_the_engine(self, pod: Pod) -> None:
         pod.start(last_lines=False)
         for lines in pod.recording.segments:
@@ -159,7 +202,7 @@ class TestFailures:
             pod.append(lines[0], closed(0, 0, reason="unknown_shape"))
         failure = failure_of(pod)
         assert failure.reason == "RecorderOff"
-        assert "EngineCoreOutput lacks new_token_ids" in failure.message
+        assert "EngineCoreOutput lacks new_token_ids: capture an engine that it knows" in failure.message
 
     @pytest.mark.parametrize(
         ("closed_by", "reason"),
@@ -225,13 +268,54 @@ class TestFailures:
         pod.start()
         failure = failure_of(pod)
         assert failure.reason == "ValidationFailed"
-        assert "dropped: lines that the recorder lost" in failure.message
+        assert "dropped: 5 lines that the recorder lost" in failure.message
         assert "trace.jsonl.part" in pod.label.files
 
     def test_request_that_is_unaccounted_for_is_named(self, pod: Pod) -> None:
         pod.recording.change("demo-closed-3", lambda _: None)
         pod.start()
         assert "demo-closed-3: the client has completed" in failure_of(pod).message
+
+    @pytest.mark.parametrize(
+        ("outcome", "status", "error", "why"),
+        [
+            (
+                "http_rejected",
+                401,
+                "Unauthorized",
+                "12 http rejected); the first one, demo-closed-3: HTTP 401, Unau",
+            ),
+            ("not_sent", None, "no connection", "12 not sent); the first one, demo-closed-3: no connection"),
+            ("timed_out", None, None, "12 timed out); the first one, demo-closed-3: timed_out"),
+        ],
+    )
+    def test_load_of_which_nothing_reached_the_engine(
+        self, pod: Pod, outcome: str, status: int | None, error: str | None, why: str
+    ) -> None:
+        """With a wrong key, say: every request is accounted for, and there is nothing to publish."""
+        for number, lines in enumerate(pod.recording.segments):
+            lines[:] = [header(number, 2), closed(0, 0)]
+        told = {"outcome": outcome, "http_status": status, "error": error, "ttft_ms": None, "first_token_ms": None}
+        pod.recording.clients[:] = [line | told | {"chunks": 0} for line in pod.recording.clients]
+        pod.start()
+        failure = failure_of(pod)
+        assert failure.reason == "NothingRecorded"
+        assert why in failure.message
+
+    def test_load_without_a_request(self, pod: Pod) -> None:
+        for number, lines in enumerate(pod.recording.segments):
+            lines[:] = [header(number, 2), closed(0, 0)]
+        pod.recording.clients.clear()
+        pod.start()
+        failure = failure_of(pod)
+        assert (failure.reason, failure.message) == ("NothingRecorded", "no request got a token (none was due)")
+
+    def test_steps_that_were_lost(self, pod: Pod) -> None:
+        for lines in pod.recording.segments:
+            lines[:] = [line for line in lines if line["k"] != "step"]
+            lines[-1]["steps"] = 0
+        pod.start()
+        assert "missing_steps: 12 requests without any step" in failure_of(pod).message
 
     def test_cancelled_by_a_signal(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
@@ -247,7 +331,7 @@ class TestFailures:
 
     def test_load_that_takes_too_long(self, tmp_path: Path, engine_url: str) -> None:
         pod = Pod(tmp_path, engine_url)
-        pod.job = Job(environment(tmp_path, engine_url, deadline_seconds=0.3), SHORT)
+        pod.job = Job(environment(tmp_path, engine_url, deadline_seconds=2), SHORT)
         pod.start()
         failure = failure_of(pod, lambda _settings, folder, stop: waits_for_stop(pod, folder, stop))
         pod.end()
@@ -313,6 +397,27 @@ class TestAttemptAfterPublication:
         assert report(found) == report(published)
         assert not second.places.folder.exists(), "it is no attempt"
         assert verify(pod.places.final) == []
+
+    def test_it_gives_a_whole_one_its_name(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Killed just before the renaming: nothing is loaded again, and nothing is lost."""
+        rename = os.rename
+
+        def dies(before: Path, after: Path) -> None:
+            if after == pod.places.final:
+                raise KeyboardInterrupt
+            rename(before, after)
+
+        pod.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", dies)
+            with pytest.raises(KeyboardInterrupt):
+                pod.job.run(pod.load)
+        assert pod.label.reason == "Unfinished"
+        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2"), SHORT)
+        second.prepare(pod.recorder)
+        assert second.run(self.never).summary.records == 12
+        assert validate_capture(pod.places.final).problems == []
+        assert not second.places.folder.exists(), "it is no attempt"
 
     @pytest.mark.parametrize("uid", ["capture-2", None], ids=["another", "unknown"])
     @pytest.mark.usefixtures("published")

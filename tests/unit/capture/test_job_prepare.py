@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,8 @@ import pytest
 from specdecode_operator.capture import job_prepare
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.job import Job, prepare_job
-from tests.support.capture_pods import Pod, environment, healthy_engine
-
-
-@pytest.fixture(scope="module")
-def engine_url() -> Iterator[str]:
-    with healthy_engine() as url:
-        yield url
-
-
-@pytest.fixture
-def pod(tmp_path: Path, engine_url: str) -> Iterator[Pod]:
-    made = Pod(tmp_path, engine_url)
-    yield made
-    made.end()
+from tests.support.capture_pods import Pod, environment
+from tests.unit.capture.conftest import synced_paths
 
 
 class TestPrepare:
@@ -34,6 +21,14 @@ class TestPrepare:
         assert {path.stat().st_mode & 0o777 for path in (pod.places.folder, pod.places.segments)} == {0o777}
         assert pod.label.reason == "Unfinished"
         assert list(pod.recorder.glob("*.dist-info/entry_points.txt"))
+
+    def test_names_of_new_folders_are_on_the_disk(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that is flushed is lost with the name of its folder all the same."""
+        synced = synced_paths(monkeypatch)
+        pod.job.prepare(pod.recorder)
+        folder = pod.places.folder
+        assert {folder, *list(folder.parents)[:4]} <= synced
+        assert pod.places.root in synced
 
     def test_finished_capture_is_refused(self, pod: Pod) -> None:
         pod.places.final.mkdir(parents=True)
@@ -88,6 +83,23 @@ class TestPrepare:
         with pytest.raises(CaptureError) as failure:
             pod.job.prepare(pod.recorder)
         assert failure.value.reason == reason
+
+    def test_a_dataset_is_read_before_an_engine_starts_for_it(self, tmp_path: Path, engine_url: str) -> None:
+        dataset = {"path": "prompts.jsonl", "format": "JSONL", "promptField": "text"}
+        workload = {"prompts": {"dataset": dataset}}
+        pod = Pod(tmp_path / "volume", engine_url, workload=workload)
+        pod.places.root.mkdir()
+        mount = tmp_path / "dataset"
+        mount.mkdir()
+        for content, complaint in ((None, "does not exist"), ('{"prompt": "a"}\n', "set promptField to one of them")):
+            if content is not None:
+                (mount / "prompts.jsonl").write_text(content)
+            with pytest.raises(CaptureError, match=complaint) as failure:
+                pod.job.prepare(pod.recorder, mount)
+            assert failure.value.reason == pod.label.reason == "InvalidDataset"
+        (mount / "prompts.jsonl").write_text('{"text": "a"}\n')
+        pod.job.prepare(pod.recorder, mount)
+        assert pod.label.reason == "Unfinished"
 
     @pytest.mark.parametrize(
         ("changes", "named"),

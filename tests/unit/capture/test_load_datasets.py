@@ -1,7 +1,10 @@
 """Datasets: every format as it is published, and what is said of files that are not so."""
 
+import codecs
 import json
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -68,6 +71,42 @@ def test_share_gpt_begins_with_what_the_user_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [
+        {"conversations": [{"from": "gpt", "value": "answer"}, {"from": "human"}]},
+        {"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "answer"}]},
+        {"conversations": None},
+        {"items": []},
+        "text",
+    ],
+)
+def test_share_gpt_passes_odd_conversations_over(tmp_path: Path, odd: Any) -> None:
+    first = [{"from": "human", "value": "one"}, {"from": "gpt", "value": None}]
+    (tmp_path / "a.json").write_text(json.dumps([odd, {"conversations": first}]))
+    assert _read(tmp_path, "a.json", "ShareGPT") == ["one"]
+
+
+@pytest.mark.parametrize("speaker", ["system", "gpt"])
+def test_share_gpt_prompt_is_what_a_person_says(tmp_path: Path, speaker: str) -> None:
+    turns = [{"from": speaker, "value": "hello"}, {"from": "human", "value": "one"}]
+    (tmp_path / "a.json").write_bytes(codecs.BOM_UTF8 + json.dumps([{"conversations": turns}]).encode())
+    assert _read(tmp_path, "a.json", "ShareGPT") == ["one"]
+
+
+def test_share_gpt_is_held_in_memory_once(tmp_path: Path) -> None:
+    """One character beyond the 16-bit ones makes Python's text of the whole file four times as large."""
+    answer = {"from": "gpt", "value": "word " * 20_000 + "\N{GRINNING FACE}"}
+    conversation = {"conversations": [{"from": "human", "value": "one"}, answer]}
+    (tmp_path / "a.json").write_text(json.dumps([conversation] * 100, ensure_ascii=False), encoding="utf-8")
+    tracemalloc.start()
+    try:
+        assert len(_read(tmp_path, "a.json", "ShareGPT")) == 100
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * (tmp_path / "a.json").stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
     ("content", "complaint"),
     [
         (b"", "a: is empty: put at least one prompt in"),
@@ -98,11 +137,12 @@ def test_bad_jsonl(tmp_path: Path, content: bytes, complaint: str) -> None:
         (b"[]", "holds no prompt"),
         (b'[{"conversations": []}]', "holds no prompt"),
         (b'{"conversations": []}', "is not ShareGPT (Expected `array`, got `object`)"),
-        (b'[{"conversations": [{"text": "one"}]}]', "missing required field `value` - at `$[0].conversations[0]`"),
-        (b'[{"conversation": []}]', "missing required field `conversations` - at `$[0]`"),
-        (b'[{"conversations": [{"value": 5}]}]', "Expected `str`, got `int`"),
+        (b'[{"conversations": [{"text": "one"}]}]', "holds no prompt"),
+        (b'[{"conversation": []}]', "missing required field `conversations`"),
+        (b'[{"conversations": [{"value": 5}]}]', "holds no prompt"),
+        (b'[{"conversations": ["one"]}]', "Expected `object`, got `str`"),
         (b'[{"conversations"', "is not ShareGPT (Input data was truncated)"),
-        (b'[{"conversations": [{"value": "\xff"}]}]', "byte 32 is not UTF-8"),
+        (b'[{"conversations": [{"value": "\xff"}]}]', "conversation 1: is not UTF-8"),
     ],
 )
 def test_bad_share_gpt(tmp_path: Path, content: bytes, complaint: str) -> None:

@@ -190,6 +190,12 @@ class TestSeveralServersAndEngines:
                 assert running == max(1, observed.running[record["engine"], step])
                 assert prefill == observed.prefill[record["engine"], step]
 
+    def test_nothing_runs_after_the_step_in_which_all_end(self, tmp_path: Path) -> None:
+        """A 0 of the statistics is a number, and no reason to ask the one API server that knows its own only."""
+        recording = Recording(Scenario(requests=2, warmup=0, servers=2, output_tokens=12, k=0))
+        merged(recording, tmp_path)
+        assert [record["itl_ctx"]["num_running"][-1] for record in records(tmp_path)] == [1, 1]
+
     def test_concurrency_counts_all_servers(self, tmp_path: Path) -> None:
         merged(Recording(Scenario(requests=8, warmup=0, servers=2)), tmp_path)
         in_flight = sorted(record["concurrency"] for record in records(tmp_path))

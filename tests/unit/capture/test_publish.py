@@ -23,6 +23,7 @@ from specdecode_operator.capture.files.manifest import (
 )
 from specdecode_operator.capture.files.publish import (
     file_entry,
+    finish_publication,
     label_partial,
     publish,
     refuse_finished,
@@ -35,7 +36,7 @@ NAMES = ("trace.jsonl", "step-stats.jsonl", "client.jsonl")
 PARTIAL = PartialManifest(namespace="team", capture="demo", attempt="uid-1", reason="Unfinished", message="runs")
 
 
-def manifest(files: dict[str, FileEntry]) -> Manifest:
+def manifest(files: dict[str, FileEntry], capture_uid: str = "capture-1") -> Manifest:
     accounting = AccountingEntry(
         sent=0,
         http_rejected=0,
@@ -52,6 +53,7 @@ def manifest(files: dict[str, FileEntry]) -> Manifest:
         capture="demo",
         arm="as-deployed",
         repetition=1,
+        capture_uid=capture_uid,
         attempt="uid-1",
         specdecode="0",
         vllm="0.32.0",
@@ -181,10 +183,28 @@ class TestKilled:
             assert_whole_or_absent(folder)
             published.append((folder / "1").exists())
             assert_another_attempt_can_follow(folder)
-        # It appears once, late, and stays: nothing but the last flush is left then.
+        # It appears once, late, and stays: nothing but the last flush and the label is left then.
         assert published == sorted(published)
         assert published[-1]
-        assert not published[-3]
+        assert published.count(True) <= 4
+
+    def test_whole_attempt_gets_its_name_from_the_next_one(self, tmp_path: Path) -> None:
+        """Killed at any step: from the manifest on, the next attempt publishes what is there."""
+        steps = steps_of_publication(tmp_path / "whole")
+        finished = []
+        for number in range(1, steps + 1):
+            folder = tmp_path / str(number)
+            made = attempt(folder)
+            with pytest.raises(_KilledError), failing(number, _KilledError()):
+                publish_all(made, folder / "1")
+            whole = (folder / "1").exists() or (made / "manifest.json").exists()
+            finish_publication(folder / "1", "capture-1")
+            finished.append((folder / "1").exists())
+            assert finished[-1] == whole
+            if whole:
+                assert {path.name for path in (folder / "1").iterdir()} == {*NAMES, "manifest.json"}
+                assert verify(folder / "1") == []
+        assert finished.count(True) > 5
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
     def test_volume_that_fails_at_every_step(self, tmp_path: Path, code: int) -> None:
@@ -197,6 +217,40 @@ class TestKilled:
             assert_whole_or_absent(folder)
 
 
+class TestFinishPublication:
+    """Of an attempt that was killed just before the last rename."""
+
+    @pytest.fixture
+    def whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        made = attempt(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "_appear", _killed)
+            with pytest.raises(_KilledError):
+                publish_all(made, tmp_path / "1")
+        return made
+
+    def test_of_another_capture_is_left(self, whole: Path) -> None:
+        finish_publication(whole.with_name("1"), "capture-2")
+        assert whole.exists()
+
+    def test_damaged_is_left(self, whole: Path) -> None:
+        (whole / "trace.jsonl").write_bytes(b"")
+        finish_publication(whole.with_name("1"), "capture-1")
+        assert (whole / "manifest.partial.json").exists()
+
+    def test_what_is_published_stays(self, whole: Path) -> None:
+        whole.with_name("1").mkdir()
+        finish_publication(whole.with_name("1"), "capture-1")
+        assert whole.exists()
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        finish_publication(tmp_path / "absent" / "1", "capture-1")
+
+
+def _killed(*_: object) -> None:
+    raise _KilledError
+
+
 def assert_whole_or_absent(folder: Path) -> None:
     final, made = folder / "1", folder / "1.part-uid-1"
     assert final.exists() != made.exists()
@@ -205,6 +259,7 @@ def assert_whole_or_absent(folder: Path) -> None:
         assert {*NAMES, "manifest.json"} <= {path.name for path in final.iterdir()}
         assert not list(final.rglob("*.part"))
         return
+    assert (made / "manifest.partial.json").exists()
     # What was recorded is there under one name or the other.
     for name in NAMES:
         assert (made / name).exists() != (made / f"{name}.part").exists()
@@ -269,6 +324,25 @@ class TestPartial:
         assert (label.reason, label.message) == ("Cancelled", "deleted")
         assert label.files["segments/segment-a-1.jsonl"] == 3
         assert "trace.jsonl.part" in label.files
+
+    def test_file_that_goes_while_it_is_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The recorder gives its reserve back whenever it ends."""
+        made = attempt(tmp_path)
+        reserve = made / "segments" / "segment-a-1.reserve"
+        reserve.write_bytes(b"noise")
+        is_file = Path.is_file
+
+        def given_back(path: Path) -> bool:
+            found = is_file(path)
+            if path == reserve:
+                reserve.unlink(missing_ok=True)
+            return found
+
+        monkeypatch.setattr(Path, "is_file", given_back)
+        label_partial(made, msgspec.structs.replace(PARTIAL, reason="Cancelled"))
+        label = msgspec.json.decode((made / "manifest.partial.json").read_bytes(), type=PartialManifest)
+        assert label.reason == "Cancelled"
+        assert "segments/segment-a-1.jsonl" in label.files
 
     def test_full_disk_still_takes_the_label_in_place_of_the_old_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from specdecode_operator.capture.recorder import recording
 from specdecode_operator.capture.recorder.settings import Settings
+from specdecode_operator.capture.recorder.start_id import start_id
 from specdecode_operator.capture.recorder_bundle import write_bundle
 from tests.support.engine_standins import ApiServer, EngineCoreOutputs, engine_classes, last_chunk
 from tests.support.waiting import eventually
@@ -154,7 +156,7 @@ asyncio.run(serve())
 def test_the_end_of_the_process_closes_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDECODE_RECORD_DIR", str(tmp_path))
     repository = Path(__file__).parents[3]
-    subprocess.run([sys.executable, "-c", PROCESS], check=True, cwd=repository, timeout=60)
+    subprocess.run([sys.executable, "-c", PROCESS], check=True, cwd=repository, timeout=300)
     lines = segment_lines(tmp_path)
     assert {line["id"]: line["ended_by"] for line in lines if line["k"] == "request"} == {
         "a": "unfinished",
@@ -182,7 +184,9 @@ def test_settings_from_the_environment(variables: dict[str, str], settings: Sett
 def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
     from specdecode_operator.capture.recorder import engine
 
-    platform = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H200")
+    platform = SimpleNamespace(
+        is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H200", get_device_uuid=lambda rank: f"GPU-{rank}"
+    )
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.0"))
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
     config = SimpleNamespace(
@@ -199,6 +203,7 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
         speculative_config=SimpleNamespace(method="eagle3", num_speculative_tokens=3, model="org/head"),
     )
     header = engine.header(config, [0, 1], "b007", Settings(Path("/c"), token_ids=True))
+    assert header.gpu_uuids == [f"GPU-{rank}" for rank in range(2 * 4)]
     assert (header.vllm, header.client_index, header.client_count, header.engines) == ("0.31.0", 3, 4, [0, 1])
     assert (header.model, header.gpu, header.token_ids, header.steps) == ("org/model", "NVIDIA H200", True, True)
     assert header.config == {
@@ -215,6 +220,65 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
         "async_scheduling": True,
         "speculative": {"method": "eagle3", "num_speculative_tokens": 3, "model": "org/head"},
     }
+
+
+@pytest.mark.parametrize("refusal", [NotImplementedError, ValueError])
+def test_gpu_whose_driver_tells_nothing(monkeypatch: pytest.MonkeyPatch, refusal: type[Exception]) -> None:
+    from specdecode_operator.capture.recorder import engine
+
+    def refuse(*_: object) -> str:
+        raise refusal
+
+    platform = SimpleNamespace(is_cpu=lambda: False, get_device_name=refuse, get_device_uuid=refuse)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.0"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    header = engine.header(SimpleNamespace(), [0], "b007", Settings(Path("/c")))
+    assert (header.gpu, header.gpu_uuids) == (None, [])
+
+
+TWO_SERVERS = """
+import multiprocessing
+import sys
+from specdecode_operator.capture.recorder.start_id import start_id
+
+def serve(told):
+    told.put(start_id(2))
+
+if __name__ == "__main__":
+    spawning = multiprocessing.get_context("spawn")
+    told = spawning.Queue()
+    servers = [spawning.Process(target=serve, args=(told,)) for _ in range(2)]
+    for server in servers:
+        server.start()
+    print(told.get(), told.get(), start_id(1))
+    for server in servers:
+        server.join()
+"""
+
+
+def test_api_servers_of_one_start_have_its_id(tmp_path: Path) -> None:
+    (tmp_path / "launch.py").write_text(TWO_SERVERS)
+    command = [sys.executable, str(tmp_path / "launch.py")]
+    starts = [
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.split()
+        for _ in range(2)
+    ]
+    (first,), (second,) = map(set, starts)
+    assert first != second
+
+
+def test_start_of_a_process_of_the_same_number(tmp_path: Path) -> None:
+    """As in a container that was started anew; the name of a process may hold anything."""
+    (tmp_path / str(os.getpid())).mkdir()
+    stat = tmp_path / str(os.getpid()) / "stat"
+    found = []
+    for started in (100, 900):
+        stat.write_text(f"7 (a) b (c) S 1 {' '.join('0' * 17)} {started} 0 0\n")
+        found.append(start_id(1, tmp_path))
+    assert found == [f"{os.getpid()}-100", f"{os.getpid()}-900"]
+    assert start_id(1, tmp_path / "absent") is None
+    stat.write_text("7 (a)")
+    assert start_id(1, tmp_path) is None
 
 
 def test_bundle_is_a_distribution_with_one_plugin(tmp_path: Path) -> None:
@@ -239,4 +303,4 @@ def test_bundle_needs_nothing_of_ours(tmp_path: Path) -> None:
     everything = "import " + ", ".join(
         f"specdecode_recorder.{module.stem}" for module in modules if module.stem != "plugin"
     )
-    subprocess.run([sys.executable, "-c", everything], check=True, cwd=tmp_path, timeout=60)
+    subprocess.run([sys.executable, "-c", everything], check=True, cwd=tmp_path, timeout=300)

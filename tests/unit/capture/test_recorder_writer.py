@@ -3,16 +3,20 @@
 import errno
 import os
 import subprocess
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
+from specdecode_operator.capture.recorder.samples import RequestSample
 from specdecode_operator.capture.recorder.segment import RESERVE_BYTES, Segment, SegmentWriteError
 from specdecode_operator.capture.recorder.writer import ANCHOR_EVERY_S, SYNC_EVERY_S
-from tests.support.engine_standins import EngineCoreOutputs, chunk, last_chunk
-from tests.unit.capture.conftest import HEADER, Recorder
+from tests.support.engine_standins import EngineCoreOutputs, EngineCoreRequest, chunk, last_chunk
+from tests.unit.capture.conftest import HEADER, Recorder, synced_paths
 
 
 async def test_order_to_close(recorder: Recorder) -> None:
@@ -49,14 +53,41 @@ async def test_nothing_is_recorded_afterwards(recorder: Recorder) -> None:
 
 
 async def test_what_the_queue_cannot_hold_is_counted(make_recorder: Any) -> None:
-    recorder = make_recorder(capacity=5)
+    recorder = make_recorder(capacity_bytes=8000)
     for number in range(4):
         recorder.server.add(f"r{number}")
         await recorder.server.step(last_chunk(f"r{number}"))
     recorder.writer.close("ordered")
     closed = recorder.lines()[-1]
-    assert closed.requests + closed.steps == 5
-    assert closed.dropped == 3
+    assert closed.requests + closed.steps == 8 - closed.dropped
+    assert 1 < closed.dropped < 5
+
+
+async def test_what_was_written_makes_room_in_the_queue(make_recorder: Any) -> None:
+    recorder = make_recorder(capacity_bytes=8000)
+    for number in range(20):
+        recorder.server.add(f"r{number}")
+        await recorder.server.step(last_chunk(f"r{number}"))
+        recorder.writer.turn()
+    recorder.writer.close("ordered")
+    closed = recorder.lines()[-1]
+    assert (closed.requests, closed.steps, closed.dropped) == (20, 20, 0)
+
+
+async def test_long_prompts_fill_the_queue_as_they_fill_memory() -> None:
+    """A disk that does not answer must not take the engine's memory: 65,536 prompts of 8,000 tokens had 20 GiB."""
+    queue = BoundedQueue(capacity_bytes=10 * 2**20)
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            prompt = [100_000 * number + token for token in range(8000)]
+            queue.put(RequestSample(EngineCoreRequest(f"r{number}", prompt, None), 0.0, token_ids=False))
+        held_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(queue) + queue.dropped == 1000
+    assert len(queue) > 100
+    assert 0.8 * 10 * 2**20 < held_bytes < 1.2 * 10 * 2**20
 
 
 async def test_anchors_in_time(recorder: Recorder) -> None:
@@ -84,12 +115,18 @@ async def test_file_is_synced_now_and_then_and_at_the_end(recorder: Recorder, mo
     assert len(synced) == 2
 
 
+def test_name_of_a_segment_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = synced_paths(monkeypatch)
+    Segment(tmp_path / "segment-b-1.jsonl")
+    assert tmp_path in synced
+
+
 async def test_what_cannot_be_encoded_costs_one_line(recorder: Recorder) -> None:
     recorder.server.add("a")
     recorder.server.add("b")
     await recorder.server.step(chunk("a", stop_reason={1}), last_chunk("b"))  # type: ignore[arg-type]
     recorder.queue.get()
-    recorder.queue.put(object())  # type: ignore[arg-type]
+    recorder.queue.put(SimpleNamespace(size_bytes=1))  # type: ignore[arg-type]
     recorder.writer.close("ordered")
     closed = recorder.lines()[-1]
     assert {line.id for line in recorder.lines("request")} == {"a", "b"}

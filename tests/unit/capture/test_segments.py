@@ -112,6 +112,16 @@ class TestStarts:
         assert recorders_closed(tmp_path)
         assert [segment.header.boot for segment in interrupted(list_segments(tmp_path))] == ["a"]
 
+    @pytest.mark.parametrize("old_server", [0, 1])
+    def test_a_start_that_died_with_one_server_up_is_another_one(self, tmp_path: Path, old_server: int) -> None:
+        """Its index is not there a second time when the next start begins."""
+        write(tmp_path, "a", header(old_server, 2, boot="a", start="7-100", monotonic_s=1.0))
+        write(tmp_path, "b", header(1, 2, boot="b", start="7-900", monotonic_s=50.0), closed(0, 0))
+        assert not recorders_closed(tmp_path)
+        write(tmp_path, "c", header(0, 2, boot="c", start="7-900", monotonic_s=50.1), closed(0, 0))
+        assert boots(current_start(tmp_path)) == {"b", "c"}
+        assert recorders_closed(tmp_path)
+
     def test_an_old_closed_start_does_not_count(self, tmp_path: Path) -> None:
         write(tmp_path, "a", header(boot="a", monotonic_s=1.0), closed(0, 0))
         assert recorders_closed(tmp_path)

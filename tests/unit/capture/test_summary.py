@@ -98,6 +98,7 @@ class TestNumbers:
         (line,) = (line for line in summary_text(summary).splitlines() if line.startswith("sent late"))
         assert "P50      80.0" in line
         assert line.endswith("in phase poisson")
+        assert status_summary(summary, {}, "x")["lateMs"]["p50"] == "80.00"
 
     def test_nothing_at_all(self) -> None:
         summary = summarize(Validation(), 0)
@@ -111,6 +112,7 @@ class TestShapes:
         document = status_summary(summary, FILES, "team/demo/as-deployed/1")
         status = CaptureSummary.model_validate(document)
         assert status.requests.timed_out == 1
+        assert status.late_ms is not None
         assert status.path == "team/demo/as-deployed/1"
         assert status.acceptance_percent is not None
         assert status.per_position_percent is not None

@@ -90,6 +90,14 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "finish reason in capitals": (edited(RECORD, finish_reason="Stop"), "finish-reason"),
     "second meta line": (GOOD_META, "second-meta"),
     "field twice": (GOOD[:-1] + b', "ttft_ms": 1.0}', "repeated-field"),
+    "field of the batch twice": (
+        GOOD.replace(b'"num_running"', b'"num_running": [9], "num_running"'),
+        "repeated-field",
+    ),
+    "field of the summary twice": (
+        edited(RECORD, itl_summary={"mean_ms": 1.0, "count": 2}).replace(b'"count"', b'"count": 3, "count"'),
+        "repeated-field",
+    ),
 }
 
 REFUSED_STEPS: dict[str, tuple[bytes, str]] = {
@@ -140,6 +148,9 @@ REFUSED_STEPS: dict[str, tuple[bytes, str]] = {
         }.items()
         for name in names
     },
+    "counter beyond 64 bits": (edited(STEP, scheduler=STEP["scheduler"] | {"step_counter": 2**64}), "type"),
+    "counter of the cache beyond 64 bits": (edited(STEP).replace(b'"hits": 0', b'"hits": %d' % 2**64), "type"),
+    "position beyond 64 bits": (edited(STEP).replace(b'_per_pos": [2', b'_per_pos": [%d' % 2**64), "type"),
     "text for a count": (edited(STEP, scheduler=STEP["scheduler"] | {"num_running_reqs": "1"}), "type"),
 }
 
