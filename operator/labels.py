@@ -12,6 +12,9 @@ CAPTURED_DEPLOYMENT_LABEL = "specdecode.io/captured-deployment"
 SCHEDULE_LABEL = "specdecode.io/schedule"
 """On captures that a schedule of their deployment started, and on their claims."""
 
+PUBLISHED_LABEL = "specdecode.io/published"
+"""On claims that hold the published files of their capture: they tell when the capture itself is gone."""
+
 SCHEDULED_AT_ANNOTATION = "specdecode.io/scheduled-at"
 READS_FOR_LABEL = "specdecode.io/reads-model-for"
 """On pods that read a model: no engine's label, which Services and autoscalers select by."""

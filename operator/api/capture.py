@@ -76,7 +76,7 @@ class CaptureRun(ApiModel):
 
     deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
     """How long the load may take once the engine serves. On top of it the engine has as long to start as in its
-    deployment, and merging and validation have 15 minutes."""
+    deployment, and merging and validation have 15 minutes and a tenth of it. Each attempt has all of these."""
 
     backoff_limit: StrictInt = Field(default=0, ge=0, le=10)
     """How often a run that failed is begun anew."""

@@ -145,7 +145,8 @@ SPEC = tuple(
 SCHEDULE = (
     Rule(
         field="retention",
-        holds="!has(self.template.storage.existingClaim) || !has(self.retention.count) && !has(self.retention.days)",
+        holds="!has(self.template.storage.existingClaim)"
+        " || !has(self.retention.count) && !has(self.retention.failedCount) && !has(self.retention.days)",
         message="is for claims that are created, and template.storage.existingClaim %s is not: remove one of them",
         values=("self.template.storage.existingClaim",),
         reason=Reason.FORBIDDEN,

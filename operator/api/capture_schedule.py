@@ -25,10 +25,13 @@ class Retention(ApiModel):
     """Which claims of a schedule's captures are kept; others are deleted, and their files with them."""
 
     count: StrictInt | None = Field(default=None, ge=1, le=1000)
-    """Claims that are kept, the newest ones. Absent: any number."""
+    """Claims with the files of captures that succeeded: the newest ones are kept. Absent: any number."""
+
+    failed_count: StrictInt | None = Field(default=None, ge=0, le=1000)
+    """Claims of captures that failed, were cancelled or deleted: the newest ones are kept. Absent: as many as count."""
 
     days: StrictInt | None = Field(default=None, ge=1, le=3650)
-    """Age in days at which a claim is deleted. Absent: never."""
+    """Age in days at which a claim is deleted, whatever is on it. Absent: never."""
 
 
 class CaptureSchedule(ApiModel):

@@ -110,6 +110,9 @@ class CaptureSummary(ApiModel):
     latency_ms: Quantiles | None = None
     """Time to the last token, as the client saw it."""
 
+    late_ms: Quantiles | None = None
+    """How much later than they were due requests were sent, in the phase that kept its times worst."""
+
     requests_per_second: Word | None = None
     """Requests that were answered, a second, as a decimal."""
 

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,12 @@ _POD_LIVES_S: Final = 6 * 3600
 """Long enough for tens of gigabytes; one that was left behind ends by itself."""
 
 _READY_DEADLINE_S: Final = 120
-_TRIES: Final = 5
-"""Streams through the API server break; each try goes on where the last one ended."""
+_SILENT_S: Final = 120.0
+"""Streams through the API server break, and each try goes on where the last one ended. An API server that restarts, or
+another one that takes over, answers again by then."""
+
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Between tries that bring nothing; the last one is that of all further tries."""
 
 _BLOCK_BYTES: Final = 1 << 20
 _USER: Final = 65532
@@ -73,7 +78,7 @@ def fetch(kubectl: Kubectl, place: Place, out: Path, say: Callable[[str], None])
         When the cluster refuses something.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with _reader(kubectl, place) as pod:
+    with _reader(kubectl, place, say) as pod:
         text = _read_manifest(kubectl, pod, place)
         for file in _listed(text, place):
             if _is_right(out / file.name, file):
@@ -113,21 +118,23 @@ def _copy(kubectl: Kubectl, pod: str, place: Place, file: RemoteFile, out: Path)
     """Copy one file, from where an earlier fetch ended."""
     partial = out / f"{file.name}{_PARTIAL_SUFFIX}"
     partial.touch()
-    words = ""
-    for _ in range(_TRIES):
-        have = partial.stat().st_size
-        if have >= file.bytes:
-            break
+    source = f"{_MOUNT}/{place.path}/{file.name}"
+    have, heard_at, in_vain = partial.stat().st_size, time.monotonic(), 0
+    while have < file.bytes:
         with partial.open("ab") as sink:
-            source = f"{_MOUNT}/{place.path}/{file.name}"
             stream = kubectl.stream("exec", pod, "--", "tail", "-c", f"+{have + 1}", source, output=sink)
             words = stream.communicate()[1].decode(errors="replace").strip()
-    have = partial.stat().st_size
-    if have < file.bytes:
-        raise FetchError(
-            f"{file.name}: the stream broke {_TRIES} times, {have:,} of {file.bytes:,} bytes are here: fetch again, it"
-            f" goes on from there{f'; {words}' if words else ''}"
-        )
+        had, have = have, partial.stat().st_size
+        if have > had:
+            heard_at, in_vain = time.monotonic(), 0
+            continue
+        if time.monotonic() - heard_at >= _SILENT_S:
+            raise FetchError(
+                f"{file.name}: nothing came for {_SILENT_S:.0f} s, {have:,} of {file.bytes:,} bytes are here: fetch"
+                f" again, it goes on from there{f'; {words}' if words else ''}"
+            )
+        time.sleep(_PAUSES_S[min(in_vain, len(_PAUSES_S) - 1)])
+        in_vain += 1
     if not _is_right(partial, file):
         partial.unlink()
         raise FetchError(
@@ -148,8 +155,8 @@ def _is_right(path: Path, file: RemoteFile) -> bool:
 
 
 @contextlib.contextmanager
-def _reader(kubectl: Kubectl, place: Place) -> Iterator[str]:
-    """Start a pod that sees the volume, and remove it in the end."""
+def _reader(kubectl: Kubectl, place: Place, say: Callable[[str], None]) -> Iterator[str]:
+    """Start a pod that sees the volume, and remove it in the end; that it cannot be removed undoes nothing."""
     name = f"{place.capture[:40]}-fetch-{secrets.token_hex(3)}"
     kubectl.text("create", "--filename=-", stdin=json.dumps(_pod(name, place)))
     try:
@@ -161,7 +168,11 @@ def _reader(kubectl: Kubectl, place: Place) -> Iterator[str]:
             ) from (error)
         yield name
     finally:
-        kubectl.text("delete", f"pod/{name}", "--wait=false", "--ignore-not-found")
+        try:
+            kubectl.text("delete", f"pod/{name}", "--wait=false", "--ignore-not-found")
+        except KubectlError as error:
+            hours = _POD_LIVES_S // 3600
+            say(f"  pod {name} is left (kubectl delete pod {name}), it ends by itself in {hours} hours: {error}")
 
 
 def _why(kubectl: Kubectl, pod: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+import yaml
 
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
@@ -16,9 +17,11 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.cli.capture_fetch import FetchError, Place, fetch
 from specdecode_operator.cli.capture_watch import (
+    DEPLOYMENTS,
     FINAL,
     RESOURCE,
     CaptureError,
+    Patience,
     get_capture,
     phase_of,
     progress,
@@ -29,12 +32,11 @@ from specdecode_operator.cli.capture_watch import (
 )
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 from specdecode_operator.labels import CAPTURE_LABEL
+from specdecode_operator.services.capture.timing import wrap_up_s
 
-_DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 _ENGINE_TIMEOUT_S: Final = 3600
-_AFTER_THE_LOAD_S: Final = 900
-"""Merging and checking gigabytes takes minutes."""
-
+_DEPLOYMENT_TIMEOUT_S: Final = 30
+_STOPPED_WATCHING: Final = "stopped watching; the capture goes on: specdecode capture run follows it again"
 _LINE_START: Final = "\r\033[K"
 """Back to the beginning of a terminal's line, and clear it."""
 
@@ -43,6 +45,10 @@ _OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 Timeout = Annotated[int, typer.Option(help="Seconds to wait for the engine.", min=1)]
+DeploymentTimeout = Annotated[
+    int,
+    typer.Option(help="Seconds to wait for a deployment that is not there, or cannot be launched as it is.", min=0),
+]
 Image = Annotated[
     str | None,
     typer.Option(help="Image of the pod that reads the volume. Absent: the operator's, as the cluster has it."),
@@ -54,18 +60,23 @@ def up(
     namespace: Namespace = None,
     context: Context = None,
     timeout: Timeout = _ENGINE_TIMEOUT_S,
+    deployment_timeout: DeploymentTimeout = _DEPLOYMENT_TIMEOUT_S,
 ) -> None:
     """Apply a capture, and wait until its engine serves.
+
+    One that was cancelled (specdecode capture down) begins anew, unless the
+    file says suspend: true.
 
     For example: specdecode capture up examples/capture-tiny.yaml
 
     Exits with 0 when it serves, 1 with the reason when it does not come to it.
     """
     kubectl = Kubectl(context, namespace)
-    with _told_in_one_line():
+    with _told_in_one_line(_STOPPED_WATCHING):
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         name, kubectl = _apply(kubectl, text)
-        capture = wait_until_it_serves(kubectl, name, timeout, typer.echo)
+        _resume(kubectl, name, text)
+        capture = wait_until_it_serves(kubectl, name, Patience(timeout, deployment_timeout), typer.echo)
         typer.echo(f"capture {name}: {phase_of(capture)}: {words_of(capture)}")
 
 
@@ -78,6 +89,7 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files. Absent: captures/NAME.")] = None,
     timeout: Timeout = _ENGINE_TIMEOUT_S,
+    deployment_timeout: DeploymentTimeout = _DEPLOYMENT_TIMEOUT_S,
     image: Image = None,
 ) -> None:
     """Follow a capture to its end, and fetch its files.
@@ -89,14 +101,15 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     For example: specdecode capture run demo
     """
     kubectl = Kubectl(context, namespace)
-    with _told_in_one_line():
+    with _told_in_one_line(_STOPPED_WATCHING):
         name = name or _unfinished(kubectl)
         if kubectl.find(RESOURCE, name) is None:
             name, kubectl = _apply(kubectl, json.dumps(_usual_capture(kubectl, name, deployment)))
-        capture = wait_until_it_serves(kubectl, name, timeout, typer.echo)
+        patience = Patience(timeout, deployment_timeout)
+        capture = wait_until_it_serves(kubectl, name, patience, typer.echo)
         _follow(kubectl, capture)
-        remaining_s = int(capture["spec"].get("deadlineSeconds", 3600)) + _AFTER_THE_LOAD_S
-        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), remaining_s, typer.echo)
+        patience = replace(patience, phase_s=_to_the_end_s(capture["spec"], timeout))
+        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), patience, typer.echo)
         typer.echo(f"capture {name}: {words_of(capture)}")
         _fetch(kubectl, name, out or Path("captures") / name, image)
 
@@ -166,15 +179,15 @@ def down(
 
 
 @contextmanager
-def _told_in_one_line() -> Iterator[None]:
-    """Turn what may go wrong into one line and exit status 1."""
+def _told_in_one_line(stopped: str = "stopped") -> Iterator[None]:
+    """Turn what may go wrong into one line and exit status 1, and Ctrl-C into what it has left."""
     try:
         yield
     except (CaptureError, FetchError, KubectlError, OSError, UnicodeDecodeError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        typer.echo("\nstopped watching; the capture goes on: specdecode capture run follows it again", err=True)
+        typer.echo(f"\n{stopped}", err=True)
         raise typer.Exit(130) from None
 
 
@@ -191,6 +204,16 @@ def _apply(kubectl: Kubectl, text: str) -> tuple[str, Kubectl]:
     return name, replace(kubectl, namespace=namespace)
 
 
+def _resume(kubectl: Kubectl, name: str, text: str) -> None:
+    """Let a capture that was cancelled begin anew: a file that does not speak of spec.suspend leaves it as it is."""
+    if not get_capture(kubectl, name)["spec"].get("suspend"):
+        return
+    if any((each.get("spec") or {}).get("suspend") for each in yaml.safe_load_all(text) if isinstance(each, dict)):
+        raise CaptureError(f"capture {name}: the file says spec.suspend: true: remove it there to start the capture")
+    kubectl.text("patch", RESOURCE, name, "--type=merge", '--patch={"spec":{"suspend":false}}')
+    typer.echo(f"capture {name} was cancelled, and begins anew")
+
+
 def _unfinished(kubectl: Kubectl) -> str:
     """Name of the one capture that is not over."""
     names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE) if phase_of(each) not in FINAL]
@@ -202,7 +225,7 @@ def _unfinished(kubectl: Kubectl) -> str:
 
 def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
     """Return a capture with the usual workload."""
-    names = [each["metadata"]["name"] for each in kubectl.items(_DEPLOYMENTS)]
+    names = [each["metadata"]["name"] for each in kubectl.items(DEPLOYMENTS)]
     found = ", ".join(names) or "none"
     if deployment is not None and deployment not in names:
         raise CaptureError(f"--deployment: {deployment}: is not here (SpecDecodeDeployments: {found}): name another")
@@ -216,6 +239,13 @@ def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
         "metadata": {"name": name},
         "spec": {"deployment": deployment or names[0]},
     }
+
+
+def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
+    """Return how long a capture whose engine serves may take to its end, with an engine for each further attempt."""
+    deadline_s = int(spec.get("deadlineSeconds", 3600))
+    attempt_s = deadline_s + wrap_up_s(deadline_s)
+    return attempt_s + int(spec.get("backoffLimit", 0)) * (engine_timeout_s + attempt_s)
 
 
 def _follow(kubectl: Kubectl, capture: Body) -> None:
@@ -237,9 +267,10 @@ def _show(said: dict[str, Any], *, in_place: bool, stays: bool) -> None:
 
 
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
-    place = _place(kubectl, name, image)
-    typer.echo(f"fetching {place.path} of claim {place.claim} to {out}")
-    files = fetch(kubectl, place, out, typer.echo)
+    with _told_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
+        place = _place(kubectl, name, image)
+        typer.echo(f"fetching {place.path} of claim {place.claim} to {out}")
+        files = fetch(kubectl, place, out, typer.echo)
     typer.echo(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
 
 

@@ -3,16 +3,27 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.cli.kubectl import Kubectl
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 
+DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
 FINAL: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
+_FOR_GOOD: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED})
 _SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
 _PERIOD_S: Final = 2.0
+_SEEN_WITHIN_S: Final = 60.0
+"""An operator that has just been installed or that takes over from another one has looked at everything by then."""
+
+_OUTAGE_S: Final = 120.0
+"""An API server that restarts, or another one that takes over, answers again by then."""
+
+_NOT_FOUND: Final = "DeploymentNotFound"
+_NEEDS_ANOTHER_SPEC: Final = frozenset({"DeploymentNotPlanned", "DeploymentRolledBack"})
 _LOAD_CONTAINER: Final = "load"
 
 
@@ -21,18 +32,28 @@ class CaptureError(Exception):
 
 
 def phase_of(capture: Body) -> CapturePhase | None:
-    """Return how far a capture is; None before the operator has looked at it."""
+    """Return how far a capture is; None before the operator has looked at it as it is now."""
     phase = capture.get("status", {}).get("phase")
-    return CapturePhase(phase) if phase in {each.value for each in CapturePhase} else None
+    if phase not in {each.value for each in CapturePhase}:
+        return None
+    found = CapturePhase(phase)
+    return found if found in _FOR_GOOD or _is_looked_at(capture) else None
+
+
+def _is_looked_at(capture: Body) -> bool:
+    """Whether the status speaks of the present spec: one that was cancelled may have been told to go on since."""
+    return bool(capture.get("status", {}).get("observedGeneration") == capture["metadata"].get("generation"))
 
 
 def words_of(capture: Body) -> str:
     """Return what the operator says of a capture now."""
+    if phase_of(capture) is None:
+        return "not looked at yet"
     conditions = {each["type"]: each for each in capture.get("status", {}).get("conditions") or []}
     for type_ in ("Stalled", "WaitingForGPUs", "Reconciling"):
         if conditions.get(type_, {}).get("status") == "True":
             return str(conditions[type_]["message"])
-    return str(conditions.get("Succeeded", conditions.get("Ready", {})).get("message", "not looked at yet"))
+    return str(conditions.get("Succeeded", conditions.get("Ready", {})).get("message", ""))
 
 
 def get_capture(kubectl: Kubectl, name: str) -> Body:
@@ -52,50 +73,124 @@ def get_capture(kubectl: Kubectl, name: str) -> Body:
     return found
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a capture is waited for, in seconds.
+
+    Attributes
+    ----------
+    phase_s
+        Until it is in the phase that is waited for.
+    deployment_s
+        For a deployment that is not there or cannot be launched as it is; it may come in the same apply.
+    """
+
+    phase_s: float
+    deployment_s: float
+
+
 def wait_for(
-    kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeout_s: float, say: Callable[[str], None]
+    kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], patience: Patience, say: Callable[[str], None]
 ) -> Body:
     """Wait until a capture is in one of these phases; tell each change on the way.
 
     Raises
     ------
     CaptureError
-        When it stalls, ends otherwise, or takes longer.
+        When it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
     """
-    told = ""
-    deadline = time.monotonic() + timeout_s
+    told, start, held_since, unseen_since = "", time.monotonic(), None, None
     while True:
-        capture = get_capture(kubectl, name)
+        capture, now = _seen(kubectl, name, say), time.monotonic()
         phase = phase_of(capture)
+        words = f"{phase or CapturePhase.PENDING}: {words_of(capture)}"
         if phase in phases:
             return capture
-        words = f"{phase or CapturePhase.PENDING}: {words_of(capture)}"
-        if phase in FINAL or _is_stalled(capture):
-            raise CaptureError(f"capture {name}: {words}")
+        held_since = (held_since or now) if _lacks_a_deployment(capture) else None
+        if phase in FINAL or (_is_stalled(capture) and held_since is None):
+            raise CaptureError(f"capture {name}: {words}{_way_on(capture)}")
+        if held_since is not None and now - held_since >= patience.deployment_s:
+            raise CaptureError(_without_deployment(kubectl, capture))
+        unseen_since = (unseen_since or now) if phase is None else None
+        if unseen_since is not None and now - unseen_since >= _SEEN_WITHIN_S:
+            raise CaptureError(f"capture {name}: no operator has looked at it: see specdecode doctor")
         if words != told:
             say(f"  {words}")
             told = words
-        if time.monotonic() > deadline:
-            raise CaptureError(f"capture {name}: after {timeout_s:.0f} s still {words}")
+        if now - start > patience.phase_s:
+            raise CaptureError(f"capture {name}: after {patience.phase_s:.0f} s still {words}")
         time.sleep(_PERIOD_S)
 
 
-def wait_until_it_serves(kubectl: Kubectl, name: str, timeout_s: float, say: Callable[[str], None]) -> Body:
+def _seen(kubectl: Kubectl, name: str, say: Callable[[str], None]) -> Body:
+    """Return a capture; while the cluster does not answer, as between two API servers, try again."""
+    failing_since: float | None = None
+    while True:
+        try:
+            return get_capture(kubectl, name)
+        except KubectlError as error:
+            now = time.monotonic()
+            if failing_since is None:
+                failing_since = now
+                say(f"  {error}; trying again for {_OUTAGE_S:.0f} s")
+            if now - failing_since >= _OUTAGE_S:
+                raise
+            time.sleep(_PERIOD_S)
+
+
+def _way_on(capture: Body) -> str:
+    """Say how a capture that was cancelled goes on; nothing of others."""
+    if phase_of(capture) is not CapturePhase.CANCELLED:
+        return ""
+    name, namespace = capture["metadata"]["name"], capture["metadata"]["namespace"]
+    patch = """--type=merge --patch='{"spec":{"suspend":false}}'"""
+    return f"; it begins anew with: kubectl patch sdc {name} -n {namespace} {patch}"
+
+
+def wait_until_it_serves(kubectl: Kubectl, name: str, patience: Patience, say: Callable[[str], None]) -> Body:
     """Wait until the capture's engine serves, or served: all may be over already.
 
     Raises
     ------
     CaptureError
-        When the capture stalls, failed, was cancelled, or takes longer.
+        When the capture stalls, failed, was cancelled, waits for a deployment in vain, or takes longer.
     """
-    return wait_for(kubectl, name, _SERVING, timeout_s, say)
+    return wait_for(kubectl, name, _SERVING, patience, say)
+
+
+def _lacks_a_deployment(capture: Body) -> bool:
+    """Whether its deployment is not there, or only another spec of it helps."""
+    reason = _condition(capture, "Ready").get("reason")
+    return reason == _NOT_FOUND or (reason in _NEEDS_ANOTHER_SPEC and _is_stalled(capture))
+
+
+def _without_deployment(kubectl: Kubectl, capture: Body) -> str:
+    """Say what is wrong with the deployment, and how to go on."""
+    name, deployment = capture["metadata"]["name"], capture["spec"]["deployment"]
+    namespace = capture["metadata"]["namespace"]
+    if _condition(capture, "Ready")["reason"] == _NOT_FOUND:
+        there = ", ".join(each["metadata"]["name"] for each in kubectl.items(DEPLOYMENTS)) or "none"
+        what = f"deployment {deployment} is not in namespace {namespace} (SpecDecodeDeployments there: {there})"
+        fix = "apply it, or create the capture for another one"
+    else:
+        what, fix = words_of(capture), f"correct it (kubectl describe sdd {deployment} -n {namespace})"
+    return (
+        f"capture {name}: {what}: {fix}; the capture waits and goes on by itself then,"
+        f" with --deployment-timeout this command does too; kubectl delete sdc {name} -n {namespace} removes it"
+    )
 
 
 def _is_stalled(capture: Body) -> bool:
-    conditions = capture.get("status", {}).get("conditions") or []
-    stalled: Body = next((each for each in conditions if each["type"] == "Stalled"), {})
+    stalled = _condition(capture, "Stalled")
     current = stalled.get("observedGeneration") == capture["metadata"].get("generation")
     return current and stalled.get("status") == "True"
+
+
+def _condition(capture: Body, type_: str) -> Body:
+    """Return a condition; empty before the operator has looked at the capture."""
+    conditions = capture.get("status", {}).get("conditions") or []
+    found: Body = next((each for each in conditions if each["type"] == type_), {})
+    return found
 
 
 def progress(kubectl: Kubectl, capture: Body) -> Iterator[dict[str, Any]]:

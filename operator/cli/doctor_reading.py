@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
-from specdecode_operator.api.base import GROUP, Body
-from specdecode_operator.api.deployment import PLURAL
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.crd import crds
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.cluster.inspection import ClusterView
 from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, Resource
@@ -52,14 +52,15 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     """
     # Whoever may not even ask for the version has no cluster, or no login.
     version = await cluster.version()
-    groups, crd, deployments, nodes, pods, classes = await asyncio.gather(
+    own = crds()
+    groups, deployments, nodes, pods, classes = await asyncio.gather(
         _read(cluster.groups()),
-        _read(cluster.get(_CRD, None, f"{PLURAL}.{GROUP}")),
         _operators(cluster),
         _read(cluster.list(NODE)),
         _read(cluster.list(POD)),
         _read(cluster.list(_CLASS)),
     )
+    installed = await asyncio.gather(*(_read(cluster.get(_CRD, None, each["metadata"]["name"])) for each in own))
     space, quotas, limits, claims = await asyncio.gather(
         _read(cluster.get(_NAMESPACE, None, namespace)),
         _read(cluster.list(_QUOTA, namespace)),
@@ -69,7 +70,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     limited = limit_findings(limits)
     return [
         version_finding(version),
-        crd_finding(crd, groups),
+        *(crd_finding(each, body, groups) for each, body in zip(own, installed, strict=True)),
         operator_finding(deployments),
         *await _rights(cluster, deployments),
         *gpu_findings(nodes, pods),

@@ -1,5 +1,6 @@
 """Carries one capture from what is to what should be: look, decide, write, report."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from specdecode_operator.cluster.resources import (
     Resource,
 )
 from specdecode_operator.handlers.hindrance import hindrance
-from specdecode_operator.handlers.inventory import Inventory
+from specdecode_operator.handlers.inventory import HinderedError, Inventory, identity
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.services.capture.decision import blind, broken, decide, hindered, sources_of
 from specdecode_operator.services.capture.lending import holds_gpus
@@ -28,9 +29,12 @@ from specdecode_operator.services.capture.status import compose_status, is_outli
 from specdecode_operator.services.capture.subject import Capture, read_capture
 from specdecode_operator.services.capture.surroundings import Decision, DeploymentSeen, Surroundings, Writes
 from specdecode_operator.services.capture.waiting import Hold
-from specdecode_operator.services.decision import Intent, Parent
 from specdecode_operator.services.drift import is_owned
+from specdecode_operator.services.intent import Intent
 from specdecode_operator.services.model_job import is_reader
+from specdecode_operator.services.parent import Parent
+
+_logger = logging.getLogger(__name__)
 
 IntentOf = Callable[[Body], tuple[Parent, Intent]]
 """What the spec of a SpecDecodeDeployment comes to."""
@@ -126,11 +130,11 @@ class CaptureReconciler:
             await self._inventory.check_names(key, capture.uid, [writes.job], {})
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply(writes.claim))
-        if writes.claim_owners is not None:
+        if writes.claim_metadata:
             metadata = {"namespace": key.namespace, "name": capture.claim_name}
             claim = {"kind": PERSISTENT_VOLUME_CLAIM.kind, "metadata": metadata}
-            change = {"metadata": {"ownerReferences": writes.claim_owners}}
-            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.change(claim, change))
+            changed = await self._cluster.change(claim, {"metadata": writes.claim_metadata})
+            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)
         if writes.job is not None:
             self._cache.put(JOB.kind, await self._cluster.apply(writes.job))
         live = self._inventory.owned(key, capture.uid).get((JOB.kind, capture.job_name))
@@ -138,6 +142,18 @@ class CaptureReconciler:
             self._cache.put(JOB.kind, await self._cluster.change(live, {"spec": {"suspend": writes.job_suspended}}))
         if live is not None and writes.remove_job:
             await self._inventory.delete(key, live)
+        if writes.image_note is not None:
+            await self._note_image(capture, writes.image_note)
+
+    async def _note_image(self, capture: Capture, note: Body) -> None:
+        """Tell the load generator what image the engine runs; a capture goes on where that cannot be told."""
+        live = self._inventory.owned(capture.key, capture.uid).get(identity(note))
+        try:
+            if live is None:
+                await self._inventory.check_names(capture.key, capture.uid, [note], {})
+            await self._inventory.apply(capture.key, note, live)
+        except (ClusterError, HinderedError) as error:
+            _logger.warning("%s: the manifest may not name the digest of the engine's image: %s", capture.key, error)
 
     async def _report(self, capture: Capture, decision: Decision) -> None:
         """Write the status where it says something new, and tell of it in Events."""

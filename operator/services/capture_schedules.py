@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from cronsim import CronSim, CronSimError
+from cronsim import CronSim
 
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
@@ -15,10 +15,10 @@ from specdecode_operator.api import deployment as deployment_api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule, Concurrency, ScheduleStatus
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.api.crd import NAME_MAX_LENGTH
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.problems import Problem
+from specdecode_operator.api.rules import NAME_MAX_LENGTH
 from specdecode_operator.labels import CAPTURE_LABEL, MANAGED_BY_LABEL, MANAGER, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.services.capture.volume import is_published
 
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
@@ -70,24 +70,6 @@ class Belongings:
     statuses: Sequence[ScheduleStatus]
 
 
-def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:
-    """Report what a schedule says that cron or the time zones do not know."""
-    problems = []
-    for index, schedule in enumerate(schedules):
-        where = f"spec.captures[{index}]"
-        try:
-            next(CronSim(schedule.schedule, datetime.now(UTC)))
-        except (CronSimError, StopIteration) as error:
-            fix = f"{error or 'it never comes'}: write minute, hour, day, month and weekday, such as 0 3 * * 1-5"
-            problems.append(Problem(f"{where}.schedule", schedule.schedule, fix))
-        try:
-            zoneinfo.ZoneInfo(schedule.time_zone)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-            fix = "is not known: use a name of the IANA database, such as UTC or Europe/Berlin"
-            problems.append(Problem(f"{where}.timeZone", schedule.time_zone, fix))
-    return problems
-
-
 def decide_schedules(
     key: Key, uid: str, schedules: Sequence[CaptureSchedule], belongings: Belongings, now: datetime
 ) -> SchedulingDecision:
@@ -111,8 +93,9 @@ def decide_schedules(
             decision.news.append(News("CaptureStarted", f"{schedule.name}: capture {body['metadata']['name']} is due"))
             if schedule.concurrency_policy is Concurrency.REPLACE:
                 decision.cancel += [each for each in _running(captures) if not each["spec"].get("suspend")]
-        decision.delete_captures += _too_old_captures(schedule, captures)
-        decision.delete_claims += _too_old_claims(schedule, captures, _of_schedule(belongings.claims, schedule), now)
+        claims = _of_schedule(belongings.claims, schedule)
+        decision.delete_captures += _too_old_captures(schedule, captures, claims)
+        decision.delete_claims += _too_old_claims(schedule, captures, claims, now)
     return decision
 
 
@@ -200,27 +183,48 @@ def _name(deployment: str, suffix: str) -> str:
     return f"{deployment[: room - len(digest) - 1].rstrip('-')}-{digest}{suffix}"
 
 
-def _too_old_captures(schedule: CaptureSchedule, captures: Sequence[Body]) -> list[Body]:
+def _too_old_captures(schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body]) -> list[Body]:
     """Captures that are over, beyond the history that is kept."""
     succeeded = [each for each in captures if _phase(each) == CapturePhase.SUCCEEDED]
     failed = [each for each in captures if _phase(each) in _OVER - {CapturePhase.SUCCEEDED}]
     limits = ((succeeded, schedule.successful_history_limit), (failed, schedule.failed_history_limit))
-    return [each for found, limit in limits for each in _newest_first(found)[limit:]]
+    beyond = [each for found, limit in limits for each in _newest_first(found)[limit:]]
+    # Once it is gone, only its claim's label tells that there is good data on it.
+    untold = {_capture_of(each) for each in claims if not is_published(each)}
+    return [each for each in beyond if each not in succeeded or each["metadata"]["name"] not in untold]
 
 
 def _too_old_claims(
     schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body], now: datetime
 ) -> list[Body]:
-    """Claims beyond what retention keeps; never those of captures that are not over."""
+    """Claims beyond what retention keeps; never those of captures that are not over.
+
+    Claims with published files are counted apart from all others: no number of failures pushes out good data.
+    """
     retention = schedule.retention
     # By the label: a claim is there before its capture's status says so.
     in_use = {each["metadata"]["name"] for each in _running(captures)}
-    ended = [each for each in _newest_first(claims) if each["metadata"]["labels"].get(CAPTURE_LABEL) not in in_use]
-    beyond = ended[retention.count :] if retention.count is not None else []
+    ended = [
+        each
+        for each in _newest_first(claims)
+        if _capture_of(each) not in in_use and "deletionTimestamp" not in each["metadata"]
+    ]
+    succeeded = {each["metadata"]["name"] for each in captures if _phase(each) == CapturePhase.SUCCEEDED}
+    good = [each for each in ended if is_published(each) or _capture_of(each) in succeeded]
+    partial = [each for each in ended if each not in good]
+    failed_count = retention.count if retention.failed_count is None else retention.failed_count
+    limits = ((good, retention.count), (partial, failed_count))
+    beyond = [each for found, limit in limits if limit is not None for each in found[limit:]]
     if retention.days is not None:
         oldest = now - timedelta(days=retention.days)
         beyond += [each for each in ended if each not in beyond and _time(_made(each)) < oldest]
     return beyond
+
+
+def _capture_of(claim: Body) -> str | None:
+    """Name of the capture that a claim was created for."""
+    name: str | None = claim["metadata"]["labels"].get(CAPTURE_LABEL)
+    return name
 
 
 def _of_schedule(bodies: Sequence[Body], schedule: CaptureSchedule) -> list[Body]:

@@ -8,8 +8,8 @@ from specdecode_operator.capture.load.workload import InvalidSettingsError, read
 from specdecode_operator.capture.recorder.shapes import NEWEST, OLDEST
 from specdecode_operator.engine.extra_args import last_value
 from specdecode_operator.services.capture.waiting import Hold
-from specdecode_operator.services.decision import Intent, Launch, RolledBack
 from specdecode_operator.services.facts import Facts
+from specdecode_operator.services.intent import Intent, Launch, RolledBack
 from specdecode_operator.services.overlay import ENGINE_CONTAINER
 from specdecode_operator.sizing.plan import Plan
 
@@ -19,18 +19,25 @@ _OFF = frozenset({"", "0", "false"})
 
 
 def deployment_hold(name: str, intent: Intent | None) -> Hold | None:
-    """Return why a deployment is not one to capture yet; None where its plan is in force."""
+    """Return why a deployment is not one to capture yet; None where its plan is in force.
+
+    One that is not there may come in the same apply; one that only another spec helps is waited for in vain.
+    """
     if intent is None:
-        message = f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name; goes on when it exists"
+        message = (
+            f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name in the namespace; goes on when"
+            " it exists"
+        )
         return Hold("DeploymentNotFound", message)
     course = intent.course
     if isinstance(course, Launch):
         return None
     if isinstance(course, RolledBack):
         message = f"deployment {name} was rolled back ({course.failure}); goes on when its spec serves"
-        return Hold("DeploymentRolledBack", message)
+        return Hold("DeploymentRolledBack", message, permanent=True)
     why = f"{course.summary.reason}: {course.summary.message}"
-    return Hold("DeploymentNotPlanned", f"deployment {name} has no plan in force ({why}); goes on when it has one")
+    message = f"deployment {name} has no plan in force ({why}); goes on when it has one"
+    return Hold("DeploymentNotPlanned", message, permanent=course.summary.stalled)
 
 
 def engine_hold(facts: Facts, plan: Plan) -> Hold | None:

@@ -19,14 +19,23 @@ from specdecode_operator.services.capture.admission import (
     engine_hold,
     workload_hold,
 )
+from specdecode_operator.services.capture.image_note import image_note
 from specdecode_operator.services.capture.job import Source, render_job
-from specdecode_operator.services.capture.progress import Progress, read_progress
+from specdecode_operator.services.capture.progress import Progress, newest_pod, read_progress
 from specdecode_operator.services.capture.subject import Capture
 from specdecode_operator.services.capture.surroundings import Decision, Surroundings, Writes
-from specdecode_operator.services.capture.volume import claim_hold, claim_of, must_change_owner, owners, render_claim
+from specdecode_operator.services.capture.volume import (
+    ALREADY_PUBLISHED,
+    claim_changes,
+    claim_hold,
+    claim_of,
+    naming_claim,
+    published_hold,
+    render_claim,
+)
 from specdecode_operator.services.capture.waiting import QUEUED, Hold
-from specdecode_operator.services.decision import Launch
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.services.intent import Launch
 from specdecode_operator.services.readiness import Summary, stalled, working
 from specdecode_operator.services.spec_problems import spec_problems
 
@@ -74,8 +83,8 @@ def decide(capture: Capture, seen: Surroundings, now: datetime) -> Decision:
     decision = _course(capture, spec, seen)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
         decision = replace(decision, finished_at=now.strftime(_TIME))
-    owner_change = _owner_change(capture, spec, seen)
-    return replace(decision, claim=claim, writes=replace(decision.writes, claim_owners=owner_change))
+    changes = _claim_changes(capture, spec, seen, decision)
+    return replace(decision, claim=claim, writes=replace(decision.writes, claim_metadata=changes))
 
 
 def broken(capture: Capture, error: Exception) -> Decision:
@@ -133,7 +142,7 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings,
     """How far a capture is that was started."""
     progress = read_progress(job, seen.pods)
     if progress.phase is CapturePhase.SUCCEEDED or progress.failure is not None:
-        return _finished(progress)
+        return _finished(progress, naming_claim(capture, spec.storage, progress.failure))
     is_suspended = bool(job["spec"].get("suspend"))
     if spec.suspend:
         queued = bool(capture.queue_labels)
@@ -141,7 +150,8 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings,
         writes = Writes(remove_job=queued, job_suspended=None if queued or is_suspended else True)
         return _suspended(_ACCEPTED, writes)
     if not is_suspended:
-        return _under_way(progress)
+        note = image_note(capture, newest_pod(job, seen.pods))
+        return replace(_under_way(progress), writes=Writes(image_note=note))
     if capture.queue_labels:
         return _queued(capture)
     if spec.deployment_during_capture is DuringCapture.SUSPEND and seen.deployment and seen.deployment.holds_gpus:
@@ -150,8 +160,7 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings,
     return replace(_pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
 
 
-def _finished(progress: Progress) -> Decision:
-    failure = progress.failure
+def _finished(progress: Progress, failure: Hold | None) -> Decision:
     if failure is not None:
         succeeded = Finding("Succeeded", FALSE, failure.reason, failure.message)
     else:
@@ -238,6 +247,7 @@ def _hold(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> 
     return (
         engine_hold(course.facts, course.plan)
         or claim_hold(capture, spec.storage, seen.claim)
+        or published_hold(spec.storage, seen.claim)
         or dataset_hold(spec, seen.dataset)
         or _image_hold(seen.operator_image)
     )
@@ -263,11 +273,13 @@ def _held(hold: Hold) -> Decision:
     )
 
 
-def _owner_change(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> list[Body] | None:
+def _claim_changes(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings, decision: Decision) -> Body:
+    """Return what the claim that was created is to say of its owner and its files; one that is given is not changed."""
     storage, claim = spec.storage, seen.claim
     if storage.existing_claim is not None or claim is None or claim_hold(capture, storage, claim) is not None:
-        return None
-    return owners(capture, storage) if must_change_owner(capture, storage, claim) else None
+        return {}
+    published = decision.succeeded.status is TRUE or decision.succeeded.reason == ALREADY_PUBLISHED
+    return claim_changes(capture, storage, claim, published=published)
 
 
 def hindered(decision: Decision, summary: Summary) -> Decision:

@@ -20,12 +20,14 @@ from specdecode_operator.capture.recorder_bundle import PLUGIN
 from specdecode_operator.engine.environment import API_KEY_VARIABLE
 from specdecode_operator.labels import CAPTURED_DEPLOYMENT_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.services.capture.admission import workload_document
+from specdecode_operator.services.capture.image_note import FOLDER, note_volume
 from specdecode_operator.services.capture.subject import Capture
+from specdecode_operator.services.capture.timing import MOST_WAITING_S, wrap_up_s
 from specdecode_operator.services.capture.volume import claim_of
-from specdecode_operator.services.decision import Launch
 from specdecode_operator.services.engine_pod import engine_pod, engine_timings
 from specdecode_operator.services.engine_settings import engine_settings
 from specdecode_operator.services.facts import Facts
+from specdecode_operator.services.intent import Launch
 from specdecode_operator.services.manifests import child_labels, owned, render_template
 from specdecode_operator.services.overlay import ENGINE_CONTAINER
 from specdecode_operator.version import __version__
@@ -37,12 +39,6 @@ ATTEMPT_VARIABLE, NODE_VARIABLE = "SPECDECODE_ATTEMPT", "SPECDECODE_NODE"
 
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
 _USER_ID: Final = 65532
-_WRAP_UP_S: Final = 900
-"""For what comes before and after the load: the volume is looked at, files are merged, checked and published."""
-
-_MOST_WAITING_S: Final = 1800
-"""How long a capture that has taken a deployment's GPUs may wait for its pod to run on them."""
-
 _QUEUE_PREFIX: Final = "kueue.x-k8s.io/"
 _NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
 """No Service sends requests to it, and a probe that kills it would interrupt the recording: the load generator sees
@@ -96,7 +92,7 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, op
         "suspend": bool(capture.queue_labels) or borrows,
         "backoff_limit": spec.backoff_limit,
         # Without GPUs of its own it may wait for ever; with somebody else's it may not.
-        "job_deadline_s": _MOST_WAITING_S + deadline_s if borrows else None,
+        "job_deadline_s": MOST_WAITING_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
         "pod_deadline_s": deadline_s,
         "labels": _pod_labels(capture, spec, pod),
         "annotations": _pod_annotations(pod),
@@ -114,6 +110,8 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, op
         "recorder_path": RECORDER_PATH,
         "dataset": _dataset_volume(spec),
         "claim": claim_of(capture, spec.storage),
+        "image_note": note_volume(capture),
+        "image_note_folder": FOLDER,
         "engine_volumes": pod["spec"].get("volumes") or [],
         "security_context": _security_context(spec, pod),
     }
@@ -142,7 +140,7 @@ def _engine_container(pod: Body) -> Body:
 def _deadline_s(spec: SpecDecodeCaptureSpec, source: Source) -> int:
     """Return how long the pod may live: as long as the engine may take to start and the load to run."""
     times = engine_timings(source.course.facts, source.course.plan)
-    return times.progress_deadline_s + spec.deadline_seconds + _WRAP_UP_S
+    return times.progress_deadline_s + spec.deadline_seconds + wrap_up_s(spec.deadline_seconds)
 
 
 def _flags_added(spec: SpecDecodeCaptureSpec, pod: Body) -> list[str]:

@@ -9,12 +9,17 @@ from specdecode_operator.services.capture.job import LOAD
 from specdecode_operator.services.capture.outcome import engine_restarts, read_failure, read_summary, taken_away
 from specdecode_operator.services.capture.waiting import Hold
 from specdecode_operator.services.drift import is_owned
-from specdecode_operator.services.rollout import pod_trouble
+from specdecode_operator.services.rollout import is_about_volumes, pod_trouble
 
 _CRASHES_BELIEVED = 3
 """Starts after the first that an engine gets, as in a deployment."""
 
 _ENDING = "the load is over, its pod is ending"
+
+_WHERE_GPUS_ARE = (
+    "the claims of spec.storage, of a dataset and of the models must be where GPUs are free: a StorageClass with"
+    " volumeBindingMode WaitForFirstConsumer sees to it"
+)
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,8 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
         return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
     if done := conditions.get("Complete"):
         finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
-        message = "files are validated and published"
         summary = read_summary(pod)
+        message = f"files are validated and published{_shortfall(summary)}"
         return Progress(CapturePhase.SUCCEEDED, "Captured", message, False, None, summary, started_at, finished_at)
     if failed := conditions.get("Failed"):
         failure = read_failure(pod, job)
@@ -73,6 +78,23 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
         message = f"Job {name} has no pod yet; where a quota or a policy refuses one, kubectl describe job/{name} tells"
         return Progress(CapturePhase.PENDING, "WaitingForPod", message)
     return _of_pod(pod, started_at)
+
+
+def _shortfall(summary: CaptureSummary | None) -> str:
+    """Return how many requests were not answered to the end; nothing where all were.
+
+    The capture has succeeded all the same: what became of each request is what it was to find out.
+    """
+    if summary is None or (requests := summary.requests).completed >= requests.sent:
+        return ""
+    counts = {
+        "refused by the engine": requests.http_rejected,
+        "cut off": requests.disconnected,
+        "given up after workload.timeoutSeconds": requests.timed_out,
+    }
+    why = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    short = f"{requests.sent - requests.completed} of {requests.sent} requests were not answered to the end"
+    return f"; {short}{f' ({why})' if why else ''}: client.jsonl has the error of each"
 
 
 def _is_still_seen_running(pod: Body) -> bool:
@@ -122,8 +144,9 @@ def _unscheduled(pod: Body) -> Progress | None:
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             message = condition.get("message", "")
-            if "persistentvolumeclaim" in message or "volume node affinity" in message:
-                return Progress(CapturePhase.PENDING, "WaitingForVolume", f"no node can mount the volumes: {message}")
+            if is_about_volumes(message):
+                words = f"no node can mount the volumes: {message}; {_WHERE_GPUS_ARE}"
+                return Progress(CapturePhase.PENDING, "WaitingForVolume", words)
             words = f"no node takes the capture's pod: {message}"
             return Progress(CapturePhase.WAITING_FOR_GPUS, "WaitingForGPUs", words, waiting_for_gpus=True)
     return None

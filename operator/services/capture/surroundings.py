@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.key import Key
-from specdecode_operator.services.decision import Intent
 from specdecode_operator.services.findings import Finding
+from specdecode_operator.services.intent import Intent
 from specdecode_operator.services.readiness import Summary
 
 
@@ -76,21 +76,24 @@ class Writes:
     ----------
     claim
         A claim to create.
-    claim_owners
-        What shall own the claim that was created; None where that is so already.
+    claim_metadata
+        What is to change in the metadata of the claim that was created; empty where nothing is.
     job
         A Job to create. It is never changed: a capture that runs is what it was started as.
     job_suspended
         Whether the Job shall be suspended; None where that is somebody else's affair, or so already.
     remove_job
         Whether the Job shall go.
+    image_note
+        A ConfigMap to create or change, which tells the load generator what image the engine runs.
     """
 
     claim: Body | None = None
-    claim_owners: list[Body] | None = None
+    claim_metadata: Body = field(default_factory=dict)
     job: Body | None = None
     job_suspended: bool | None = None
     remove_job: bool = False
+    image_note: Body | None = None
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,21 @@
 """The claim that a capture writes to: one that is created and kept, or one that is given."""
 
+from dataclasses import replace
+
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DEFAULT_SIZE, Storage
-from specdecode_operator.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, SCHEDULE_LABEL
+from specdecode_operator.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
 from specdecode_operator.services.capture.subject import Capture
 from specdecode_operator.services.capture.waiting import Hold
 from specdecode_operator.services.drift import is_owned
 from specdecode_operator.services.manifests import child_labels, owner_reference, render_template
 
 _READ_ONLY = "ReadOnlyMany"
+ALREADY_PUBLISHED = "AlreadyPublished"
+"""What a pod says, too, that finds the files of an earlier capture of the name."""
+
+_OF_THE_VOLUME = frozenset({"DiskFull", ALREADY_PUBLISHED})
+"""Reasons of a failure that is about the volume, beside those that begin with Volume."""
 
 
 def claim_of(capture: Capture, storage: Storage) -> str:
@@ -50,9 +57,22 @@ def is_ours(capture: Capture, claim: Body) -> bool:
     return labels.get(CAPTURE_LABEL) == capture.key.name and not foreign
 
 
-def must_change_owner(capture: Capture, storage: Storage, claim: Body) -> bool:
-    """Whether storage.retain was changed since."""
-    return is_owned(claim, capture.uid) is storage.retain
+def claim_changes(capture: Capture, storage: Storage, claim: Body, *, published: bool) -> Body:
+    """Return what is to change in the metadata of a claim that was created; empty where all is as it should be.
+
+    A claim that holds published files holds them for good: nothing is ever overwritten, so its label is not taken away.
+    """
+    changes: Body = {}
+    if is_owned(claim, capture.uid) is storage.retain:  # it was changed since
+        changes["ownerReferences"] = owners(capture, storage)
+    if published and not is_published(claim):
+        changes["labels"] = {PUBLISHED_LABEL: "true"}
+    return changes
+
+
+def is_published(claim: Body) -> bool:
+    """Whether a claim is known to hold the files of a capture that succeeded."""
+    return (claim["metadata"].get("labels") or {}).get(PUBLISHED_LABEL) == "true"
 
 
 def claim_hold(capture: Capture, storage: Storage, claim: Body | None) -> Hold | None:
@@ -73,6 +93,29 @@ def claim_hold(capture: Capture, storage: Storage, claim: Body | None) -> Hold |
         message = f"spec.storage.existingClaim: {name}: can only be read (accessModes {_READ_ONLY}): name another one"
         return Hold("ClaimReadOnly", message, permanent=True)
     return None
+
+
+def naming_claim(capture: Capture, storage: Storage, failure: Hold | None) -> Hold | None:
+    """Return a failure with the claim and the field that it is about: a pod knows only where its volume is mounted."""
+    if failure is None or not (failure.reason.startswith("Volume") or failure.reason in _OF_THE_VOLUME):
+        return failure
+    field = "existingClaim" if storage.existing_claim else "size"
+    message = f"claim {claim_of(capture, storage)} (spec.storage.{field}): {failure.message}"
+    return replace(failure, message=message)
+
+
+def published_hold(storage: Storage, claim: Body | None) -> Hold | None:
+    """Return why nothing can be captured to a claim that was created: it holds a finished capture of this name.
+
+    The volume would tell, but only when the pod has its GPUs. One that is given may hold others: it is not labelled.
+    """
+    if storage.existing_claim is not None or claim is None or not is_published(claim):
+        return None
+    message = (
+        f"claim {claim['metadata']['name']} holds the files of an earlier capture of this name, which are never"
+        " overwritten: choose another name, or delete the claim with its files"
+    )
+    return Hold(ALREADY_PUBLISHED, message, permanent=True)
 
 
 def _missing_claim_hold(storage: Storage) -> Hold | None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from specdecode_operator.api.base import GROUP, VERSION, Body
-from specdecode_operator.api.crd import deployment_crd
 from specdecode_operator.services.adoption.bodies import mapping, objects
 from specdecode_operator.services.doctor.findings import Finding, Reading, Unread, fail, ok, unseen, warn
 from specdecode_operator.version import __version__
@@ -17,6 +16,7 @@ INSTALL_CRD: Final = "specdecode crds | kubectl apply --server-side -f -"
 _CRD: Final = "crd"
 _NAMED: Final = 4
 _LWS: Final = "leaderworkerset.x-k8s.io"
+_KUEUE: Final = "kueue.x-k8s.io"
 _PROMETHEUS: Final = "monitoring.coreos.com"
 
 OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -54,21 +54,32 @@ def version_finding(seen: Reading[str]) -> Finding:
     return ok("kubernetes", seen)
 
 
-def crd_finding(body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
-    """Judge the CRD, by itself or, where that may not be read, by what the API server serves."""
+def crd_finding(own: Body, body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
+    """Judge one CRD, by itself or, where that may not be read, by what the API server serves.
+
+    Parameters
+    ----------
+    own
+        The CRD as this command line has it.
+    body
+        The one that is installed.
+    groups
+        Versions that are served, by group.
+    """
+    name = own["metadata"]["name"]
     if body is None:
-        return fail(_CRD, "SpecDecodeDeployment is not installed", INSTALL_CRD)
+        return fail(_CRD, f"{name} is not installed", INSTALL_CRD)
     if not isinstance(body, Unread):
-        return _installed_crd_finding(body)
+        return _installed_crd_finding(own, body)
     if isinstance(groups, Unread):
         return unseen(_CRD, body)
     if VERSION in groups.get(GROUP, ()):
-        return warn(_CRD, f"{GROUP}/{VERSION} is served; its schema cannot be told: {body.why}", INSTALL_CRD)
-    return fail(_CRD, f"{GROUP}/{VERSION} is not served", INSTALL_CRD)
+        what = f"{GROUP}/{VERSION} is served; whether {name} is, and its schema, cannot be told: {body.why}"
+        return warn(_CRD, what, INSTALL_CRD)
+    return fail(_CRD, f"{GROUP}/{VERSION} is not served, nor {name}", INSTALL_CRD)
 
 
-def _installed_crd_finding(body: Body) -> Finding:
-    own = deployment_crd()
+def _installed_crd_finding(own: Body, body: Body) -> Finding:
     name = own["metadata"]["name"]
     served = [each for each in objects(mapping(body, "spec"), "versions") if each.get("served")]
     names = ", ".join(str(each.get("name")) for each in served) or "nothing"
@@ -80,7 +91,7 @@ def _installed_crd_finding(body: Body) -> Finding:
         return fail(_CRD, f"{name} is not established", f"see kubectl describe crd {name}")
     if installed.get("schema") != own["spec"]["versions"][0]["schema"]:
         fix = f"install CRDs and operator of {__version__} ({INSTALL_CRD}), or use the command line of the operator"
-        return warn(_CRD, f"{VERSION} is served with another schema than that of this command line", fix)
+        return warn(_CRD, f"{name} serves {VERSION} with another schema than that of this command line", fix)
     return ok(_CRD, f"{name} serves {names}, as this command line has it")
 
 
@@ -128,11 +139,14 @@ def optional_findings(groups: Reading[Mapping[str, Sequence[str]]]) -> list[Find
     """Say what is there that only some need."""
     if isinstance(groups, Unread):
         return [unseen("add-ons", groups)]
-    lws, prometheus = groups.get(_LWS), groups.get(_PROMETHEUS)
+    lws, kueue, prometheus = groups.get(_LWS), groups.get(_KUEUE), groups.get(_PROMETHEUS)
     return [
         ok("leaderworkerset", f"{_LWS} {', '.join(lws)}: for replicas over several nodes")
         if lws
         else ok("leaderworkerset", "is not installed: needed only for replicas over several nodes"),
+        ok("kueue", f"{_KUEUE} {', '.join(kueue)}: for captures and engines in queues")
+        if kueue
+        else ok("kueue", f"is not installed: needed only for captures with the label {_KUEUE}/queue-name"),
         ok("prometheus", f"{_PROMETHEUS} {', '.join(prometheus)}: metrics.podMonitor.enabled of the chart works")
         if prometheus
         else ok("prometheus", "no Prometheus operator: leave metrics.podMonitor.enabled of the chart off"),

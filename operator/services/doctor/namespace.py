@@ -1,4 +1,4 @@
-"""Whether engine pods would be let into a namespace: pod security, quota, limits, and the storage for models."""
+"""Whether engine pods would be let into a namespace: pod security, quota, limits, storage for models and captures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -74,17 +74,21 @@ def shared_memory_finding(limits: Sequence[Finding]) -> Finding:
 
 
 def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge where claims for models would come from."""
+    """Judge where claims for models and captures would come from."""
     subject = "storage"
     if isinstance(classes, Unread):
         return [unseen(subject, classes)]
     if not classes:
-        fix = "install a provisioner, or make the volumes by hand; without a claim each pod downloads its models"
+        fix = (
+            "install a provisioner, or make the volumes by hand: captures then need spec.storage.existingClaim, and"
+            " without a claim each pod downloads its models"
+        )
         return [warn(subject, "there is no StorageClass", fix)]
     default = [each for each in classes if _is_default(each)]
     names = ", ".join(_name(each) for each in classes)
     if not default:
-        return [warn(subject, f"no StorageClass of {names} is the default", "name one in each claim, or mark one")]
+        fix = "name one in each claim and in spec.storage.storageClassName of each capture, or mark one"
+        return [warn(subject, f"no StorageClass of {names} is the default", fix)]
     if len(default) > 1:
         marked = ", ".join(_name(each) for each in default)
         return [warn(subject, f"several StorageClasses are the default: {marked}", "leave the mark on one")]

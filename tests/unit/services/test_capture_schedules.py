@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.key import Key
-from specdecode_operator.labels import CAPTURE_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 from specdecode_operator.services.capture_schedules import (
     Belongings,
     SchedulingDecision,
     decide_schedules,
-    schedule_problems,
 )
+from specdecode_operator.services.schedule_problems import schedule_problems
 
 KEY = Key("team", "llama")
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -55,8 +55,8 @@ def capture(at: datetime, phase: str | None) -> dict[str, Any]:
     }
 
 
-def claim(name: str, made: datetime, of: str = "") -> dict[str, Any]:
-    labels = {SCHEDULE_LABEL: "hourly", CAPTURE_LABEL: of or name}
+def claim(name: str, made: datetime, of: str = "", *, published: bool = True) -> dict[str, Any]:
+    labels = {SCHEDULE_LABEL: "hourly", CAPTURE_LABEL: of or name} | ({PUBLISHED_LABEL: "true"} if published else {})
     return {"metadata": {"name": name, "labels": labels, "creationTimestamp": text(made)}}
 
 
@@ -185,6 +185,37 @@ class TestHistory:
         assert names(by_count.delete_claims) == ["claim-3", "claim-4"]
         by_age = decide(later, hourly(retention={"days": 3}), running, status=seen(last=NOON), claims=claims)
         assert names(by_age.delete_claims) == ["claim-3", "claim-4"]
+
+    def test_no_number_of_failures_pushes_out_good_data(self) -> None:
+        good = [claim(f"good-{day}", NOON - timedelta(days=day)) for day in range(20, 25)]
+        failed = [claim(f"failed-{day}", NOON - timedelta(days=day), published=False) for day in range(1, 8)]
+        later = NOON + timedelta(minutes=30)
+
+        def kept(**retention: int) -> list[str]:
+            decision = decide(later, hourly(retention=retention), status=seen(last=NOON), claims=[*failed, *good])
+            return [name for name in names([*good, *failed]) if name not in names(decision.delete_claims)]
+
+        assert kept(count=2) == ["good-20", "good-21", "failed-1", "failed-2"]
+        assert kept(count=3, failedCount=1) == ["good-20", "good-21", "good-22", "failed-1"]
+        assert kept(failedCount=0) == names(good)
+        assert kept(count=2, days=2) == ["failed-1"], "age holds for all"
+
+    def test_a_capture_that_succeeded_is_good_before_its_claim_says_so(self) -> None:
+        at = NOON - timedelta(hours=1)
+        fresh, over = claim("fresh", at, published=False), capture(at, "Succeeded")
+        fresh["metadata"]["labels"][CAPTURE_LABEL] = over["metadata"]["name"]
+        schedule = hourly(retention={"failedCount": 0}, successfulHistoryLimit=0)
+        early = decide(NOON + timedelta(minutes=30), schedule, over, status=seen(last=NOON), claims=[fresh])
+        assert (early.delete_claims, early.delete_captures) == ([], []), "only the object knows of the good data"
+        fresh["metadata"]["labels"][PUBLISHED_LABEL] = "true"
+        told = decide(NOON + timedelta(minutes=30), schedule, over, status=seen(last=NOON), claims=[fresh])
+        assert (told.delete_claims, told.delete_captures) == ([], [over])
+
+    def test_claims_that_are_being_deleted_do_not_count(self) -> None:
+        claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 4)]
+        claims[0]["metadata"]["deletionTimestamp"] = text(NOON)
+        later, schedule = NOON + timedelta(minutes=30), hourly(retention={"count": 2})
+        assert not decide(later, schedule, status=seen(last=NOON), claims=claims).delete_claims
 
     def test_without_retention_every_claim_stays(self) -> None:
         claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 400)]

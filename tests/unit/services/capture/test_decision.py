@@ -1,17 +1,17 @@
-"""From a capture and what was seen to objects, conditions and a phase."""
+"""From a capture and what was seen to objects: what is refused, waited for, borrowed and cleaned up."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
-from specdecode_operator.services.capture.decision import decide, hindered
+from specdecode_operator.services.capture.decision import hindered
 from specdecode_operator.services.capture.lending import borrower
 from specdecode_operator.services.capture.status import compose_status, is_outlived
 from specdecode_operator.services.capture.subject import QUEUE_LABEL, read_capture
-from specdecode_operator.services.capture.surroundings import Decision, Surroundings
+from specdecode_operator.services.capture.surroundings import Surroundings
 from specdecode_operator.services.readiness import stalled
+from tests.support.capture_decisions import NOW, after, look, words
 from tests.support.captures import (
     capture,
     capture_pod,
@@ -20,45 +20,9 @@ from tests.support.captures import (
     deployment_seen,
     ended,
     job,
-    running,
     surroundings,
 )
-from tests.support.objects import Body, pair_70b, tiny_cpu, waiting
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SUMMARY = {
-    "requests": {"sent": 8, "completed": 8},
-    "acceptancePercent": 71,
-    "acceptance": "71%",
-    "files": [{"name": "trace.jsonl", "bytes": 12, "lines": 9, "sha256": "0" * 64}],
-    "unheardOf": 1,
-}
-
-
-TOLD_TO_STOP = {"error": {"reason": "Cancelled", "message": "stopped before its end: SIGTERM received"}}
-DISK_FULL = {"error": {"reason": "DiskFull", "message": "use a larger one"}}
-DRAINED = {
-    "type": "DisruptionTarget",
-    "status": "True",
-    "reason": "EvictionByEvictionAPI",
-    "message": "Eviction API: evicting",
-}
-
-
-def look(body: Body, seen: Surroundings | None = None) -> tuple[Decision, SpecDecodeCaptureStatus]:
-    subject = read_capture(body)
-    decision = decide(subject, seen or surroundings(), NOW)
-    return decision, compose_status(subject, decision, NOW)
-
-
-def words(status: SpecDecodeCaptureStatus) -> dict[str, tuple[str, str]]:
-    return {each.type: (each.status.value, each.reason) for each in status.conditions}
-
-
-def after(body: Body, seen: Surroundings) -> Body:
-    """The same capture with the status that it then has."""
-    _, status = look(body, seen)
-    return {**body, "status": status.model_dump(by_alias=True, mode="json", exclude_none=True)}
+from tests.support.objects import Body, pair_70b, tiny_cpu
 
 
 def test_a_capture_that_nothing_hinders_gets_its_claim_and_its_job() -> None:
@@ -86,7 +50,7 @@ BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
         capture(),
         surroundings(deployment=deployment_seen(tiny_cpu(engine={"image": "i:1", "extraArgs": ["--nonsense"]}))),
         "DeploymentNotPlanned",
-        False,
+        True,
         "extraArgs",
     ),
     "tokens held back": (
@@ -129,7 +93,7 @@ BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
         capture(),
         surroundings(deployment=deployment_seen(tiny_cpu(engine={"image": "i:1", "version": "0.27"}))),
         "DeploymentNotPlanned",
-        False,
+        True,
         "write 0.28 or newer",
     ),
     "longer than its deadline": (
@@ -166,6 +130,13 @@ BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
         "ClaimLost",
         True,
         "mine",
+    ),
+    "a claim with the files of an earlier capture": (
+        capture(capture_spec(deploymentDuringCapture="Suspend")),
+        surroundings(claim=claim(labels={"specdecode.io/capture": "demo", "specdecode.io/published": "true"})),
+        "AlreadyPublished",
+        True,
+        "claim demo-capture holds the files",
     ),
     "a stranger's claim": (
         capture(),
@@ -222,11 +193,52 @@ def test_what_cannot_be_captured_is_told_and_nothing_is_written(name: str) -> No
     assert said in message
 
 
+@pytest.mark.parametrize(
+    ("extra_args", "reason"),
+    [
+        (["--stream-interval=8"], "StreamIntervalNotOne"),
+        (["--stream_interval", "8"], "StreamIntervalNotOne"),
+        (["--stream-int=8"], "StreamIntervalNotOne"),
+        (["--stream-interval=1", "--stream-interval=8"], "StreamIntervalNotOne"),
+        (["--stream-interval=8", "--stream-interval=1"], "Starting"),
+        (["--config=/settings.yaml"], "DeploymentNotPlanned"),
+        (["--scheduler-config", '{"stream_interval": 8}'], "DeploymentNotPlanned"),
+        (["-O", '{"stream_interval": 8}'], "DeploymentNotPlanned"),
+    ],
+)
+def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> None:
+    deployment = deployment_seen(tiny_cpu(engine={"image": "i:1", "extraArgs": extra_args}))
+    _, status = look(capture(), surroundings(deployment=deployment))
+    assert words(status)["Ready"][1] == reason
+
+
+@pytest.mark.parametrize(
+    ("variable", "reason"),
+    [
+        ({"value": "1"}, "RustFrontend"),
+        ({"value": "True"}, "RustFrontend"),
+        ({"valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}}, "RustFrontend"),
+        ({"value": "0"}, "Starting"),
+    ],
+)
+def test_a_frontend_without_python_in_the_pod_template(variable: Body, reason: str) -> None:
+    env = [{"name": "VLLM_USE_RUST_FRONTEND", **variable}]
+    template = {"spec": {"containers": [{"name": "engine", "env": env}]}}
+    _, status = look(capture(), surroundings(deployment=deployment_seen(tiny_cpu(podTemplate=template))))
+    assert words(status)["Ready"][1] == reason
+
+
 def test_a_claim_that_an_earlier_capture_of_the_name_left_is_used_again() -> None:
     left = claim(labels={"specdecode.io/capture": "demo"})
     decision, _ = look(capture(), surroundings(claim=left))
     assert decision.writes.claim is None
-    assert decision.writes.job is not None, "whether it holds a finished capture already is seen on the volume"
+    assert decision.writes.job is not None, "what it holds are partial files"
+
+
+def test_published_files_are_not_in_the_way_of_another_name() -> None:
+    given = claim("mine", labels={"specdecode.io/capture": "other", "specdecode.io/published": "true"})
+    decision, _ = look(capture(capture_spec(storage={"existingClaim": "mine"})), surroundings(claim=given))
+    assert decision.writes.job is not None
 
 
 def test_a_claim_that_still_goes_with_an_earlier_capture_is_waited_for() -> None:
@@ -254,204 +266,47 @@ class TestRetain:
     def test_a_change_of_mind_is_carried_out(self) -> None:
         kept = claim(labels={"specdecode.io/capture": "demo"})
         decision, _ = look(capture(capture_spec(storage={"retain": False})), surroundings(claim=kept, job=job()))
-        assert decision.writes.claim_owners is not None
-        assert [owner["uid"] for owner in decision.writes.claim_owners] == ["capture-uid"]
-        kept["metadata"]["ownerReferences"] = decision.writes.claim_owners
-        decision, _ = look(capture(), surroundings(claim=kept, job=job("Complete")))
-        assert decision.writes.claim_owners == []
+        owners = decision.writes.claim_metadata["ownerReferences"]
+        assert [owner["uid"] for owner in owners] == ["capture-uid"]
+        kept["metadata"]["ownerReferences"] = owners
+        decision, _ = look(capture(), surroundings(claim=kept, job=job()))
+        assert decision.writes.claim_metadata == {"ownerReferences": []}
+
+    def test_a_claim_tells_for_good_that_it_holds_published_files(self) -> None:
+        made = claim(labels={"specdecode.io/capture": "demo"})
+        published = {"labels": {"specdecode.io/published": "true"}}
+        running_one, _ = look(capture(), surroundings(claim=made, job=job()))
+        assert running_one.writes.claim_metadata == {}
+        failed, _ = look(capture(), surroundings(claim=made, job=job("Failed")))
+        assert failed.writes.claim_metadata == {}
+        succeeded, _ = look(capture(), surroundings(claim=made, job=job("Complete")))
+        assert succeeded.writes.claim_metadata == published
+        ended_one = after(capture(), surroundings(claim=made, job=job("Complete")))
+        later, _ = look(ended_one, surroundings(claim=made))
+        assert later.writes.claim_metadata == published, "also where the first time something was in the way"
+        made["metadata"]["labels"] |= published["labels"]
+        kept = capture(capture_spec(storage={"retain": False}))
+        told, _ = look({**kept, "status": ended_one["status"]}, surroundings(claim=made))
+        assert "ownerReferences" in told.writes.claim_metadata, "whether it is kept may be changed all the same"
+        told, _ = look(ended_one, surroundings(claim=made))
+        assert told.writes.claim_metadata == {}, "once is enough"
+        again, _ = look(capture(), surroundings(claim=made, job=job("Failed")))
+        assert again.writes.claim_metadata == {}, "another one of the name that fails takes nothing away"
+
+    def test_a_claim_that_holds_the_files_of_an_earlier_capture_of_the_name_tells_so_too(self) -> None:
+        made = claim(labels={"specdecode.io/capture": "demo"})
+        said = {"error": {"reason": "AlreadyPublished", "message": "holds a finished capture"}}
+        pod = capture_pod(phase="Failed", initContainerStatuses=[ended("prepare", 1, said)])
+        decision, _ = look(capture(), surroundings(claim=made, job=job("Failed"), pods=[pod]))
+        assert decision.succeeded.reason == "AlreadyPublished"
+        assert decision.writes.claim_metadata["labels"] == {"specdecode.io/published": "true"}
 
     def test_a_given_claim_is_nobodys(self) -> None:
         spec = capture_spec(storage={"existingClaim": "mine", "retain": False})
         decision, status = look(capture(spec), surroundings(claim=claim("mine")))
         assert decision.writes.claim is None
-        assert decision.writes.claim_owners is None
+        assert decision.writes.claim_metadata == {}
         assert status.claim == "mine"
-
-
-class TestProgress:
-    def test_phases_on_the_way(self) -> None:
-        body = capture()
-        unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
-        done = {"terminated": {"exitCode": 0}}
-        seen = [
-            ([], "Pending", "WaitingForPod"),
-            ([capture_pod(phase="Pending", conditions=[unscheduled])], "WaitingForGPUs", "WaitingForGPUs"),
-            ([capture_pod(phase="Pending", initContainerStatuses=[running("prepare")])], "Starting", "Starting"),
-            ([capture_pod(containerStatuses=[running("load")])], "Loading", "Loading"),
-            # The load ended before the engine that stands beside it.
-            ([capture_pod(containerStatuses=[{**running("load"), "state": done}])], "Loading", "Finishing"),
-        ]
-        for pods, phase, reason in seen:
-            _, status = look(body, surroundings(job=job(), pods=pods))
-            assert (status.phase, words(status)["Ready"]) == (phase, ("Unknown", reason))
-            assert words(status)["WaitingForGPUs"][0] == str(phase == "WaitingForGPUs")
-            assert words(status)["Accepted"][0] == "True"
-
-    def test_a_pod_that_is_taken_from_its_node_is_no_load_under_way(self) -> None:
-        pod = capture_pod(containerStatuses=[running("load")], conditions=[DRAINED])
-        _, status = look(capture(), surroundings(job=job(), pods=[pod]))
-        assert words(status)["Ready"] == ("Unknown", "Loading"), "it is told to leave only when it is deleted"
-        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:05:00Z"
-        _, status = look(capture(), surroundings(job=job(), pods=[pod]))
-        assert words(status)["Ready"] == ("Unknown", "NodeLost")
-
-    def test_gpus_are_waited_for_in_the_schedulers_words(self) -> None:
-        unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
-        pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
-        (message,) = (each.message for each in status.conditions if each.type == "WaitingForGPUs")
-        assert "Insufficient nvidia.com/gpu" in message
-
-    @pytest.mark.parametrize(
-        "message", ['persistentvolumeclaim "mine" not found', "1 node(s) had volume node affinity conflict"]
-    )
-    def test_a_volume_that_no_node_can_mount_is_no_lack_of_gpus(self, message: str) -> None:
-        unscheduled = {"type": "PodScheduled", "status": "False", "message": message}
-        pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
-        assert (status.phase, words(status)["Ready"][1]) == ("Pending", "WaitingForVolume")
-        assert words(status)["WaitingForGPUs"][0] == "False"
-
-    def test_an_engine_that_cannot_start_is_given_up_and_frees_its_gpus(self) -> None:
-        crashed = {
-            "name": "engine",
-            "restartCount": 3,
-            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-            "lastState": {"terminated": {"exitCode": 1, "message": "ValueError: no such thing"}},
-        }
-        seen = surroundings(job=job(), pods=[capture_pod(phase="Pending", initContainerStatuses=[crashed])])
-        body = after(capture(), seen)
-        assert words(look(body, seen)[1])["Succeeded"] == ("False", "EngineFailed")
-        decision, status = look(body, seen)
-        assert decision.writes.remove_job
-        assert status.phase == "Failed"
-        assert status.finished_at is not None
-
-    def test_an_engine_that_crashed_once_may_yet_start(self) -> None:
-        crashed = {
-            "name": "engine",
-            "restartCount": 1,
-            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-            "lastState": {"terminated": {"exitCode": 1, "message": "boom"}},
-        }
-        pods = [capture_pod(phase="Pending", initContainerStatuses=[crashed])]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
-        assert (status.phase, words(status)["Ready"]) == ("Starting", ("Unknown", "EngineFailed"))
-
-    def test_an_image_that_cannot_be_pulled_is_told(self) -> None:
-        pods = [
-            capture_pod(
-                phase="Pending", initContainerStatuses=[waiting("ErrImagePull", "no such image", container="prepare")]
-            )
-        ]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
-        assert words(status)["Ready"] == ("Unknown", "ImagePullFailed")
-
-
-class TestEnd:
-    def test_a_capture_that_succeeded_says_what_it_found_and_where(self) -> None:
-        pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, SUMMARY)])]
-        _, status = look(capture(), surroundings(job=job("Complete"), pods=pods))
-        assert status.phase == "Succeeded"
-        assert words(status)["Succeeded"] == ("True", "Captured")
-        assert words(status)["Ready"][0] == "True"
-        assert status.summary is not None
-        assert (status.summary.requests.completed, status.summary.acceptance_percent) == (8, 71)
-        assert status.path == "default/demo/as-deployed/1"
-        assert status.started_at == "2026-01-01T00:00:00Z"
-        assert status.finished_at == "2026-01-01T00:10:00Z"
-
-    def test_the_end_of_the_job_waits_for_that_of_its_pod(self) -> None:
-        pods = [capture_pod(containerStatuses=[running("load")])]
-        _, status = look(capture(), surroundings(job=job("Complete"), pods=pods))
-        assert words(status)["Succeeded"] == ("Unknown", "Finishing")
-
-    def test_words_that_were_lost_do_not_undo_a_success(self) -> None:
-        _, status = look(capture(), surroundings(job=job("Complete")))
-        assert words(status)["Succeeded"][0] == "True"
-        assert status.summary is None
-
-    def test_what_ended_stays_ended_when_its_job_is_gone(self) -> None:
-        pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, SUMMARY)])]
-        body = after(capture(), surroundings(job=job("Complete"), pods=pods))
-        body["metadata"]["generation"] = 2
-        body["spec"]["suspend"] = True
-        decision, status = look(body, surroundings(deployment=None))
-        assert decision.writes.job is None
-        assert status.observed_generation == 2
-        assert status.phase == "Succeeded"
-        assert status.summary is not None
-        assert status.summary.requests.completed == 8
-
-    @pytest.mark.parametrize(
-        ("container", "exit_code", "message", "pod", "reason", "said"),
-        [
-            ("load", 1, {"error": {"reason": "Dropped", "message": "3 dropped"}}, {}, "Dropped", "3 dropped"),
-            (
-                "prepare",
-                1,
-                {"error": {"reason": "AlreadyPublished", "message": "there"}},
-                {},
-                "AlreadyPublished",
-                "there",
-            ),
-            ("load", 2, "Traceback\nKeyError: 'x'", {}, "CaptureFailed", "load ended with exit code 2: KeyError: 'x'"),
-            ("load", 137, "", {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
-            ("load", 143, "", {"reason": "Evicted", "message": "disk"}, "Evicted", "disk"),
-            ("load", 1, TOLD_TO_STOP, {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
-            ("load", 1, TOLD_TO_STOP, {"conditions": [DRAINED]}, "NodeLost", "Eviction API"),
-            ("load", 1, TOLD_TO_STOP, {}, "Cancelled", "SIGTERM"),
-            ("load", 1, DISK_FULL, {"conditions": [DRAINED]}, "DiskFull", "a larger one"),
-        ],
-    )
-    def test_a_failure_is_told_by_who_knows_most(  # noqa: PLR0913, PLR0917  what a pod says
-        self, container: str, exit_code: int, message: Any, pod: Body, reason: str, said: str
-    ) -> None:
-        status_field = "initContainerStatuses" if container == "prepare" else "containerStatuses"
-        failed = capture_pod(phase="Failed", **{status_field: [ended(container, exit_code, message)]}, **pod)
-        _, status = look(capture(), surroundings(job=job("Failed"), pods=[failed]))
-        assert status.phase == "Failed"
-        assert words(status)["Succeeded"] == ("False", reason)
-        assert words(status)["Stalled"][0] == "True"
-        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
-        assert said in text
-
-    def test_the_last_words_of_an_engine_that_died_are_added(self) -> None:
-        engine = {
-            "name": "engine",
-            "state": {"terminated": {"exitCode": 0}},
-            "lastState": {"terminated": {"exitCode": 1, "message": "RuntimeError: CUDA out of memory. Tried"}},
-        }
-        error = {"error": {"reason": "EngineInterrupted", "message": "another boot"}}
-        pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
-        _, status = look(capture(), surroundings(job=job("Failed"), pods=[pod]))
-        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
-        assert text.startswith("another boot; the engine had ended with 1: CUDA out of memory")
-
-    def test_an_engine_that_died_and_came_back_is_told_when_its_words_are_gone(self) -> None:
-        """What the kubelet leaves of it when the pod has ended."""
-        engine = {"name": "engine", "restartCount": 1, "state": {"terminated": {"exitCode": 0}}, "lastState": {}}
-        error = {"error": {"reason": "EngineExited", "message": "nothing listens"}}
-        pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
-        _, status = look(capture(), surroundings(job=job("Failed"), pods=[pod]))
-        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
-        assert text == "nothing listens; the engine was restarted (1)"
-
-    def test_a_failed_job_without_a_pod_says_what_it_can(self) -> None:
-        _, status = look(capture(), surroundings(job=job("Failed")))
-        assert words(status)["Succeeded"] == ("False", "Failed")
-
-    def test_a_pod_that_was_taken_away_says_nothing_more(self) -> None:
-        failed = job("Failed")
-        failed["status"]["conditions"][0]["reason"] = "BackoffLimitExceeded"
-        _, status = look(capture(), surroundings(job=failed))
-        assert words(status)["Succeeded"] == ("False", "NodeLost")
-
-    def test_pods_of_an_earlier_job_say_nothing(self) -> None:
-        stranger = capture_pod(containerStatuses=[running("load")])
-        stranger["metadata"]["ownerReferences"][0]["uid"] = "another"
-        _, status = look(capture(), surroundings(job=job(), pods=[stranger]))
-        assert status.phase == "Pending"
 
 
 class TestSuspend:
@@ -554,13 +409,6 @@ def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:
     assert not is_outlived(subject, finished + timedelta(seconds=59))
     assert is_outlived(subject, finished + timedelta(seconds=60))
     assert not is_outlived(read_capture(capture(capture_spec(ttlSecondsAfterFinished=0))), finished)
-
-
-def test_a_status_that_says_the_same_is_the_same() -> None:
-    seen = surroundings(job=job(), pods=[capture_pod(containerStatuses=[running("load")])])
-    body = after(capture(), seen)
-    later = compose_status(read_capture(body), decide(read_capture(body), seen, NOW), NOW + timedelta(hours=1))
-    assert later == read_capture(body).status
 
 
 def test_a_spec_of_another_version_of_the_crd_is_refused_by_name() -> None:

@@ -15,10 +15,10 @@ from specdecode_operator.services.capture import job as rendering
 from specdecode_operator.services.capture.decision import decide
 from specdecode_operator.services.capture.subject import read_capture
 from specdecode_operator.services.capture.surroundings import DeploymentSeen
-from specdecode_operator.services.decision import Launch
+from specdecode_operator.services.intent import Launch
+from tests.support.capture_decisions import NOW
 from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, deployment_seen, surroundings
 from tests.support.objects import Body, tiny_cpu
-from tests.unit.services.capture.test_decision import NOW
 
 
 def deployed(spec: Body | None = None) -> tuple[DeploymentSeen, Body]:
@@ -199,11 +199,18 @@ class TestPod:
 
     def test_it_lives_as_long_as_start_and_load_may_take(self) -> None:
         short, long = (pod_spec(rendered(deadlineSeconds=each))["activeDeadlineSeconds"] for each in (600, 3600))
-        assert long - short == 3000
-        assert short > 600 + 900, "an engine takes its time to start"
+        assert long - short == 3000 + 300, "what there is to merge grows with the load"
+        assert short > 600 + 900 + 60, "an engine takes its time to start"
 
     def test_waiting_for_gpus_costs_no_time(self) -> None:
         assert "activeDeadlineSeconds" not in rendered()["spec"]
+
+    def test_with_borrowed_gpus_there_is_time_for_every_attempt_and_no_more(self) -> None:
+        once, thrice = (rendered(deploymentDuringCapture="Suspend", backoffLimit=each) for each in (0, 2))
+        attempt_s = pod_spec(once)["activeDeadlineSeconds"]
+        assert pod_spec(thrice)["activeDeadlineSeconds"] == attempt_s
+        assert once["spec"]["activeDeadlineSeconds"] == 1800 + attempt_s
+        assert thrice["spec"]["activeDeadlineSeconds"] == 1800 + 3 * attempt_s
 
 
 class TestDataset:

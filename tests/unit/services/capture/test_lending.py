@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from specdecode_operator.services.capture.lending import borrower, holds_gpus
-from specdecode_operator.services.decision import Observation, compose_status, intend, lend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import lend, read_parent
 from tests.support.captures import capture, capture_spec
 from tests.support.objects import Body, deployment, parent, tiny_cpu
 

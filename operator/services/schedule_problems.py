@@ -1,0 +1,28 @@
+"""What a schedule of captures says that cron or the time zones do not know."""
+
+import zoneinfo
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from cronsim import CronSim, CronSimError
+
+from specdecode_operator.api.capture_schedule import CaptureSchedule
+from specdecode_operator.api.problems import Problem
+
+
+def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:
+    """Report what a schedule says that cron or the time zones do not know."""
+    problems = []
+    for index, schedule in enumerate(schedules):
+        where = f"spec.captures[{index}]"
+        try:
+            next(CronSim(schedule.schedule, datetime.now(UTC)))
+        except (CronSimError, StopIteration) as error:
+            fix = f"{error or 'it never comes'}: write minute, hour, day, month and weekday, such as 0 3 * * 1-5"
+            problems.append(Problem(f"{where}.schedule", schedule.schedule, fix))
+        try:
+            zoneinfo.ZoneInfo(schedule.time_zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            fix = "is not known: use a name of the IANA database, such as UTC or Europe/Berlin"
+            problems.append(Problem(f"{where}.timeZone", schedule.time_zone, fix))
+    return problems
