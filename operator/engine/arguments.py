@@ -11,6 +11,9 @@ from specdecode_operator.engine.speculative_config import speculative_config
 TLS_PATH = "/etc/specdecode-tls"
 """Where the engine finds its certificate and key in its pod."""
 
+COMPILATION_CONFIG = "--compilation-config"
+"""The flag whose JSON value says how vLLM compiles the model."""
+
 Values = tuple[str, ...] | None
 """What follows a flag: nothing is ``()``, and None leaves the flag out."""
 
@@ -102,6 +105,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--block-size", "spec.serving.blockSize", lambda s, _: _one(s.block_size)),
     Argument("--gpu-memory-utilization", "spec.serving.memoryUtilizationPercent", lambda s, _: _memory_utilization(s)),
     Argument("--enforce-eager", "spec.serving.enforceEager", lambda s, _: () if s.enforce_eager else None),
+    # One key of a JSON value: users may set others of it beside.
+    Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode", lambda s, _: _one(s.cudagraph_mode)),
     Argument(
         "--max-cudagraph-capture-size",
         "spec.serving.maxCudagraphCaptureSize",

@@ -7,7 +7,7 @@ names with the value glued on, and dotted paths into JSON values.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -23,6 +23,36 @@ _OPTIMIZATION_LEVELS = frozenset("0123")
 
 
 @dataclass(frozen=True)
+class Option:
+    """One flag as it was given, with what belongs to it.
+
+    Attributes
+    ----------
+    index
+        Where it stands in the list.
+    flag
+        What it stands for.
+    spelled
+        Its name as written, with dashes.
+    path
+        The dotted path behind the name; empty without.
+    value
+        Its first value; empty without.
+    """
+
+    index: int
+    flag: Flag
+    spelled: str
+    path: str
+    value: str
+
+    @property
+    def shown(self) -> str:
+        """Name and path. The value may be a secret."""
+        return f"{self.spelled}.{self.path}" if self.path else self.spelled
+
+
+@dataclass(frozen=True)
 class _Token:
     """One argument that looks like an option.
 
@@ -33,13 +63,13 @@ class _Token:
         shown: the value may be a secret.
     has_value
         A value is part of the same argument.
-    has_path
-        A dotted path into a JSON value follows the name.
+    path
+        The dotted path into a JSON value that follows the name; empty without.
     """
 
     name: str
     has_value: bool
-    has_path: bool
+    path: str
 
 
 def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> list[Problem]:
@@ -52,6 +82,28 @@ def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> li
             problems.append(Problem(f"spec.engine.extraArgs[{index}]", shown, message))
         index += taken
     return problems
+
+
+def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Option]:
+    """Return the flags that are given, in their order; what has problems may be left out."""
+    index = 0
+    while index < len(extra_args):
+        argument, following = extra_args[index], _count_values(extra_args[index + 1 :])
+        _, equals, glued = argument.partition("=")
+        value = glued if equals else "".join(extra_args[index + 1 : index + 2])
+        if argument.startswith(_OPTIMIZATION_LEVEL):
+            level, taken = argument.removeprefix(_OPTIMIZATION_LEVEL).removeprefix("="), 1
+            if not level:
+                level, taken = value, 2
+            yield Option(index, profile.flags["--optimization-level"], _OPTIMIZATION_LEVEL, "", level)
+        else:
+            token = _tokenize(argument, profile)
+            found = _find(token.name, profile) if _is_option(argument) else argument
+            taken = 1
+            if isinstance(found, Flag):
+                _, taken = _take_values(token, found, following, len(extra_args) - index - 1)
+                yield Option(index, found, token.name, token.path, value if equals or taken > 1 else "")
+        index += taken
 
 
 def last_given(flag: Flag, extra_args: Sequence[str], profile: EngineProfile) -> tuple[int, str] | None:
@@ -93,7 +145,7 @@ def _read(extra_args: Sequence[str], index: int, profile: EngineProfile) -> tupl
     found = _find(token.name, profile)
     if isinstance(found, str):
         return found, token.name, 1 + following
-    advice = refusal(found.name)
+    advice = refusal(found.name) or refusal(f"{found.name}.{token.path}")
     problem, taken = _take_values(token, found, following, len(extra_args) - index - 1)
     if advice is None:
         return problem, token.name, taken
@@ -128,13 +180,13 @@ def _count_values(arguments: Sequence[str]) -> int:
 def _tokenize(argument: str, profile: EngineProfile) -> _Token:
     """Split an option into what argparse and vLLM see in it."""
     full_name, equals, _ = argument.partition("=")
-    name, dot, _ = full_name.partition(".")
+    name, _, path = full_name.partition(".")
     if name.startswith("--"):
         name = name.replace("_", "-")
     elif name[:2] in profile.flags and not any(known.startswith(name) for known in profile.flags):
         # A one-letter flag with its value glued on, such as -n2.
-        return _Token(name[:2], has_value=True, has_path=False)
-    return _Token(name, has_value=bool(equals), has_path=bool(dot))
+        return _Token(name[:2], has_value=True, path="")
+    return _Token(name, has_value=bool(equals), path=path)
 
 
 def _find(name: str, profile: EngineProfile) -> Flag | str:
@@ -164,7 +216,7 @@ def _why_unknown(name: str, candidates: Sequence[str], profile: EngineProfile) -
 
 def _take_values(token: _Token, flag: Flag, following: int, remaining: int) -> tuple[str | None, int]:
     """Return what is wrong with a flag's values, and how many arguments flag and values take."""
-    if token.has_path and not token.has_value:
+    if token.path and not token.has_value:
         # vLLM takes the next argument as the value, whatever it looks like.
         return (None, 2) if remaining else ("needs a value", 1)
     if token.has_value:

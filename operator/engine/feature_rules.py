@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import Method
-from specdecode_operator.engine.extra_args import last_given
+from specdecode_operator.engine.extra_args import last_given, options
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.settings import EngineSettings, Platform, SpeculationSettings
+from specdecode_operator.engine.runners import runs_on_v1
+from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
 
 _READS_HIDDEN_STATES = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
-_V1 = "V1"
 
 
 def feature_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
@@ -61,18 +61,18 @@ def _processor_problems(
 ) -> Iterator[Problem]:
     """vllm/v1/sample/logits_processor/__init__.py: model runner V1 refuses them with speculation."""
     given = _given("--logits-processors", settings, profile)
-    on_v1 = settings.platform is Platform.CPU or profile.runners.get(speculation.method) == _V1
-    if given is not None and on_v1:
+    if given is not None and runs_on_v1(settings, profile):
         message = f"vLLM {profile.version} has no logits processors of one's own with method {speculation.method}"
         yield _problem(given[0], settings, f"{message}; remove it")
 
 
 def _sampling_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/sampling_params.py _validate_spec_decode: every request without a min_p of its own would be refused."""
-    given = _given("--override-generation-config", settings, profile)
-    if given is not None and "min_p" in settings.extra_args[given[0]] + given[1]:
-        message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"
-        yield _problem(given[0], settings, message)
+    for option in options(settings.extra_args, profile):
+        told = option.path == "min_p" or (not option.path and '"min_p"' in option.value)
+        if option.flag.name == "--override-generation-config" and told:
+            message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"
+            yield _problem(option.index, settings, message)
 
 
 def _given(name: str, settings: EngineSettings, profile: EngineProfile) -> tuple[int, str] | None:

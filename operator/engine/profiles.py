@@ -94,7 +94,9 @@ class TargetLimits:
     Attributes
     ----------
     without_hidden_states
-        Do not hand out hidden states of inner layers, which eagle3, dflash and dspark read.
+        Do not hand out hidden states of inner layers in any version, which eagle3, dflash and dspark read.
+    later_with_hidden_states
+        Do so only from a later version on.
     with_hidden_states_over_stages
         Alone hand them out over pipeline stages.
     without_stages
@@ -102,6 +104,7 @@ class TargetLimits:
     """
 
     without_hidden_states: frozenset[str]
+    later_with_hidden_states: frozenset[str]
     with_hidden_states_over_stages: frozenset[str]
     without_stages: frozenset[str]
 
@@ -129,6 +132,8 @@ class EngineProfile:
         Keys that ``--speculative-config`` may have.
     runners
         Model runner that speculates so on GPUs, V1 or V2, by method.
+    flags_to_v1
+        Flags that make model runner V1 serve what V2 would.
     async_scheduling
         Whether the scheduler may run ahead of the workers, by method.
     drafts_over_stages
@@ -161,6 +166,7 @@ class EngineProfile:
     later_flags: Mapping[str, str]
     speculative_keys: frozenset[str]
     runners: Mapping[Method, str]
+    flags_to_v1: frozenset[str]
     async_scheduling: Mapping[Method, bool]
     drafts_over_stages: Mapping[Method, bool]
     defaults: Mapping[str, str]
@@ -227,6 +233,7 @@ def _load(version: str) -> EngineProfile:
         later_flags=MappingProxyType(later),
         speculative_keys=frozenset(row["key"] for row in table["speculative_keys"] if _has(row, version)),
         runners=_by_method(facts["runners"]),
+        flags_to_v1=frozenset(facts["flags_to_v1"]),
         async_scheduling=_by_method(facts["async_scheduling"]),
         drafts_over_stages=_by_method(facts["drafts_over_stages"]),
         defaults=MappingProxyType(facts["defaults"]),

@@ -1,6 +1,6 @@
 """Flags that users may not pass, because the operator decides what they say."""
 
-from specdecode_operator.engine.arguments import ARGUMENTS
+from specdecode_operator.engine.arguments import ARGUMENTS, COMPILATION_CONFIG
 
 _SPLIT = "use spec.parallelism and spec.replicas; the plan counts the GPUs of a replica, and the nodes that they lie on"
 _KV_CACHE = "use spec.serving.memoryUtilizationPercent, or spec.accelerator.kvCacheGiB on CPU; the plan counts on them"
@@ -12,6 +12,7 @@ _REFUSED = {
     "--spec-method": "use spec.speculation.method",
     "--spec-model": "use spec.speculation.draft.model",
     "--spec-tokens": "use spec.speculation.numSpeculativeTokens",
+    "--revision": "use spec.target.revision, which the plan reads its config.json at",
     "--quantization-config": "use spec.target.quantization",
     "--api-key": "use spec.serving.apiKeySecret, which keeps the key out of this object",
     "--hf-token": "use spec.models.hubTokenSecret, which keeps the token out of this object",
@@ -21,6 +22,7 @@ _REFUSED = {
     "--num-gpu-blocks-override": _KV_CACHE,
     "--decode-context-parallel-size": _SPLIT,
     "--prefill-context-parallel-size": _SPLIT,
+    f"{COMPILATION_CONFIG}.max_cudagraph_capture_size": "use spec.serving.maxCudagraphCaptureSize",
     "--master-port": _SPLIT,
     "--grpc": _HTTP,
     "--uds": _HTTP,
@@ -33,7 +35,7 @@ _REFUSED_FAMILIES = {"--data-parallel-": _SPLIT}
 
 
 def refusal(flag: str) -> str | None:
-    """Return what to do instead of passing a flag, or None when it may be passed."""
+    """Return what to do instead of passing a flag, or a key of its JSON value; None when it may be passed."""
     for argument in ARGUMENTS:
         if argument.flag == flag:
             return "remove it; the operator sets it" if argument.field is None else f"use {argument.field}"

@@ -3,17 +3,20 @@
 from collections.abc import Iterator
 
 from specdecode_operator.api.problems import Problem
-from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.combination_rules import combination_problems
+from specdecode_operator.engine.graph_rules import graph_problems
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.settings import EngineSettings, Platform
 
 
 def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse about model, batch and KV cache."""
+    """Return what the engine would refuse about model, batch, KV cache and CUDA graphs."""
     return [
         *_name_problems(settings),
         *_batch_problems(settings),
         *_block_problems(settings, profile),
-        *_graph_problems(settings),
+        *graph_problems(settings, profile),
+        *combination_problems(settings, profile),
     ]
 
 
@@ -22,6 +25,9 @@ def image_problems(image: str | None, platform: Platform, profile: EngineProfile
     if image is not None or platform in profile.images:
         return []
     message = f"no {platform.upper()} image of vLLM {profile.version} is known; name one"
+    newest = KNOWN_VERSIONS[-1]
+    if not profile.tested and platform in find_profile(newest).images:
+        message += f", or write spec.engine.version: {newest}, the newest that this operator knows"
     return [Problem("spec.engine.image", "absent", message)]
 
 
@@ -49,19 +55,3 @@ def _block_problems(settings: EngineSettings, profile: EngineProfile) -> Iterato
     if settings.block_size % multiple:
         message = f"must be a multiple of {multiple} for accelerator type {settings.platform.upper()}, such as {usual}"
         yield Problem("spec.serving.blockSize", str(settings.block_size), message)
-
-
-def _graph_problems(settings: EngineSettings) -> Iterator[Problem]:
-    """vllm/config/compilation.py, adjust_cudagraph_sizes_for_spec_decode: sizes are multiples of K + 1."""
-    largest, speculation = settings.max_cudagraph_capture_size, settings.speculation
-    if largest is None:
-        return
-    field = "spec.serving.maxCudagraphCaptureSize"
-    if settings.platform is Platform.CPU:
-        # vllm/platforms/cpu.py, check_and_update_config.
-        yield Problem(field, str(largest), "there are no CUDA graphs on the CPU; remove it")
-    elif settings.enforce_eager:
-        yield Problem(field, str(largest), "there are no CUDA graphs with serving.enforceEager; remove one of the two")
-    elif speculation is not None and largest <= speculation.num_speculative_tokens:
-        verified = speculation.num_speculative_tokens + 1
-        yield Problem(field, str(largest), f"must be at least {verified}, the tokens that one request has verified")

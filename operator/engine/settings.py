@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
 
 
 class Platform(StrEnum):
@@ -162,6 +162,8 @@ class EngineSettings:
         Precision of what is not quantized; ``auto`` is the checkpoint's.
     online_quantization
         Precision to make while loading.
+    cudagraph_mode
+        Which steps run as CUDA graphs; None: the engine's own.
     max_cudagraph_capture_size
         Most tokens of a step that runs as a CUDA graph; None: the engine's own.
     speculation
@@ -176,6 +178,8 @@ class EngineSettings:
         Passed as they are, after everything else.
     group
         None: the engine runs on one node.
+    target_on_v1
+        Whether the version serves this target, with this method, on model runner V1 even of a GPU.
     """
 
     model: str
@@ -196,11 +200,13 @@ class EngineSettings:
     dtype: Literal["auto", "bfloat16"] = "auto"
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False
+    cudagraph_mode: CudagraphMode | None = None
     max_cudagraph_capture_size: int | None = None
     speculation: SpeculationSettings | None = None
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()
     group: NodeGroup | None = None
+    target_on_v1: bool = False
 
     @property
     def ranks(self) -> int:

@@ -18,6 +18,7 @@ from specdecode_operator.api.values import (
 )
 from specdecode_operator.engine.extra_args import last_given
 from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 
 _SPECULATION = "spec.speculation"
@@ -129,7 +130,7 @@ def _path_problems(
         if model is not None and marker in model.lower():
             message = (
                 f"vLLM turns method {speculation.method} into {method} because of {marker!r} in this path; "
-                "rename the folder or the mount"
+                "serve it from a folder and a mount without it in their names (models.volume)"
             )
             yield Problem(field, model, message)
             return
@@ -158,8 +159,7 @@ def _sampling_problems(
 
     Only the speculators of vllm/v1/worker/gpu/spec_decode/speculator.py, and on V1 those with layers, sample.
     """
-    on_v1 = settings.platform is Platform.CPU or profile.runners[speculation.method] == _V1
-    if speculation.rejection_sampling is RejectionSampling.BLOCK and on_v1:
+    if speculation.rejection_sampling is RejectionSampling.BLOCK and runs_on_v1(settings, profile):
         message = f"vLLM's model runner V1, which runs method {speculation.method} here, does not have it; remove it"
         yield Problem(f"{_SPECULATION}.rejectionSampling", RejectionSampling.BLOCK, message)
     samples = speculation.draft_sampling is DraftSampling.PROBABILISTIC
@@ -199,13 +199,20 @@ def _split_problems(
     if told != 1:
         # vllm/config/speculative.py, _verify_and_get_draft_tp.
         yield Problem("spec.parallelism.draftTensor", str(told), f"vLLM takes 1 or the target's, {tensor}")
-    elif speculation.method is Method.DRAFT_MODEL and (on_cpu or profile.runners[speculation.method] == _V1):
-        # vllm/v1/spec_decode/draft_model.py raises in every worker; model runner V2 ignores it.
+    elif draft_follows_target(speculation.method, profile, on_cpu=on_cpu):
         message = (
             f"vLLM {profile.version} refuses a draft model that is split otherwise than its target, over {tensor};"
             " remove it"
         )
         yield Problem("spec.parallelism.draftTensor", str(told), message)
+
+
+def draft_follows_target(method: Method, profile: EngineProfile, *, on_cpu: bool = False) -> bool:
+    """Decide whether the engine fails with a draft that is split otherwise than its target.
+
+    vllm/v1/spec_decode/draft_model.py raises in every worker; model runner V2 ignores what it is told.
+    """
+    return method is Method.DRAFT_MODEL and (on_cpu or profile.runners[method] == _V1)
 
 
 def _slot_problems(

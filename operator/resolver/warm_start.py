@@ -34,8 +34,13 @@ _STALE_PART_S = 3600.0
 
 _PROBE_PERIOD_S = 2.0
 _PROBE_TIMEOUT_S = 5.0
-_NOT_PUBLISHED = shutil.ignore_patterns("*.tmp", "gpu_p2p_access_cache_*")
-"""Files that are being written, and what holds for one node's GPUs."""
+_NOT_PUBLISHED = shutil.ignore_patterns("*.tmp", "gpu_p2p_access_cache_*", "flashinfer_autotune_cache")
+"""Files that are being written, what holds for one node's GPUs, and what was tuned by one rank.
+
+Up to vLLM 0.31 the first rank's file is given to all, where entries of experts
+hold for the rank that wrote them: it would pass over measurements that the
+others wait in (vllm/model_executor/warmup/kernel_warmup.py, flashinfer_autotune; 0.32 says so).
+"""
 
 
 def prepare(folder: Path, cache: Path) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from specdecode_operator.api.deployment import Draft, ModelCheckpoint, SpecDecodeDeploymentSpec, Target
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.pair import Draft, ModelCheckpoint, ServedModel, Target
 from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.api.values import Method, Quantization
 from specdecode_operator.resolver.read_model_facts import Checkpoint
@@ -18,7 +19,7 @@ _Model = TypeVar("_Model", Target, Draft)
 
 
 def geometry_of(
-    field: str, model: Target | Draft | ModelCheckpoint, read: Checkpoint | None, method: Method | None = None
+    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, method: Method | None = None
 ) -> ModelGeometry:
     """Return a geometry from the inline config, or else from the catalogue, or else from what was read of the model.
 
@@ -49,7 +50,7 @@ def geometry_of(
 
 
 def named_checkpoints(
-    field: str, model: Target | Draft, own: ModelGeometry, spec: SpecDecodeDeploymentSpec, known: KnownModels
+    field: str, model: ServedModel, own: ModelGeometry, spec: SpecDecodeDeploymentSpec, known: KnownModels
 ) -> tuple[ModelGeometry, ...]:
     """Return the other checkpoints of a model; those that nothing asks for only where they are known anyway.
 

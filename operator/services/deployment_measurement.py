@@ -42,6 +42,9 @@ def measure_deployment(body: Body) -> Measurement:
     facts = gather_facts(spec)
     if facts.wish.spread != ONE_GROUP:
         raise UnusableObjectError("spec.parallelism: only engines with tensor parallelism alone are calibrated")
+    if not facts.pair.limits.has_own_graphs:
+        message = "only engines with vLLM's own CUDA graphs are calibrated"
+        raise UnusableObjectError(f"spec.serving.cudagraphMode, maxCudagraphCaptureSize: {message}")
     try:
         facts = _as_planned(facts, plan)
         budget = estimate(facts.pair, device, plan.tensor)

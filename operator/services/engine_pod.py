@@ -44,7 +44,7 @@ from specdecode_operator.services.model_storage import (
     hub_environment,
     model_path,
 )
-from specdecode_operator.services.overlay import merge
+from specdecode_operator.services.overlay import DOWNLOAD_DRAFT, DOWNLOAD_TARGET, merge
 from specdecode_operator.services.timings import PROBE_PERIOD_S, Timings, timings
 from specdecode_operator.sizing.plan import Plan
 
@@ -221,9 +221,9 @@ def _resources(facts: Facts, plan: Plan) -> Body:
 
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
     """Init containers that fetch each model from the hub."""
-    models = [("download-target", spec.target.model, spec.target.revision)]
+    models = [(DOWNLOAD_TARGET, spec.target.model, spec.target.revision)]
     if spec.speculation and spec.speculation.draft:
-        models.append(("download-draft", spec.speculation.draft.model, spec.speculation.draft.revision))
+        models.append((DOWNLOAD_DRAFT, spec.speculation.draft.model, spec.speculation.draft.revision))
     return [
         {
             "name": name,

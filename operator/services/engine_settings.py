@@ -14,6 +14,7 @@ from specdecode_operator.engine.settings import (
 from specdecode_operator.services.checkpoints import short_name
 from specdecode_operator.services.model_storage import engine_model_path
 from specdecode_operator.services.timings import shutdown_timeout_s
+from specdecode_operator.sizing.eras import Runner
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair
 from specdecode_operator.sizing.precision import Precision
@@ -43,11 +44,13 @@ def engine_settings(
         dtype="bfloat16" if spec.target.quantization is Quantization.BF16 else "auto",
         online_quantization=_online_quantization(pair.target, pair.target_precision),
         enforce_eager=serving.enforce_eager,
+        cudagraph_mode=serving.cudagraph_mode,
         max_cudagraph_capture_size=serving.max_cudagraph_capture_size,
         speculation=_speculation(spec, pair),
         cpu=_cpu(spec),
         extra_args=tuple(spec.engine.extra_args),
         group=group,
+        target_on_v1=pair.era.runner is Runner.V1,
     )
 
 

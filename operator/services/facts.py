@@ -7,7 +7,7 @@ so that a user sees all of it at once.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from specdecode_operator.api.deployment import Draft, SpecDecodeDeploymentSpec, Target
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.api.values import AcceleratorType, DraftSampling, KvCacheDtype, Method
 from specdecode_operator.cluster.fleet import GPU_RESOURCE
@@ -18,7 +18,6 @@ from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVers
 from specdecode_operator.engine.serving_rules import image_problems, serving_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.engine.speculation_rules import speculation_problems
-from specdecode_operator.services.capture_schedules import schedule_problems
 from specdecode_operator.services.checkpoints import (
     choices,
     geometry_of,
@@ -30,6 +29,8 @@ from specdecode_operator.services.engine_settings import engine_settings
 from specdecode_operator.services.model_facts import NO_MODELS, KnownModels, model_source
 from specdecode_operator.services.overlay import overlay_problems
 from specdecode_operator.services.pairing import pairing_problems
+from specdecode_operator.services.schedule_problems import schedule_problems
+from specdecode_operator.services.served_models import DRAFT, TARGET, served_models
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.choice import Objective
 from specdecode_operator.sizing.divisibility import tensor_problems
@@ -51,8 +52,6 @@ _KV_ELEMENT_BYTES = {
     KvCacheDtype.FP8_E5M2: 1,
 }
 
-
-_TARGET, _DRAFT = "spec.target", "spec.speculation.draft"
 
 _MOST_PARAMETERS = 10**14
 """A hundred times the largest models that are known."""
@@ -117,7 +116,7 @@ def gather_facts(
     profile = _profile(spec)
     own = {
         field: geometry_of(field, model, known.get(model_source(spec, model)), _head_method(spec, field))
-        for field, model in _models(spec).items()
+        for field, model in served_models(spec).items()
     }
     wish = _wish(spec, own, known)
     pair = replace(_pair(spec, profile, own, wish.available), calibration=calibration)
@@ -175,30 +174,24 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
     ]
 
 
-def _models(spec: SpecDecodeDeploymentSpec) -> dict[str, Target | Draft]:
-    """Target and, where there is one, the draft, by field."""
-    draft = spec.speculation.draft if spec.speculation else None
-    return {_TARGET: spec.target} | ({_DRAFT: draft} if draft else {})
-
-
 def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
     """The method that says how the config.json of a head is read; None for what is a model of its own."""
     speculation = spec.speculation
-    if speculation is None or field != _DRAFT or speculation.method is Method.DRAFT_MODEL:
+    if speculation is None or field != DRAFT or speculation.method is Method.DRAFT_MODEL:
         return None
     return speculation.method
 
 
 def _wish(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometry], known: KnownModels) -> Wish:
     """What the plan may decide: the objective, and the checkpoints of each model."""
-    models = _models(spec)
+    models = served_models(spec)
     named = {field: named_checkpoints(field, model, own[field], spec, known) for field, model in models.items()}
     free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
     return Wish(
         objective=Objective(spec.objective.value),
-        target=free[_TARGET],
-        draft=free.get(_DRAFT, frozenset()),
-        available=Available(named[_TARGET], named.get(_DRAFT, ())),
+        target=free[TARGET],
+        draft=free.get(DRAFT, frozenset()),
+        available=Available(named[TARGET], named.get(DRAFT, ())),
         spread=Spread(spec.parallelism.pipeline, spec.parallelism.data, spec.parallelism.expert),
     )
 
@@ -207,21 +200,32 @@ def _pair(
     spec: SpecDecodeDeploymentSpec, profile: EngineProfile, own: Mapping[str, ModelGeometry], available: Available
 ) -> Pair:
     """The pair at the precisions that are asked for; where the plan may choose, at the models' own."""
-    speculation, draft = spec.speculation, own.get(_DRAFT)
-    target_precision = wanted_precision(_TARGET, spec.target.quantization, own[_TARGET], available.target)
+    speculation, draft = spec.speculation, own.get(DRAFT)
+    target_precision = wanted_precision(TARGET, spec.target.quantization, own[TARGET], available.target)
     draft_precision = None
     if speculation and speculation.draft and draft:
-        draft_precision = wanted_precision(_DRAFT, speculation.draft.quantization, draft, available.draft)
+        draft_precision = wanted_precision(DRAFT, speculation.draft.quantization, draft, available.draft)
     return Pair(
-        target=own[_TARGET],
+        target=own[TARGET],
         target_precision=target_precision,
         draft=draft,
         draft_precision=draft_precision,
         method=speculation.method.value if speculation else Method.NONE.value,
         num_speculative_tokens=(speculation.num_speculative_tokens or 0) if speculation else 0,
-        limits=_limits(spec, own[_TARGET], profile),
+        limits=_limits(spec, own[TARGET], profile),
+        other_draft_lengths=_other_draft_lengths(spec),
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
     )
+
+
+def _other_draft_lengths(spec: SpecDecodeDeploymentSpec) -> frozenset[int]:
+    speculation = spec.speculation
+    if speculation is None:
+        return frozenset()
+    ranges = [
+        part for part in speculation.num_speculative_tokens_by_batch_size if part.from_ <= spec.serving.max_num_seqs
+    ]
+    return frozenset(part.num_speculative_tokens for part in ranges) - {speculation.num_speculative_tokens or 0}
 
 
 def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: EngineProfile) -> EngineLimits:
@@ -237,6 +241,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         enforce_eager=serving.enforce_eager,
         min_concurrency=serving.min_concurrency,
         engine_version=profile.version,
+        graph_mode=serving.cudagraph_mode.value if serving.cudagraph_mode else None,
         max_graph_tokens=serving.max_cudagraph_capture_size,
     )
 

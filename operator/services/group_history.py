@@ -2,12 +2,14 @@
 
 A LeaderWorkerSet makes the whole group anew: restart counters begin at zero
 and last words are gone with their pods, and it has no deadline of its own. So
-what pods said is kept while they were there.
+what pods said is kept while they were there. After a restart of the operator
+it is known from the object's memory (`rollback.Memory`), where a crash is written down.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.services.rollout import Trouble, pod_trouble
@@ -25,7 +27,7 @@ class GroupHistory:
     template
         Its hash; None before anything was seen.
     first_seen_s
-        Since when its groups are waited for, on the caller's clock.
+        Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too.
     waited_s
         How long ago that is; 0 once all its groups served.
     served
@@ -52,6 +54,18 @@ class GroupHistory:
 UNSEEN: Final = GroupHistory()
 
 
+def as_data(history: GroupHistory) -> dict[str, Any]:
+    """Return a history for JSON."""
+    return asdict(history) | {"crashed": sorted(map(list, history.crashed))}
+
+
+def from_data(data: dict[str, Any]) -> GroupHistory:
+    """Return the history that `as_data` wrote. Raises TypeError or KeyError for anything else."""
+    trouble = data["trouble"]
+    crashed = frozenset((str(group), str(worker), str(uid)) for group, worker, uid in data["crashed"])
+    return GroupHistory(**data | {"crashed": crashed, "trouble": Trouble(**trouble) if trouble else None})
+
+
 def look(  # noqa: PLR0913  all that is seen at once
     before: GroupHistory,
     template: str | None,
@@ -72,14 +86,15 @@ def look(  # noqa: PLR0913  all that is seen at once
     pods
         Its pods.
     now_s
-        The time, on any clock that only goes forward.
+        The time in seconds since 1970.
     serve
         Whether all its groups serve.
     awaited
         Whether they should serve by and by: some are wanted, and no pause holds them back. Their time begins with that.
     """
     if template != before.template:
-        before = GroupHistory(template, first_seen_s=now_s)
+        # Pods that are there already were waited for by an operator that is gone.
+        before = GroupHistory(template, first_seen_s=min([now_s, *map(_made_s, pods)]))
     if not awaited:
         before = replace(before, first_seen_s=now_s)
     elif serve:
@@ -96,6 +111,10 @@ def look(  # noqa: PLR0913  all that is seen at once
         crashed=before.crashed | {_named(pod) for pod in crashed},
         trouble=pod_trouble(first) or before.trouble,
     )
+
+
+def _made_s(pod: Body) -> float:
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
 def _crash_time(pod: Body) -> str | None:

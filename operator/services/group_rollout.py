@@ -7,7 +7,7 @@ from specdecode_operator.services.starters import serving_pods
 
 
 def read_group_rollout(
-    groups: Body, pods: list[Body], wanted: int, history: GroupHistory, deadline_s: float | None
+    groups: Body, pods: list[Body], wanted: int, history: GroupHistory, deadline_s: int | None
 ) -> Rollout:
     """Return how far the engines are.
 
@@ -40,6 +40,7 @@ def read_group_rollout(
         settled="replicas" in status,
         trouble=first_trouble(pods) or history.trouble,
         overdue=deadline_s is not None and history.waited_s >= deadline_s,
+        deadline_s=deadline_s,
         crashes=history.crashes,
     )
 

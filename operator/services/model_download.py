@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Draft, SpecDecodeDeploymentSpec, Target
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.fleet import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.labels import DOWNLOAD_KEY_ANNOTATION, MANAGED_BY_LABEL, MANAGER, READS_FOR_LABEL
@@ -32,6 +32,7 @@ from specdecode_operator.services.model_storage import (
 from specdecode_operator.services.overlay import merge
 from specdecode_operator.services.readiness import Summary, without_engines, working
 from specdecode_operator.services.rollout import Trouble, pod_trouble
+from specdecode_operator.services.served_models import DRAFT, TARGET, served_models
 
 CONTAINER: Final = "download-model"
 _SCRIPT: Final = Path(download_model.__file__).read_text(encoding="utf-8")
@@ -61,7 +62,7 @@ def wanted_downloads(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
         return {}
     return {
         field: ModelSource(model.model, model.revision, claim=cache_claim(spec))
-        for field, model in _models(spec).items()
+        for field, model in served_models(spec).items()
     }
 
 
@@ -155,19 +156,11 @@ def render_downloads(key: Key, uid: str, sources: Mapping[str, ModelSource], com
 def pinned(spec: SpecDecodeDeploymentSpec, commits: Mapping[str, str]) -> SpecDecodeDeploymentSpec:
     """Return the spec with the commits that were fetched in the place of branches and tags."""
     sources, speculation = wanted_downloads(spec), spec.speculation
-    target = spec.target.model_copy(update={"revision": commits[sources[_TARGET].key]})
+    target = spec.target.model_copy(update={"revision": commits[sources[TARGET].key]})
     if speculation is not None and speculation.draft is not None:
-        draft = speculation.draft.model_copy(update={"revision": commits[sources[_DRAFT].key]})
+        draft = speculation.draft.model_copy(update={"revision": commits[sources[DRAFT].key]})
         speculation = speculation.model_copy(update={"draft": draft})
     return spec.model_copy(update={"target": target, "speculation": speculation})
-
-
-_TARGET, _DRAFT = "spec.target", "spec.speculation.draft"
-
-
-def _models(spec: SpecDecodeDeploymentSpec) -> dict[str, Target | Draft]:
-    draft = spec.speculation.draft if spec.speculation else None
-    return {_TARGET: spec.target} | ({_DRAFT: draft} if draft else {})
 
 
 def _pods_of(pods: Sequence[Body], source: ModelSource) -> list[Body]:

@@ -14,12 +14,14 @@ from types import MappingProxyType
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Draft, ModelCheckpoint, SpecDecodeDeploymentSpec, Target
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.pair import ModelCheckpoint, ServedModel
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import Quantization
 from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL
 from specdecode_operator.resolver.answer import checkpoint_of
 from specdecode_operator.resolver.read_model_facts import Checkpoint
+from specdecode_operator.services.served_models import served_models
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.sizing.geometry import ModelGeometry
@@ -74,7 +76,7 @@ KnownModels = Mapping[ModelSource, Checkpoint]
 NO_MODELS: Final[KnownModels] = MappingProxyType({})
 
 
-def model_source(spec: SpecDecodeDeploymentSpec, model: Target | Draft | ModelCheckpoint) -> ModelSource:
+def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> ModelSource:
     """Return where a model of the spec lies."""
     volume = spec.models.volume
     if volume is None:
@@ -89,11 +91,9 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: Target | Draft | ModelCh
 
 def sources_without_description(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
     """Return the models that neither spec nor catalogue describes, by the field that names them."""
-    written: list[tuple[str, Target | Draft]] = [("spec.target", spec.target)]
-    if spec.speculation is not None and spec.speculation.draft is not None:
-        written.append(("spec.speculation.draft", spec.speculation.draft))
-    models: dict[str, Target | Draft | ModelCheckpoint] = dict(written)
-    for field, model in written:
+    written = served_models(spec)
+    models: dict[str, ServedModel | ModelCheckpoint] = dict(written)
+    for field, model in written.items():
         models |= {
             f"{field}.checkpoints[{index}]": checkpoint
             for index, checkpoint in enumerate(model.checkpoints)
@@ -106,7 +106,7 @@ def sources_without_description(spec: SpecDecodeDeploymentSpec) -> dict[str, Mod
     }
 
 
-def may_be_served(model: Target | Draft, checkpoint: ModelCheckpoint) -> bool:
+def may_be_served(model: ServedModel, checkpoint: ModelCheckpoint) -> bool:
     """Whether the spec asks for a checkpoint, or lets the plan ask for it."""
     return model.quantization.value in (Quantization.AUTO.value, checkpoint.quantization.value)
 
@@ -135,7 +135,7 @@ def entry(source: ModelSource, checkpoint: Checkpoint) -> str:
 def checkpoint_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair, known: KnownModels) -> list[str]:
     """Return a sentence for each model whose files hold other bytes than its config.json describes."""
     draft = spec.speculation.draft if spec.speculation else None
-    models: list[tuple[Target | Draft, ModelGeometry]] = [(spec.target, pair.target)]
+    models: list[tuple[ServedModel, ModelGeometry]] = [(spec.target, pair.target)]
     if draft is not None and pair.draft is not None:
         models.append((draft, pair.draft))
     found = [(geometry, known.get(model_source(spec, model))) for model, geometry in models]

@@ -6,7 +6,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Draft, ModelCheckpoint, SpecDecodeDeploymentSpec, Target
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.pair import ModelCheckpoint, ServedModel
 from specdecode_operator.api.problems import InvalidSpecError, Problem
 
 MODELS_PATH: Final = "/models"
@@ -26,7 +27,7 @@ def model_path(model: str) -> str:
     return f"{MODELS_PATH}/{model.strip('/')}"
 
 
-def engine_model_path(spec: SpecDecodeDeploymentSpec, model: Target | Draft | ModelCheckpoint) -> str:
+def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> str:
     """Return what the engine is told of a model; in a cache it is the snapshot of one commit.
 
     The layout is that of huggingface_hub (file_download.py, repo_folder_name). Nothing is launched before a download

@@ -37,6 +37,11 @@ _PROTECTED_IN_ENGINE = {
     "lifecycle": "the operator drains the engine with it",
     "envFrom": "it could undo what the operator sets: name single variables in env",
 }
+DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
+"""Init containers that fetch models; they alone see the token of the hub."""
+
+_PROTECTED_IN_DOWNLOADS = ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts")
+
 OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
 """Volumes that the operator gives an engine pod."""
 
@@ -80,9 +85,11 @@ def overlay_problems(template: PodTemplate | None, owned_resources: Mapping[str,
     spec = template.spec or {}
     return [
         *_node_selector_problems(spec),
-        *_grace_problems(spec.get("terminationGracePeriodSeconds")),
+        *_grace_problems(spec),
+        *_restart_problems(spec),
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, "spec.podTemplate.spec"),
+        *_download_problems(spec.get("initContainers")),
         *_engine_problems(spec.get("containers"), owned_resources),
         *_volume_problems(spec.get("volumes")),
     ]
@@ -139,12 +146,31 @@ def _node_selector_problems(spec: dict[str, Any]) -> list[Problem]:
     return [Problem(f"spec.podTemplate.spec.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.product")]
 
 
-def _grace_problems(grace_s: Any) -> list[Problem]:
-    """A grace period that would cut running requests off."""
-    if grace_s is None or (type(grace_s) is int and grace_s >= SHORTEST_GRACE_S):
+def _grace_problems(spec: dict[str, Any]) -> list[Problem]:
+    """A grace period that would cut running requests off; null would bring Kubernetes' own 30 s back."""
+    grace_s = spec.get("terminationGracePeriodSeconds", SHORTEST_GRACE_S)
+    if type(grace_s) is int and grace_s >= SHORTEST_GRACE_S:
         return []
     message = f"must be an integer of at least {SHORTEST_GRACE_S}: an engine leaves the Service, answers, and ends"
     return [Problem("spec.podTemplate.spec.terminationGracePeriodSeconds", str(grace_s)[:64], message)]
+
+
+def _restart_problems(spec: dict[str, Any]) -> list[Problem]:
+    policy = spec.get("restartPolicy", "Always")
+    if policy == "Always":
+        return []
+    return [Problem("spec.podTemplate.spec.restartPolicy", str(policy)[:64], "engines are restarted: leave it out")]
+
+
+def _download_problems(containers: Any) -> list[Problem]:
+    """Init containers that would run something else with the token of the hub."""
+    return [
+        Problem(f"spec.podTemplate.spec.initContainers[{index}].{field}", "set", f"{name} is the operator's own")
+        for index, container in enumerate(containers if isinstance(containers, list) else [])
+        if isinstance(container, dict) and (name := container.get("name")) in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}
+        for field in _PROTECTED_IN_DOWNLOADS
+        if field in container
+    ]
 
 
 def _resource_problems(resources: Any, where: str, owned: Mapping[str, str]) -> list[Problem]:

@@ -3,24 +3,28 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.deployment import Draft, SpecDecodeDeploymentSpec, Target
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.pair import Draft, ServedModel
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import (
     METHODS_WITH_DRAFT,
     METHODS_WITH_LAYERS,
     AcceleratorType,
+    CudagraphMode,
     Method,
     Quantization,
 )
+from specdecode_operator.engine.extra_args import options
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.speculation_rules import vocabulary_problems
+from specdecode_operator.engine.speculation_rules import draft_follows_target, vocabulary_problems
 from specdecode_operator.services.model_facts import KnownModels, model_source
+from specdecode_operator.services.runner_rules import runner_problems
+from specdecode_operator.services.served_models import DRAFT, TARGET
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair, loaded_draft
 
-_TARGET, _DRAFT = "spec.target", "spec.speculation.draft"
 _METHOD: Final = "spec.speculation.method"
 
 _METHOD_OF_HEAD: Final = {
@@ -43,6 +47,12 @@ _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
 _GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
 """Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length."""
 
+_COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
+"""Modes of which nobody measured what their graphs take."""
+
+_UNCOUNTED: Final = ("--hf-overrides", "--cpu-offload-gb")
+"""Flags that change a model, or where it lies, in ways of their own."""
+
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 """What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
 
@@ -58,7 +68,8 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_state_problems(spec, method, pair.target, profile),
         *_count_problems(pair),
         *_package_problems(spec, method, profile),
-        *_split_problems(spec, method),
+        *_split_problems(spec, method, profile),
+        *runner_problems(spec, method, pair),
     ]
 
 
@@ -81,6 +92,11 @@ def pairing_doubts(
     package = profile.method_packages.get(method)
     if package is not None:
         doubts.append(f"the engine image must hold {package}, or vLLM refuses method {method} when it starts")
+    mode = spec.serving.cudagraph_mode
+    if mode in _COUNTED_AS_USUAL:
+        doubts.append(f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much")
+    given = {option.flag.name for option in options(spec.engine.extra_args, profile)}
+    doubts += [f"engine.extraArgs has {flag}, which the plan does not count" for flag in _UNCOUNTED if flag in given]
     if method is Method.DRAFT_MODEL and speculation is not None and speculation.draft is not None:
         doubts += _tokenizer_doubts(spec, speculation.draft, known)
     return doubts
@@ -91,19 +107,19 @@ def _role_problems(method: Method, pair: Pair) -> Iterator[Problem]:
     target, draft = pair.target, pair.draft
     if target.head is not None:
         message = "is a draft head: name the model that it was made for, and this one as speculation.draft.model"
-        yield Problem(f"{_TARGET}.model", target.name, message)
+        yield Problem(f"{TARGET}.model", target.name, message)
     if draft is None or method not in METHODS_WITH_DRAFT:
         return
     made_for = _METHOD_OF_HEAD.get(draft.architecture) if draft.head is not None else None
     if draft.head is None and method is not Method.DRAFT_MODEL:
         message = f"is a model of its own, and method {method} needs a head: name one, or use method: draft_model"
-        yield Problem(f"{_DRAFT}.model", draft.name, message)
+        yield Problem(f"{DRAFT}.model", draft.name, message)
     elif made_for is not None and method is Method.DRAFT_MODEL:
         message = f"is a draft head, and method {method} needs a model of its own: name one, or use method: {made_for}"
-        yield Problem(f"{_DRAFT}.model", draft.name, message)
+        yield Problem(f"{DRAFT}.model", draft.name, message)
     elif made_for not in (None, method):
         message = f"is a head for method {made_for}: use that, or name a head for {method}"
-        yield Problem(f"{_DRAFT}.model", draft.name, message)
+        yield Problem(f"{DRAFT}.model", draft.name, message)
 
 
 def _match_problems(method: Method, pair: Pair) -> Iterator[Problem]:
@@ -125,10 +141,10 @@ def _match_problems(method: Method, pair: Pair) -> Iterator[Problem]:
             f"was made for hidden states of width {head.reads_width}, and those of {target.name} have "
             f"{target.hidden_size}: choose a head that was made for it"
         )
-        yield Problem(f"{_DRAFT}.model", draft.name, message)
+        yield Problem(f"{DRAFT}.model", draft.name, message)
     if method is not Method.MEDUSA and head.output_rows > draft.vocab_size:
         message = f"proposes from {head.output_rows} tokens, more than its vocabulary of {draft.vocab_size}"
-        yield Problem(f"{_DRAFT}.model", draft.name, f"{message}: check its draft_vocab_size")
+        yield Problem(f"{DRAFT}.model", draft.name, f"{message}: check its draft_vocab_size")
 
 
 def _precision_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Iterator[Problem]:
@@ -138,10 +154,10 @@ def _precision_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Itera
         return
     if draft.quantization is not Quantization.AS_CHECKPOINT:
         message = f"the head of method {method} is served as it was stored: remove it"
-        yield Problem(f"{_DRAFT}.quantization", draft.quantization, message)
+        yield Problem(f"{DRAFT}.quantization", draft.quantization, message)
     if draft.checkpoints:
         message = f"the head of method {method} is served as it was stored: remove them"
-        yield Problem(f"{_DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", message)
+        yield Problem(f"{DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", message)
 
 
 def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
@@ -152,7 +168,7 @@ def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Pro
     longest = pair.draft.max_position_embeddings
     if draft.max_model_len is not None and draft.max_model_len > longest:
         message = f"{pair.draft.name} was made for at most {longest} tokens: use that or less"
-        yield Problem(f"{_DRAFT}.maxModelLen", str(draft.max_model_len), message)
+        yield Problem(f"{DRAFT}.maxModelLen", str(draft.max_model_len), message)
 
 
 def _state_problems(
@@ -165,7 +181,7 @@ def _state_problems(
         yield Problem("spec.parallelism.pipeline", str(pipeline), message)
     if method not in _READS_INNER_STATES:
         return
-    if target.architecture in limits.without_hidden_states:
+    if target.architecture in limits.without_hidden_states | limits.later_with_hidden_states:
         message = (
             f"reads hidden states of inner layers, which vLLM {profile.version} does not hand out for "
             f"{target.architecture}: use draft_model or ngram"
@@ -195,13 +211,21 @@ def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: E
         yield Problem("spec.engine.image", "absent", message)
 
 
-def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Iterator[Problem]:
+def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:
     """Fields of spec.parallelism that nothing here could follow."""
     asked = spec.parallelism
+    on_cpu = spec.accelerator.type is AcceleratorType.CPU
     if asked.draft_tensor is not None and method not in METHODS_WITH_LAYERS:
         message = "there is no draft to split: remove it, or choose a method with a draft"
         yield Problem("spec.parallelism.draftTensor", str(asked.draft_tensor), message)
-    if spec.accelerator.type is not AcceleratorType.CPU:
+    elif not on_cpu and asked.draft_tensor == 1 and not asked.tensor and draft_follows_target(method, profile):
+        # The plan would choose the target's split without a thought of what the draft was told.
+        message = (
+            f"vLLM {profile.version} splits a draft model like its target, whose split is left to the plan: "
+            "remove it, or set parallelism.tensor to 1 as well"
+        )
+        yield Problem("spec.parallelism.draftTensor", "1", message)
+    if not on_cpu:
         return
     if asked.pipeline * asked.data > 1 or asked.expert:
         groups = f"{asked.pipeline * asked.data} groups"
@@ -229,7 +253,7 @@ def _tokenizer_doubts(spec: SpecDecodeDeploymentSpec, draft: Draft, known: Known
     return [sentence]
 
 
-def _config(spec: SpecDecodeDeploymentSpec, model: Target | Draft, known: KnownModels) -> Mapping[str, Any]:
+def _config(spec: SpecDecodeDeploymentSpec, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:
     """Return what is known of a model's config.json."""
     if model.config is not None:
         return model.config

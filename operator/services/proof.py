@@ -32,16 +32,24 @@ def speculation_finding(facts: Facts, readings: Mapping[str, Reading], observed:
         return _no_engine("SpeculationActive", silent)
     without = [name for name, engine in engines.items() if engine.speculation is None]
     if without:
-        message = f"{without[0]} publishes no speculation counters: it serves without a drafter"
+        message = (
+            f"{without[0]} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
+            " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
+        )
         return finding(FALSE, "NotDrafting", message)
     if observed is not None and observed.draft_tokens:
         return finding(
             TRUE,
             "Drafting",
             f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
-            f" with K={facts.pair.num_speculative_tokens}",
+            f" with K={facts.pair.num_speculative_tokens}{_fewer(facts)}",
         )
     return finding(*_nothing_drafted(facts, sum(engine.generation_tokens for engine in engines.values())))
+
+
+def _fewer(facts: Facts) -> str:
+    """Remark that K changes: the engine's counters leave out steps without a draft (v1/core/sched/scheduler.py)."""
+    return ", or what numSpeculativeTokensByBatchSize says" if facts.pair.other_draft_lengths else ""
 
 
 def _nothing_drafted(facts: Facts, generated_tokens: int) -> tuple[ConditionStatus, str, str]:
@@ -52,10 +60,14 @@ def _nothing_drafted(facts: Facts, generated_tokens: int) -> tuple[ConditionStat
         return UNKNOWN, "NoMatches", "the engines generate, but no n-gram of a prompt came up again yet"
     if facts.method is Method.SUFFIX:
         return UNKNOWN, "NoMatches", "the engines generate, but nothing of an earlier answer came up again yet"
-    message = "the engines generate, but nothing was drafted"
+    message = (
+        f"the engines generated {generated_tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
+    )
     ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
     if any(part.num_speculative_tokens == 0 for part in ranges):
         message += "; spec.speculation.numSpeculativeTokensByBatchSize says so for some numbers of requests"
+    else:
+        message += ": look for what turned it off in the engine's log and in spec.engine.extraArgs"
     return FALSE, "NotDrafting", message
 
 

@@ -112,7 +112,8 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
         return Summary(FALSE, REPLICAS_LOST, message, reconciling=True)
     if rollout.overdue and not (trouble and trouble.waits):
         why = f"{trouble.reason}: {trouble.message}" if trouble else "the logs of its pods tell how far it got"
-        return stalled("EngineReadyTimeout", f"no engine of this spec was ready within the time given to it; {why}")
+        message = f"no engine of this spec was ready within the {rollout.deadline_s} s given to it; {why}"
+        return stalled("EngineReadyTimeout", message)
     if trouble is not None:
         return working(trouble.reason, trouble.message)
     current = min(rollout.available, rollout.updated) if rollout.settled else 0

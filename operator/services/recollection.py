@@ -2,18 +2,20 @@
 
 from dataclasses import replace
 
+from specdecode_operator.cluster.resources import LEADER_WORKER_SET
 from specdecode_operator.services.children import wanted_replicas
-from specdecode_operator.services.decision import (
-    Intent,
-    Launch,
-    Observation,
-    Obstacle,
-    Parent,
-    RolledBack,
-    rollout_of,
+from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.services.intent import Intent, Launch, Obstacle, RolledBack
+from specdecode_operator.services.observation import Observation, rollout_of
+from specdecode_operator.services.parent import Parent
+from specdecode_operator.services.rollback import (
+    Memory,
+    attempt_of,
+    put_back,
+    remembered,
+    render_memory,
+    with_crashes,
 )
-from specdecode_operator.services.group_history import GroupHistory, look
-from specdecode_operator.services.rollback import Memory, attempt_of, put_back, remembered, render_memory
 from specdecode_operator.services.rollout import template_hash
 from specdecode_operator.services.starters import serving_template
 
@@ -41,18 +43,32 @@ def learn_from(intent: Intent, observation: Observation, memory: Memory | None) 
         return memory
     if course.facts.spec.rollout.paused:
         return memory
-    return remembered(memory, starter, _attempt(course), rollout_of(course, observation))
+    known = remembered(memory, starter, _attempt(course), rollout_of(course, observation))
+    return with_crashes(known, observation.groups)
 
 
-def look_at_groups(before: GroupHistory, intent: Intent, observation: Observation, now_s: float) -> GroupHistory:
-    """Return the history of engines on several nodes with what is seen of them now."""
-    course = intent.course
-    if observation.starter is None or isinstance(course, Obstacle):
+def look_at_groups(
+    before: GroupHistory | None, intent: Intent, observation: Observation, memory: Memory | None, now_s: float
+) -> GroupHistory:
+    """Return the history of engines on several nodes with what is seen of them now; by a new operator from memory."""
+    course, starter = intent.course, observation.starter
+    if before is None:
+        before = _known_groups(memory)
+    if starter is None or isinstance(course, Obstacle):
         return before
+    if starter.get("kind") != LEADER_WORKER_SET.kind:
+        return UNSEEN  # a Deployment's pods count their own crashes, and it has a deadline of its own
     serve = rollout_of(course, observation).complete
     awaited = wanted_replicas(course.facts) > 0 and not course.facts.spec.rollout.paused
-    template = template_hash(serving_template(observation.starter))
+    template = template_hash(serving_template(starter))
     return look(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
+
+
+def _known_groups(memory: Memory | None) -> GroupHistory:
+    """What was seen of groups before this operator started: crashes, or that they served."""
+    if memory is None:
+        return UNSEEN
+    return memory.groups or GroupHistory(template_hash(serving_template(memory.starter)), served=True)
 
 
 def _attempt(launch: Launch) -> str:

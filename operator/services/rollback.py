@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
+from specdecode_operator.services.group_history import UNSEEN, GroupHistory, as_data, from_data
 from specdecode_operator.services.manifests import owned
 from specdecode_operator.services.rollout import Rollout, template_hash
 from specdecode_operator.services.starters import serving_template, starter_name, with_pods_of
@@ -23,7 +24,7 @@ _CRASHES_BELIEVED: Final = 3
 _NOT_AN_ATTEMPT: Final = {"replicas", "suspend", "rollout", "captures", "workload"}
 """Fields of the spec that change no engine."""
 
-_STARTER, _FAILURE = "engines.json", "failure.json"
+_STARTER, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,13 @@ class Memory:
         What started the engines that served last.
     failure
         The attempt that was taken back, if the last one was.
+    groups
+        What was seen of engines on several nodes that crash; None while none does.
     """
 
     starter: Body
     failure: Failure | None = None
+    groups: GroupHistory | None = None
 
 
 def memory_name(key: Key) -> str:
@@ -72,10 +76,11 @@ def read_memory(config_map: Body | None) -> Memory | None:
     data = (config_map or {}).get("data") or {}
     try:
         starter, failure = json.loads(data[_STARTER]), json.loads(data.get(_FAILURE, "null"))
+        groups = json.loads(data.get(_GROUPS, "null"))
         template = serving_template(starter)
         if not isinstance(template["spec"], dict) or template_hash(template) is None or not starter["apiVersion"]:
             return None
-        return Memory(starter, Failure(**failure) if failure else None)
+        return Memory(starter, Failure(**failure) if failure else None, from_data(groups) if groups else None)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -85,6 +90,8 @@ def render_memory(key: Key, uid: str, memory: Memory) -> Body:
     data = {_STARTER: json.dumps(memory.starter, indent=2, sort_keys=True)}
     if memory.failure is not None:
         data[_FAILURE] = json.dumps(asdict(memory.failure), indent=2, sort_keys=True)
+    if memory.groups is not None:
+        data[_GROUPS] = json.dumps(as_data(memory.groups), indent=2, sort_keys=True)
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": memory_name(key)}, "data": data}
     return owned(body, key, uid)
 
@@ -117,6 +124,23 @@ def remembered(memory: Memory | None, wanted: Body, attempt: str, rollout: Rollo
     return memory if reason is None else replace(memory, failure=Failure(attempt, *reason))
 
 
+def with_crashes(memory: Memory | None, groups: GroupHistory) -> Memory | None:
+    """Return the memory with the crashes of groups, as far as another one of them would still change something.
+
+    So a group that crashes for days is written down a few times.
+    """
+    if memory is None:
+        return None
+    if not groups.crashed:
+        return replace(memory, groups=None)
+    kept = memory.groups or UNSEEN
+    earlier = kept if kept.template == groups.template else UNSEEN
+    if earlier.crashed == groups.crashed or earlier.crashes >= _CRASHES_BELIEVED:
+        return memory
+    # How long was waited is counted anew at each look.
+    return replace(memory, groups=replace(groups, waited_s=0.0))
+
+
 def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:
     """Why the engines of the current template will not serve; None while they may."""
     trouble = rollout.trouble
@@ -126,4 +150,5 @@ def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:
         return None
     if trouble is not None:
         return trouble.reason, trouble.message
-    return "EngineReadyTimeout", "no engine was ready within the time given to it, and none said why"
+    message = f"no engine was ready within the {rollout.deadline_s} s given to it, and none said why: it may hang"
+    return "EngineReadyTimeout", message

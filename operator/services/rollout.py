@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from specdecode_operator.api.base import Body
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.services.engine_errors import find_error, telling_line
+from specdecode_operator.services.missing_secret import told_with_field
 from specdecode_operator.services.overlay import ENGINE_CONTAINER
 from specdecode_operator.services.starters import serving_template
 
@@ -14,6 +15,21 @@ _SIGNALLED = (137, 143)
 VOLUME_IN_USE = "VolumeInUse"
 _EXCLUSIVE = "ReadWriteOncePod"
 """Access mode of which the scheduler speaks when it holds a pod back (pkg/scheduler, volumerestrictions)."""
+
+_OF_VOLUMES = (
+    "persistentvolume",
+    "persistent volume",
+    "pvc(s)",
+    "volume node affinity",
+    "volume zone",
+    "volume count",
+    "free storage",
+    "available disk",
+)
+"""What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
+PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
+immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
+pkg/scheduler/framework/plugins)."""
 
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
 """Reasons of pods that failed through their node, not through their engine."""
@@ -47,6 +63,9 @@ class Rollout:
     overdue: bool = False
     """Whether the current template is given up: no progress within its deadline."""
 
+    deadline_s: int | None = None
+    """How long engines of the current template are given; None where nobody waits for them."""
+
     crashes: int = 0
     """How often the engine container that failed most was started anew, among pods of the current template."""
 
@@ -70,6 +89,7 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
         settled=settled,
         trouble=first_trouble(pods) or (_controller_trouble(status) if settled else None),
         overdue=settled and _is_overdue(status),
+        deadline_s=deployment.get("spec", {}).get("progressDeadlineSeconds"),
         crashes=max((_restarts(pod) for pod in pods), default=0),
     )
 
@@ -153,7 +173,7 @@ def pod_trouble(pod: Body) -> Trouble | None:
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         if container.get("ready"):
             continue
-        trouble = _container_trouble(container)
+        trouble = _container_trouble(pod, container)
         if trouble is not None:
             return trouble
     return None
@@ -165,24 +185,32 @@ def waits_for_claim(pod: Body) -> bool:
     return trouble is not None and trouble.reason == VOLUME_IN_USE
 
 
+def is_about_volumes(unscheduled: str) -> bool:
+    """Whether the scheduler finds no node because of the pod's volumes, in its words.
+
+    It looks at them on nodes that have all else, GPUs too, so where it speaks of both the volumes are what is missing.
+    """
+    return any(words in unscheduled.lower() for words in _OF_VOLUMES)
+
+
 def _unscheduled(message: str) -> Trouble:
     if _EXCLUSIVE in message:
         what = f"a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: {message}"
         return Trouble(VOLUME_IN_USE, what, waits=True)
-    if "persistentvolumeclaim" in message:
+    if is_about_volumes(message):
         where = "spec.models.volume, or a volume of spec.podTemplate"
         what = message.removesuffix(". not found")
-        return Trouble("WaitingForVolume", f"{what} ({where}); goes on when the claim is there and bound", waits=True)
+        fix = "goes on when the claim is there and bound, and a node with room can mount it"
+        return Trouble("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)
     return Trouble("Unschedulable", f"no node takes the pod: {message}", waits=True)
 
 
-def _container_trouble(container: Body) -> Trouble | None:
+def _container_trouble(pod: Body, container: Body) -> Trouble | None:
     waiting = container.get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:
         case "CreateContainerConfigError" if "secret" in message.lower():
-            where = "spec.serving.apiKeySecret or tlsSecret, spec.models.hubTokenSecret, or spec.podTemplate"
-            return Trouble("WaitingForSecret", f"{message} ({where}); goes on when it exists", waits=True)
+            return Trouble("WaitingForSecret", told_with_field(pod, message), waits=True)
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
             return Trouble("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":

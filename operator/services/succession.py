@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.values import RolloutStrategy
 from specdecode_operator.services.children import wanted_replicas
-from specdecode_operator.services.decision import Intent, Launch, Observation, Obstacle, rollout_of
+from specdecode_operator.services.intent import Intent, Launch, Obstacle
+from specdecode_operator.services.observation import Observation, rollout_of
 from specdecode_operator.services.rollout import current_pods
 from specdecode_operator.services.starters import STARTERS
 

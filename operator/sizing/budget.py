@@ -270,9 +270,9 @@ def find_correction(pair: Pair, device: Device, split: Parallelism) -> Correctio
 
     Measured are engines with tensor parallelism alone and the engine's own
     graphs: what pipeline stages, data-parallel copies, spread experts and
-    other sizes of graphs take is not known from them.
+    other graphs take is not known from them.
     """
-    measurable = split == Parallelism(split.tensor) and pair.limits.max_graph_tokens is None
+    measurable = split == Parallelism(split.tensor) and pair.limits.has_own_graphs and not pair.other_draft_lengths
     if not pair.calibration.entries or not measurable:
         return None
     return pair.calibration.find(engine_kind(pair, device.product, split.tensor))

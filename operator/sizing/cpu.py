@@ -22,14 +22,10 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
     determine_available_memory, takes it in every rank). Weights, KV space and
     the engine's own processes must fit into the memory.
     """
-    coefficients = memory_coefficients()
     memory_bytes, kv_cache_bytes = memory_bytes // tensor, kv_cache_bytes // tensor
     weights = parameter_weights(pair, tensor)
-    further_ranks = (tensor - 1) * coefficients.cpu_rank_overhead_bytes
-    overhead = ceil_div(coefficients.cpu_overhead_bytes + further_ranks, tensor)
-    margin = ceil_div(coefficients.cpu_margin_bytes, tensor)
+    overhead, margin = _overhead_and_margin_bytes(tensor)
     requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead
-    bytes_per_token = pair_kv_bytes_per_token(pair, tensor)
     grouping = cache_layout(pair, Parallelism(tensor))[0]
     capacity = pool_capacity(grouping, rank_blocks(grouping, kv_cache_bytes), pair.limits.max_model_len)
     needed = needed_kv_bytes(pair, tensor)
@@ -46,7 +42,7 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
         available_kv_bytes=kv_cache_bytes,
         needed_kv_bytes=needed,
         margin_bytes=margin,
-        kv_bytes_per_token=bytes_per_token,
+        kv_bytes_per_token=pair_kv_bytes_per_token(pair, tensor),
         num_blocks=capacity.num_blocks,
         kv_cache_tokens=capacity.tokens,
         max_concurrency=capacity.max_concurrency,
@@ -57,6 +53,14 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
         verdict=verdict_of(term),
         binding_term=term,
     )
+
+
+def _overhead_and_margin_bytes(tensor: int) -> tuple[int, int]:
+    """Return what the engine's own processes take of each rank's share, and what is kept free of it."""
+    coefficients = memory_coefficients()
+    further_ranks = (tensor - 1) * coefficients.cpu_rank_overhead_bytes
+    overhead = ceil_div(coefficients.cpu_overhead_bytes + further_ranks, tensor)
+    return overhead, ceil_div(coefficients.cpu_margin_bytes, tensor)
 
 
 def _broken_term(spare_kv_bytes: int, spare_memory_bytes: int, margin_bytes: int) -> Term | None:

@@ -32,6 +32,9 @@ class Sampler(StrEnum):
     NONE = "none"
 
 
+_ONLY_ON_V2: Final = "dspark"
+"""The method that brings V2 with it, whatever the target."""
+
 _STATES_CACHED_FROM: Final = "0.28"
 
 
@@ -142,7 +145,7 @@ def _runs_on_v2(wanted: tuple[int, int], method: str, model: ModelTraits) -> boo
     rule = _newest(read_data("memory.json")["model_runner_v2"], wanted)
     if rule is None or method not in rule["methods"] or (model.quantized and not rule["quantized"]):
         return False
-    if model.architecture in rule["architectures"]:
+    if model.architecture in rule["architectures"] or method == _ONLY_ON_V2:
         return True
     dense = not model.has_experts and not model.has_states
     return rule["others"] == "all" or (rule["others"] == "dense" and dense)

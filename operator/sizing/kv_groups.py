@@ -6,7 +6,7 @@ about equal bytes, and each group takes its own blocks for the same request.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -57,6 +57,8 @@ class KvGroup:
         Tokens of one request that it holds at most; None: all.
     extra_blocks
         Blocks that a request takes beside those of its tokens.
+    of_draft
+        Whether any of its layers, on whichever stage, is the draft's.
     """
 
     kind: CacheKind
@@ -65,6 +67,7 @@ class KvGroup:
     block_bytes: int
     held_tokens: int | None
     extra_blocks: int
+    of_draft: bool = False
 
     def blocks_per_request(self, max_model_len: int) -> int:
         """Return the blocks of one request of this length (kv_cache_interface.py, max_memory_usage_bytes)."""
@@ -91,6 +94,11 @@ class KvGrouping:
     groups: tuple[KvGroup, ...]
     bytes_per_block: int
     rules: KvRules
+
+    @property
+    def groups_of_draft(self) -> int:
+        """Over how many groups the draft's layers are spread; 1 where there is no draft, or one group for all."""
+        return max(1, sum(group.of_draft for group in self.groups))
 
     def blocks_per_request(self, max_model_len: int) -> int:
         """Return the blocks that one request of this length takes in all groups."""
@@ -133,7 +141,8 @@ def stage_groups(stages: tuple[Layers, ...], settings: KvSettings) -> tuple[KvGr
         return _single_group(pages, counts, stage_of_layer, len(stages), settings)
     raised = equal_pages(pages, settings)
     if raised is not None:
-        return _several_groups(raised, counts, stage_of_layer, len(stages), settings)
+        of_draft = [run.layer.of_draft for run, _ in runs]
+        return _several_groups(raised, counts, stage_of_layer, of_draft, len(stages), settings)
     kept = keep_all_tokens(pages) if falls_back_to_full(pages, settings) else None
     if kept is None:
         kinds = ", ".join(sorted({page.layer.kind for page in pages}))
@@ -172,27 +181,35 @@ def _single_group(
     )
 
 
-def _several_groups(
-    pages: Sequence[Page], counts: Sequence[int], stage_of: Sequence[int], num_stages: int, settings: KvSettings
+def _several_groups(  # noqa: PLR0913, PLR0917 (what is known of each run of layers)
+    pages: Sequence[Page],
+    counts: Sequence[int],
+    stage_of: Sequence[int],
+    of_draft: Sequence[bool],
+    num_stages: int,
+    settings: KvSettings,
 ) -> tuple[KvGrouping, ...]:
     """Return the groups of layers of several types and one page size (_get_kv_cache_groups_uniform_page_size).
 
     The rarest type gives the layers of a group; a type with more layers makes
     several groups, dealt out in turn so that each stage holds some of each.
     """
-    types: dict[Page, list[int]] = {}
-    for page, count, stage in zip(pages, counts, stage_of, strict=True):
-        types.setdefault(page, []).extend([stage] * count)
-    layers_per_group = _layers_per_group([len(stages) for stages in types.values()], settings)
-    dealt: list[tuple[Page, list[int]]] = []
-    for page, stages in types.items():
-        number = ceil_div(len(stages), layers_per_group)
-        dealt.extend((page, stages[index::number]) for index in range(number))
+    types: dict[Page, list[tuple[int, bool]]] = {}
+    for page, count, stage, drafts in zip(pages, counts, stage_of, of_draft, strict=True):
+        types.setdefault(page, []).extend([(stage, drafts)] * count)
+    layers_per_group = _layers_per_group([len(layers) for layers in types.values()], settings)
+    dealt: list[tuple[Page, list[int], bool]] = []
+    for page, layers in types.items():
+        number = ceil_div(len(layers), layers_per_group)
+        groups = (layers[index::number] for index in range(number))
+        dealt.extend((page, [stage for stage, _ in group], any(drafts for _, drafts in group)) for group in groups)
     return tuple(
         _grouping(
             tuple(
-                _group(page, stages.count(stage), stages.count(stage) * page.page_bytes, settings)
-                for page, stages in dealt
+                replace(
+                    _group(page, stages.count(stage), stages.count(stage) * page.page_bytes, settings), of_draft=drafts
+                )
+                for page, stages, drafts in dealt
             ),
             settings,
         )

@@ -59,14 +59,19 @@ def _local_memory_bytes(vocabulary: int) -> int:
 
 
 def graph_bytes(pair: Pair, split: Parallelism) -> int:
-    """Return what the engine charges to the budget for CUDA graphs, target and drafter together."""
+    """Return what the engine charges to the budget for CUDA graphs, target and drafter together.
+
+    Measured in vLLM's usual mode, FULL_AND_PIECEWISE, which captures most: for the others it is an upper bound.
+    """
     era = pair.era
-    if pair.limits.enforce_eager or not era.charges_graphs:
+    if not pair.limits.captures_graphs or not era.charges_graphs:
         return 0
     sizes = memory_coefficients().graphs
     if era.runner is Runner.V2:
-        draft = sizes.v2_draft_head if pair.method in METHODS_WITH_HIDDEN_STATES else 0
-        return sizes.v2 + (capture_sizes(pair) - 1) * sizes.v2_size + draft
+        # A head's decoding is captured for each number above 1 (spec_decode/target_dependent_ar/cudagraph_utils.py).
+        lengths = 1 + len(pair.other_draft_lengths - {0, 1})
+        draft = sizes.v2_draft_head * lengths if pair.method in METHODS_WITH_HIDDEN_STATES else 0
+        return sizes.v2 + (capture_sizes(pair) - 1 + further_graphs(pair)) * sizes.v2_size + draft
     per_layer = sizes.v1_layer + (sizes.v1_expert_layer if pair.target.has_experts else 0)
     full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_quantization_step
     return full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
@@ -74,7 +79,7 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
 
 def graph_pool_bytes(pair: Pair, split: Parallelism) -> int:
     """Return what CUDA graphs really take after the start, charged to the budget or not."""
-    if pair.limits.enforce_eager:
+    if not pair.limits.captures_graphs:
         return 0
     sizes = memory_coefficients().graphs
     if pair.era.runner is Runner.V2:
@@ -82,6 +87,21 @@ def graph_pool_bytes(pair: Pair, split: Parallelism) -> int:
     per_layer = sizes.v1_pool_layer + (sizes.v1_pool_expert_layer if pair.target.has_experts else 0)
     full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_pool_quantization_step
     return sizes.v1_pool + full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+
+
+def further_graphs(pair: Pair) -> int:
+    """Return the graphs that V2 captures beside those of K: of decoding alone, for each other number of tokens.
+
+    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each is counted like a size of K's, which has a graph in
+    pieces as well: an upper bound. V1 captures in pieces alone then (config/vllm.py,
+    _maybe_override_dynamic_sd_cudagraph_mode), so that what is counted for it is one, too.
+    """
+    largest, requests = _largest_graph(pair), pair.limits.max_num_seqs
+    count = 0
+    for verified in (tokens + 1 for tokens in pair.other_draft_lengths):
+        rounded = {ceil_div(size, verified) for size in _sizes(largest)}
+        count += sum(each * verified <= largest and each <= requests for each in rounded)
+    return count
 
 
 def graph_layers(pair: Pair, split: Parallelism) -> tuple[int, int]:
@@ -101,15 +121,18 @@ def quantization_steps(pair: Pair) -> int:
 
 def capture_sizes(pair: Pair) -> int:
     """Return for how many batch sizes graphs are captured (config/vllm.py, _set_cudagraph_sizes)."""
+    return len(_sizes(_largest_graph(pair)))
+
+
+def _largest_graph(pair: Pair) -> int:
     limits = pair.limits
     own = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1) * 2, _LARGEST_GRAPH)
-    return _sizes_up_to(min(limits.max_graph_tokens or own, limits.max_num_batched_tokens))
+    return min(limits.max_graph_tokens or own, limits.max_num_batched_tokens)
 
 
 @cache
-def _sizes_up_to(top: int) -> int:
-    small = sum(size <= top for size in (1, 2, 4))
-    return small + len(range(8, min(top + 1, 256), 8)) + len(range(256, top + 1, 16))
+def _sizes(top: int) -> tuple[int, ...]:
+    return (*(size for size in (1, 2, 4) if size <= top), *range(8, min(top + 1, 256), 8), *range(256, top + 1, 16))
 
 
 def runtime_overrun_bytes(pair: Pair, tensor: int) -> int:

@@ -30,6 +30,9 @@ METHODS_WITH_DRAFT: Final = (DRAFT_MODEL, "eagle", "eagle3", "medusa", "dflash",
 METHODS_WITH_HIDDEN_STATES: Final = ("eagle", "eagle3", MTP, "dflash", "dspark")
 """Methods whose draft reads the target's hidden states."""
 
+NO_GRAPHS: Final = "NONE"
+"""vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
+
 _EAGLE: Final = ("eagle", "eagle3")
 
 METHODS: Final = (NO_SPECULATION, *METHODS_WITH_DRAFT, MTP, NGRAM, "ngram_gpu", "suffix")
@@ -65,6 +68,8 @@ class EngineLimits:
         vLLM's version.
     prefix_caching
         Whether prefixes are cached.
+    graph_mode
+        Which steps are captured as CUDA graphs, in vLLM's words; None for the engine's own.
     max_graph_tokens
         Most tokens of a step that is captured as a CUDA graph; None for the engine's own.
     """
@@ -79,7 +84,18 @@ class EngineLimits:
     min_concurrency: int
     engine_version: str = NEWEST_VERSION
     prefix_caching: bool = True
+    graph_mode: str | None = None
     max_graph_tokens: int | None = None
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether any step runs as a CUDA graph."""
+        return not self.enforce_eager and self.graph_mode != NO_GRAPHS
+
+    @property
+    def has_own_graphs(self) -> bool:
+        """Whether the engine itself decides which CUDA graphs it captures."""
+        return self.graph_mode is None and self.max_graph_tokens is None
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,8 @@ class Pair:
         What real engines showed of the estimates; empty where nothing was measured.
     samples_drafts
         Whether the draft picks its tokens by chance, so that its logits are kept.
+    other_draft_lengths
+        Other numbers of proposed tokens, 0 among them, that the engine goes over to by the number of requests.
     """
 
     target: ModelGeometry
@@ -152,6 +170,7 @@ class Pair:
     limits: EngineLimits
     calibration: Calibration = UNCALIBRATED
     samples_drafts: bool = False
+    other_draft_lengths: frozenset[int] = frozenset()
 
     @property
     def models(self) -> str:

@@ -4,7 +4,7 @@ from typing import Final
 
 from specdecode_operator.sizing.devices import memory_coefficients
 from specdecode_operator.sizing.eras import Runner, Sampler
-from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.pair import Pair, loaded_draft
 from specdecode_operator.sizing.units import GIB, ceil_div
 from specdecode_operator.sizing.weights import padded_vocabulary
 
@@ -31,7 +31,11 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
 
     V2 (v1/worker/gpu/spec_decode/rejection_sampler.py): this rank's logits,
     the gathered rows and their copy, and a float32 piece of at most 1 GiB
-    (MAX_CHUNK_BYTES). V1: its profiling run verified one proposed token a request.
+    (MAX_CHUNK_BYTES). V1: its profiling run verified one proposed token a
+    request. A draft that samples leaves its probabilities there, through the
+    whole next step (v1/worker/gpu_model_runner.py, _draft_probs), and those of
+    the rows that are verified are gathered (_get_spec_decode_draft_probs); V2
+    keeps logits, which are part of its state.
     """
     limits, vocabulary = pair.limits, pair.target.vocab_size
     proposed = pair.num_speculative_tokens
@@ -44,8 +48,10 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
         return logits + ceil_div(logits, tensor) + gathered + min(rows * vocabulary * _FLOAT32_BYTES, GIB)
     requests = ceil_div(rows, proposed + 1)
     verified = _v1_rejection_bytes(pair, requests, proposed * requests)
+    gathered = _v1_probabilities_bytes(pair, proposed * requests)
     profiled = _v1_rejection_bytes(pair, _requests(pair), _requests(pair))
-    return max(0, verified - profiled)
+    profiled += _v1_probabilities_bytes(pair, _requests(pair))
+    return _v1_probabilities_bytes(pair, proposed * _requests(pair)) + max(0, verified + gathered - profiled)
 
 
 def _requests(pair: Pair) -> int:
@@ -66,10 +72,22 @@ def _v1_sampler_bytes(pair: Pair, requests: int) -> int:
     if pair.era.sampler is Sampler.TRITON:
         buffer = min(memory_coefficients().multiprocessors, requests) * vocabulary * _FLOAT32_BYTES
     if pair.num_speculative_tokens:
-        return _v1_rejection_bytes(pair, requests, requests) + buffer
+        return _v1_rejection_bytes(pair, requests, requests) + _v1_probabilities_bytes(pair, requests) + buffer
     logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
     copies = 2 if pair.target.dtype_bytes == _FLOAT32_BYTES else 3
     return logits + copies * entries * _FLOAT32_BYTES + buffer
+
+
+def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:
+    """Return the distributions that a draft which samples took its tokens from; 0 where it takes the likeliest.
+
+    As wide as the target's logits, in float32 (vLLM, v1/spec_decode/llm_base_proposer.py,
+    compute_probs_and_sample_next_token). Heads with a smaller vocabulary
+    spread their logits over the target's (llama_eagle3.py, compute_logits).
+    """
+    if not pair.samples_drafts or loaded_draft(pair) is None:
+        return 0
+    return rows * pair.target.vocab_size * _FLOAT32_BYTES
 
 
 def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:

@@ -78,33 +78,38 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
     PlanError
         When the checkpoint holds none, or the engine cannot use them.
     """
-    size, count = target.hidden_size, target.mtp_layers
     if not target.mtp_block:
         message = (
             f"the checkpoint of {target.name} has no layers for multi-token prediction that vLLM can draft with; use "
             "eagle3 or draft_model with a draft, or ngram"
         )
         raise PlanError("speculation.method", "mtp", message)
-    projection, norms = 2 * size * size, 3 * size
-    once = target.architecture.startswith(_SPLIT_PROJECTION)
     return replace(
         target,
         name=f"MTP layers of {target.name}",
-        layers=target.mtp_block * count,
+        layers=target.mtp_block * target.mtp_layers,
         ropes=(),
         tower=Tower(),
         mtp_layers=0,
         mtp_block=(),
         tie_word_embeddings=True,
         final_norms=0,
-        head=HeadParts(
-            output_rows=target.vocab_size,
-            output_heads=1 if once else count,
-            shares_embedding=True,
-            shares_output=True,
-            shares_on_last_stage=False,
-            # Norms of both inputs, and the one before the output head.
-            whole_elements=norms if once else count * (projection + norms),
-            split_elements=projection if once else 0,
-        ),
+        head=_head_parts(target),
+    )
+
+
+def _head_parts(target: ModelGeometry) -> HeadParts:
+    """Return what lies around the layers: projections, norms and output heads."""
+    size, count = target.hidden_size, target.mtp_layers
+    # Norms of both inputs, and the one before the output head.
+    projection, norms = 2 * size * size, 3 * size
+    once = target.architecture.startswith(_SPLIT_PROJECTION)
+    return HeadParts(
+        output_rows=target.vocab_size,
+        output_heads=1 if once else count,
+        shares_embedding=True,
+        shares_output=True,
+        shares_on_last_stage=False,
+        whole_elements=norms if once else count * (projection + norms),
+        split_elements=projection if once else 0,
     )

@@ -1,0 +1,23 @@
+"""Which vLLM an image's name tells of."""
+
+import re
+from typing import Final
+
+_TAG: Final = re.compile(r"v?(0\.\d+)(\.\d+)?([-+._].*|(post|rc)\d+)?")
+"""vLLM's releases are 0.x so far; a tag of another form says nothing of vLLM."""
+
+
+def split_reference(image: str) -> tuple[str, str]:
+    """Return repository and tag of a reference; a digest is no tag."""
+    name, _, digest = image.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        return name, ""
+    return repository, "" if digest and not tag else tag
+
+
+def version_of_image(image: str) -> str | None:
+    """Return the version of vLLM, as major and minor, that an image's name tells; None where it tells none."""
+    repository, tag = split_reference(image)
+    found = _TAG.fullmatch(tag) if "vllm" in repository else None
+    return found[1] if found else None
