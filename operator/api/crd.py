@@ -10,23 +10,12 @@ from specdecode_operator.api.base import GROUP, VERSION, ApiModel
 from specdecode_operator.api.capture_rules import CAPTURE_RULES, SCHEDULE_RULES
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.cel import Rule
-from specdecode_operator.api.rules import RULES
+from specdecode_operator.api.rules import NAME_MAX_LENGTH, RULES, SERVICE_NAME
 from specdecode_operator.api.schema import RulesByModel, Schema, structural_schema
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 
-NAME_MAX_LENGTH = 52
-"""Longest name of an object. A Service's name ends at 63 (RFC 1035); as for a CronJob, 11 are left for suffixes."""
-
 _LINE_WIDTH = 120
 
-_SERVICE_NAME = Rule(
-    field="metadata.name",
-    holds="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
-    f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
-    message="is %s, which cannot name a Service:"
-    f" use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter",
-    values=("self.metadata.name",),
-)
 _JOB_NAME = Rule(
     field="metadata.name",
     holds="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
@@ -66,7 +55,7 @@ def deployment_crd() -> dict[str, Any]:
             spec=deployment.SpecDecodeDeploymentSpec,
             status=SpecDecodeDeploymentStatus,
             rules={**RULES, **SCHEDULE_RULES},
-            name=_SERVICE_NAME,
+            name=SERVICE_NAME,
             columns=_deployment_columns(),
             scale={
                 "specReplicasPath": ".spec.replicas",

@@ -12,17 +12,15 @@ from pydantic.config import JsonDict
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.models_source import Models
+from specdecode_operator.api.pair import ShortText, Target
 from specdecode_operator.api.references import SecretKey, TlsSecret
+from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.values import (
     AcceleratorType,
-    CheckpointPrecision,
-    DraftSampling,
+    CudagraphMode,
     KvCacheDtype,
-    Method,
     Objective,
     Planning,
-    Quantization,
-    RejectionSampling,
     RolloutStrategy,
     Slo,
     WorkloadKind,
@@ -32,154 +30,11 @@ _BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-ke
 KIND = "SpecDecodeDeployment"
 PLURAL = "specdecodedeployments"
 
-ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-ModelConfig = Annotated[dict[str, Any], Field(max_length=512)]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
 EnvVarName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
 EngineVersion = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+$")]
 ImageReference = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ServedName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[^\s-]\S*$")]
-ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-
-
-class ModelCheckpoint(ApiModel):
-    """The same model, stored in another precision."""
-
-    quantization: CheckpointPrecision
-    """Precision that it was stored in."""
-
-    model: ModelId
-    """Hub id, or path inside models.volume when a volume is given."""
-
-    revision: ShortText | None = None
-    """Pinned revision of the hub repository."""
-
-    config: ModelConfig | None = None
-    """Content of its config.json, for checkpoints that the catalogue does not know."""
-
-
-Checkpoints = Annotated[
-    list[ModelCheckpoint],
-    Field(
-        max_length=6,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["quantization"]},
-    ),
-]
-
-
-class Target(ApiModel):
-    """The model whose outputs are served."""
-
-    model: ModelId
-    """Hub id, or path inside models.volume when a volume is given."""
-
-    revision: ShortText | None = None
-    """Pinned revision of the hub repository."""
-
-    quantization: Quantization = Quantization.AS_CHECKPOINT
-    """Precision to serve in. FP8 of a BF16 checkpoint is made on loading; INT8 and INT4 exist only as checkpoints.
-    Auto: the plan picks one that can be had, by the objective."""
-
-    checkpoints: Checkpoints = Field(default=[])
-    """The same model in other precisions, which quantization or its Auto may ask for."""
-
-    config: ModelConfig | None = None
-    """Content of the model's config.json, for models that the catalogue does not know."""
-
-
-class Draft(ApiModel):
-    """The model, or the head made for the target, that proposes tokens."""
-
-    model: ModelId
-    """Hub id, or path inside models.volume when a volume is given."""
-
-    revision: ShortText | None = None
-    """Pinned revision of the hub repository."""
-
-    quantization: Quantization = Quantization.AS_CHECKPOINT
-    """Precision to serve in; not inherited from the target. Auto: the plan picks one, by the objective. Heads are
-    served as they were stored."""
-
-    checkpoints: Checkpoints = Field(default=[])
-    """The same model in other precisions, which quantization or its Auto may ask for."""
-
-    config: ModelConfig | None = None
-    """Content of the model's config.json, for models that the catalogue does not know."""
-
-    max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Longest sequence that is drafted for, in tokens."""
-
-
-class Ngram(ApiModel):
-    """Bounds of the prompt lookup that methods ngram and ngram_gpu do."""
-
-    prompt_lookup_min: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Shortest n-gram looked up, in tokens."""
-
-    prompt_lookup_max: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Longest n-gram looked up, in tokens."""
-
-
-class Suffix(ApiModel):
-    """How method suffix looks proposals up in earlier answers."""
-
-    max_tree_depth: StrictInt | None = Field(default=None, ge=1, le=1024)
-    """Longest sequence that its trees hold, in tokens. Absent: the engine's 24."""
-
-    max_cached_requests: StrictInt | None = Field(default=None, ge=0, le=10_000_000)
-    """Earlier answers that are kept; 0 keeps none. Absent: the engine's 10,000."""
-
-    max_spec_factor_percent: StrictInt | None = Field(default=None, ge=0, le=10_000)
-    """Tokens proposed for each that matched, in percent. Absent: the engine's 100."""
-
-    min_token_probability_percent: StrictInt | None = Field(default=None, ge=0, le=100)
-    """How often a token must have followed to be proposed, in percent. Absent: the engine's 10."""
-
-
-class BatchSizeRange(ApiModel):
-    """K for one range of running requests."""
-
-    from_: StrictInt = Field(alias="from", ge=1, le=65_536)
-    """First number of running requests, inclusive."""
-
-    to: StrictInt = Field(ge=1, le=65_536)
-    """Last number of running requests, inclusive."""
-
-    num_speculative_tokens: StrictInt = Field(ge=0, le=32)
-    """K in this range; 0 turns speculation off."""
-
-
-class Speculation(ApiModel):
-    """How the engine speculates."""
-
-    method: Method
-    """Who proposes tokens: a draft model; a head made for the target (eagle, eagle3, medusa, dflash, dspark); layers of
-    the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu) or in earlier answers (suffix); nobody
-    (none)."""
-
-    num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=32)
-    """K: tokens proposed a step, for suffix the most. Required unless method is none."""
-
-    num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
-    """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
-
-    draft: Draft | None = None
-    """The draft model or head, for methods draft_model, eagle, eagle3, medusa, dflash and dspark."""
-
-    ngram: Ngram | None = None
-    """Lookup bounds, for methods ngram and ngram_gpu."""
-
-    suffix: Suffix | None = None
-    """Lookup bounds, for method suffix."""
-
-    rejection_sampling: RejectionSampling | None = None
-    """How drafted tokens are checked, the target's distribution kept: one after another (standard), or all of a step
-    together (block), by which more of them pass. Absent: the engine's, standard."""
-
-    draft_sampling: DraftSampling | None = None
-    """How a draft picks its tokens: the likeliest ones (greedy), or by chance as the target does (probabilistic), by
-    which more of them pass where requests have a temperature; its logits then take memory. Absent: the engine's,
-    greedy."""
 
 
 class Parallelism(ApiModel):
@@ -247,6 +102,11 @@ class Serving(ApiModel):
 
     enforce_eager: StrictBool = False
     """Run without CUDA graphs and compilation."""
+
+    cudagraph_mode: CudagraphMode | None = None
+    """Which steps run as CUDA graphs: none; all in pieces, attention outside (PIECEWISE); all as a whole (FULL); decode
+    as a whole and the rest without (FULL_DECODE_ONLY) or in pieces (FULL_AND_PIECEWISE). Absent: the engine's own,
+    mostly the last."""
 
     max_cudagraph_capture_size: StrictInt | None = Field(default=None, ge=1, le=65_536)
     """Most tokens of a step that runs as a CUDA graph; larger steps run without, which saves memory and start-up time.

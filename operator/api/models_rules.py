@@ -43,7 +43,7 @@ HOST_PATH = (
 )
 
 _HAS_VOLUME = "has(self.models) && has(self.models.volume)"
-_HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
+HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
 # What the hub allows as OWNER/NAME or NAME; a path in a volume is relative, has no .. and looks like no option.
 _HUB_ID = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
 _ABSOLUTE_OR_OPTION = r"^[/-]"
@@ -115,8 +115,8 @@ def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
 
 SOURCES = (
     *_source_of("target", absent=""),
-    *_source_of("speculation.draft", absent=f"!({_HAS_DRAFT}) || "),
+    *_source_of("speculation.draft", absent=f"!({HAS_DRAFT}) || "),
     *_checkpoints_of("target", absent=""),
-    *_checkpoints_of("speculation.draft", absent=f"!({_HAS_DRAFT}) || "),
+    *_checkpoints_of("speculation.draft", absent=f"!({HAS_DRAFT}) || "),
 )
 """Rules of the whole spec."""

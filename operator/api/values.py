@@ -121,6 +121,16 @@ class KvCacheDtype(StrEnum):
     FP8_E5M2 = "fp8_e5m2"
 
 
+class CudagraphMode(StrEnum):
+    """Which steps run as CUDA graphs, in vLLM's words."""
+
+    NONE = "NONE"
+    PIECEWISE = "PIECEWISE"
+    FULL = "FULL"
+    FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
+    FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
+
+
 class Planning(StrEnum):
     """What an override asks the operator to pass over."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from specdecode_operator.api.base import Body
+from specdecode_operator.api.admission import refusals
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.cli.documents import (
@@ -22,11 +22,13 @@ from specdecode_operator.cli.documents import (
     read_nodes,
 )
 from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.services.engine_doubts import engine_doubts
 from specdecode_operator.services.facts import Facts, gather_facts
 from specdecode_operator.services.model_facts import NO_MODELS
 from specdecode_operator.services.pairing import pairing_doubts
 from specdecode_operator.services.plan_status import plan_advice
 from specdecode_operator.services.planning import WaitingForNodes, full_matrix, make_plan
+from specdecode_operator.services.runner_rules import schedule_doubts
 from specdecode_operator.services.spec_problems import spec_problems
 from specdecode_operator.sizing.budget import Budget
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
@@ -227,7 +229,7 @@ def answer(
         Whether to fill in ``precisions``.
     """
     try:
-        facts = gather_facts(_parse(with_configs(document.body.get("spec"), model_configs)), calibration=calibration)
+        facts = gather_facts(_admitted(document, model_configs), calibration=calibration)
         present = _assumed_nodes(facts) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)
         if isinstance(plan, WaitingForNodes):
@@ -263,7 +265,9 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
         choice=plan.choice,
         advice=(
             *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
+            *engine_doubts(chosen.profile, chosen.spec.engine.image),
             *pairing_doubts(chosen.spec, chosen.profile, NO_MODELS, plan.chosen.tensor),
+            *schedule_doubts(chosen.spec, chosen.pair),
         ),
     )
 
@@ -348,12 +352,15 @@ def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any
     return model if config is None else {**model, "config": config}
 
 
-def _parse(spec: Body) -> SpecDecodeDeploymentSpec:
-    """Parse a spec; a misspelt field is an error here, as it is for kubectl apply."""
+def _admitted(document: Document, model_configs: Mapping[str, dict[str, Any]]) -> SpecDecodeDeploymentSpec:
+    """Parse a spec and refuse what the API server would; a misspelt field is an error, as it is for kubectl apply."""
     try:
-        return SpecDecodeDeploymentSpec.model_validate(spec)
+        spec = SpecDecodeDeploymentSpec.model_validate(with_configs(document.body.get("spec"), model_configs))
     except ValidationError as error:
         raise InvalidSpecError(spec_problems(error)) from error
+    if problems := refusals(spec, document.body.get("metadata")):
+        raise InvalidSpecError(problems)
+    return spec
 
 
 def _said_here(error: InvalidSpecError) -> tuple[Problem, ...]:

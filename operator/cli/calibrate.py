@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from specdecode_operator.cli.engine_runs import EngineRun
     from specdecode_operator.services.measurement import Given, Measurement
     from specdecode_operator.sizing.calibration import CalibrationEntry
 
@@ -41,7 +42,6 @@ def calibrate_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Compare what engines took with what was predicted, term by term, and add it to a calibration file."""
     # Sizing takes longer to load than the rest of the command line.
-    from specdecode_operator.cli.engine_runs import runs_of  # noqa: PLC0415
     from specdecode_operator.services.measurement import Given  # noqa: PLC0415
 
     configs = _configs([*(model_config or []), *_folders(model, draft)])
@@ -61,30 +61,10 @@ def calibrate_command(  # noqa: PLR0913  each is an option
         max_num_batched_tokens=max_num_batched_tokens,
         configs=configs,
     )
-    logs = [(str(file), _text(file)) for file in from_log or []]
-    try:
-        runs = (
-            runs_of(
-                model,
-                draft,
-                shape or [],
-                num_speculative_tokens=num_speculative_tokens,
-                tensor=tensor or 1,
-                max_model_len=max_model_len,
-            )
-            if model
-            else []
-        )
-    except ValueError as error:
-        _fail(str(error))
-    entries = [_measured(name, text, given) for name, text in logs]
-    for run in runs:
-        typer.echo(f"starting {' '.join(run.command)}", err=True)
-        try:
-            entries.append(_measured(run.name, run.start(), run.settle(given)))
-        except RuntimeError as error:
-            _fail(str(error))
-        _write(out, entries)
+    if model:
+        entries = _of_runs(_runs(model, draft, shape, num_speculative_tokens, given), given, out)
+    else:
+        entries = _of_logs(from_log or [], given)
     _finish(out, entries)
 
 
@@ -119,6 +99,44 @@ def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> 
             _fail(f"{document.name} ({document.place}): {error}{hint}")
         typer.echo("\n".join(_table(document.name, measurement)))
         entries.append(measurement.entry)
+    return entries
+
+
+def _of_logs(files: list[Path], given: "Given") -> list["CalibrationEntry"]:
+    """Print the comparison of each log and return their entries; nothing is printed before all can be read."""
+    logs = [(str(file), _text(file)) for file in files]
+    return [_measured(name, text, given) for name, text in logs]
+
+
+def _runs(
+    model: str, draft: str | None, shapes: list[str] | None, num_speculative_tokens: int, given: "Given"
+) -> list["EngineRun"]:
+    """Return the runs of vLLM that measure a model here."""
+    from specdecode_operator.cli.engine_runs import runs_of  # noqa: PLC0415
+
+    try:
+        return runs_of(
+            model,
+            draft,
+            shapes or [],
+            num_speculative_tokens=num_speculative_tokens,
+            tensor=given.tensor or 1,
+            max_model_len=given.max_model_len,
+        )
+    except ValueError as error:
+        _fail(str(error))
+
+
+def _of_runs(runs: list["EngineRun"], given: "Given", out: Path) -> list["CalibrationEntry"]:
+    """Print the comparison of each run and return their entries; each is kept at once, for runs take minutes."""
+    entries: list[CalibrationEntry] = []
+    for run in runs:
+        typer.echo(f"starting {' '.join(run.command)}", err=True)
+        try:
+            entries.append(_measured(run.name, run.start(), run.settle(given)))
+        except RuntimeError as error:
+            _fail(str(error))
+        _write(out, entries)
     return entries
 
 

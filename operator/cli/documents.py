@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
+from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cluster.fleet import NodeFacts, node_facts
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
@@ -225,7 +226,7 @@ def _deployment(document: Document) -> Document | DocumentError | Other:
     """Return the object if it is of our kind, and an error if it was meant to be."""
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
-    if kind != KIND and not ours:
+    if kind == CAPTURE or (kind != KIND and not ours):
         return Other(f"{kind} ({version})" if kind else "an object without kind")
     if kind != KIND:
         return DocumentError(f"{document.place}: kind: {kind or 'nothing'}: {GROUP} has no such kind: use {KIND}")

@@ -26,6 +26,8 @@ def graph_terms(pair: Pair, split: Parallelism) -> TermLine:
     charged = graph_bytes(pair, split)
     if pair.limits.enforce_eager:
         return TermLine("CUDA graphs", "none: enforceEager is true", charged)
+    if not pair.limits.captures_graphs:
+        return TermLine("CUDA graphs", "none: cudagraphMode is NONE", charged)
     if not pair.era.charges_graphs:
         return TermLine("CUDA graphs", "not charged by this version: they are outside the budget", charged)
     sizes, captured = memory_coefficients().graphs, capture_sizes(pair)
@@ -110,7 +112,7 @@ def _verification(pair: Pair, tensor: int, budget: Budget) -> str:
     rows = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens)
     words = f"verifying {rows:,} rows, beyond what the profiling run verified"
     if pair.era.runner is Runner.V1:
-        return words
+        return f"{words}, with the probabilities of the draft" if pair.samples_drafts else words
     logits = rows * vocabulary * width
     copies = f"(2 + 1 / {tensor})" if tensor > 1 else "2"
     value = logits + ceil_div(logits, tensor) + (logits if tensor > 1 else 0)

@@ -4,14 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecode_operator.cli.plan import CALIBRATION_HELP, FILE_HELP, MODEL_CONFIG_HELP, NODES_HELP, ExitCode
+from specdecode_operator.cli.plan import CALIBRATION_HELP, FILE_HELP, MODEL_CONFIG_HELP, NODES_HELP, ExitCode, sources
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.answers import Answers
 
 
 def explain_command(
-    file: Annotated[list[str], typer.Option("--file", "-f", help=FILE_HELP)],
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    *,
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
     nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
     model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
     calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
@@ -20,7 +22,7 @@ def explain_command(
     # Sizing and the API's models take longer to load than the rest of the command line.
     from specdecode_operator.cli.answers import ask  # noqa: PLC0415
 
-    result = ask(file, nodes, model_config or [], calibration)
+    result = ask(sources(files, file), nodes, model_config or [], calibration)
     _print(result)
     for error in result.errors:
         typer.echo(f"error: {error}", err=True)

@@ -9,6 +9,7 @@ from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.fleet import NodeFacts, node_facts
+from specdecode_operator.cluster.grouping import Grouping
 from specdecode_operator.cluster.resources import CONFIG_MAP, PERSISTENT_VOLUME_CLAIM, POD
 from specdecode_operator.labels import (
     CAPTURE_LABEL,
@@ -36,6 +37,10 @@ class Cache:
     def __init__(self) -> None:
         self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
         self._belongings: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
+        self._captures: Grouping[Key] = Grouping()
+        """Captures by the deployment that they name."""
+        self._captured_claims: Grouping[tuple[Key, str]] = Grouping()
+        """Claims of captures, each by its capture and its own name, by the deployment of their label."""
         self._model_facts: dict[str, Body] = {}
         self._nodes: dict[str, tuple[NodeFacts, int]] = {}
         self.has_groups = False
@@ -48,6 +53,8 @@ class Cache:
         newest = self._newest(self._parents[kind].get(key), body)
         if newest is not None:
             self._parents[kind][key] = newest
+            if kind == capture.KIND:
+                self._captures.put(key, _deployment_named(newest))
         return key
 
     def drop_parent(self, kind: str, body: Body) -> Key:
@@ -56,6 +63,7 @@ class Cache:
         self._remember_deletion(body)
         if _uid(self._parents[kind].get(key)) == _uid(body):
             del self._parents[kind][key]
+            self._captures.drop(key)
         return key
 
     def parent(self, key: Key) -> Body | None:
@@ -69,22 +77,13 @@ class Cache:
 
     def captures_of(self, deployment_key: Key) -> list[Body]:
         """SpecDecodeCaptures of a SpecDecodeDeployment, by name."""
-        captures = [
-            body for key, body in self._parents[capture.KIND].items() if key.namespace == deployment_key.namespace
-        ]
-        mine = [body for body in captures if (body.get("spec") or {}).get("deployment") == deployment_key.name]
-        return sorted(mine, key=lambda body: str(body["metadata"]["name"]))
+        keys = sorted(self._captures.members(deployment_key), key=lambda key: key.name)
+        return [self._parents[capture.KIND][key] for key in keys]
 
     def claims_captured_from(self, deployment_key: Key) -> list[Body]:
-        """Claims of captures of a SpecDecodeDeployment, also of captures that are gone."""
-        return [
-            body
-            for key, belongings in self._belongings.items()
-            if key.kind == capture.KIND and key.namespace == deployment_key.namespace
-            for (kind, _), body in belongings.items()
-            if kind == PERSISTENT_VOLUME_CLAIM.kind
-            and body["metadata"]["labels"].get(CAPTURED_DEPLOYMENT_LABEL) == deployment_key.name
-        ]
+        """Claims of captures of a SpecDecodeDeployment, also of captures that are gone, by name."""
+        found = sorted(self._captured_claims.members(deployment_key), key=lambda member: member[1])
+        return [self._belongings[key][PERSISTENT_VOLUME_CLAIM.kind, name] for key, name in found]
 
     def put(self, kind: str, body: Body) -> Key | None:
         """Remember a labelled child or pod; return the key it belongs to."""
@@ -97,9 +96,11 @@ class Cache:
         key = _owner(body)
         if key is not None:
             identity = (kind, body["metadata"]["name"])
-            newest = self._newest(self._belongings[key].get(identity), slim(kind, body))
+            newest = self._newest(self._belongings.get(key, {}).get(identity), slim(kind, body))
             if newest is not None:
                 self._belongings[key][identity] = newest
+                if key.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
+                    self._captured_claims.put((key, identity[1]), _deployment_labelled(newest))
         return key
 
     def drop(self, kind: str, body: Body) -> Key | None:
@@ -115,6 +116,8 @@ class Cache:
             identity = (kind, body["metadata"]["name"])
             if _uid(self._belongings[key].get(identity)) == _uid(body):
                 del self._belongings[key][identity]
+                if kind == PERSISTENT_VOLUME_CLAIM.kind:
+                    self._captured_claims.drop((key, identity[1]))
             if not self._belongings[key]:
                 del self._belongings[key]
         return key
@@ -210,6 +213,18 @@ def _owner(body: Body) -> Key | None:
         return Key(body["metadata"]["namespace"], name, capture.KIND)
     name = labels.get(DEPLOYMENT_LABEL) or labels.get(COMPUTES_FOR_LABEL) or labels.get(READS_FOR_LABEL)
     return Key(body["metadata"]["namespace"], name) if name else None
+
+
+def _deployment_named(body: Body) -> Key | None:
+    """Return the key of the deployment that a capture names."""
+    name = (body.get("spec") or {}).get("deployment")
+    return Key(body["metadata"]["namespace"], str(name)) if name else None
+
+
+def _deployment_labelled(claim: Body) -> Key | None:
+    """Return the key of the deployment whose engine was captured on a claim."""
+    name = claim["metadata"]["labels"].get(CAPTURED_DEPLOYMENT_LABEL)
+    return Key(claim["metadata"]["namespace"], name) if name else None
 
 
 def slim(kind: str, body: Body) -> Body:

@@ -25,6 +25,8 @@ _REQUEST_TIMEOUT_S = 30
 _MESSAGE_LIMIT = 500
 _MERGE_PATCH = "application/merge-patch+json"
 _TYPED_PATCH = "failed to create typed patch object"
+_PASSING = ("is being terminated", "exceeded quota", "status unknown for quota")
+"""Words of refusals that only pass with time: of a namespace that goes, of quotas that are full or just made."""
 
 
 class Cluster:
@@ -181,7 +183,7 @@ def _error(request: _Request, status: int, text: bytes) -> ClusterError:
 
 def _refusal(request: _Request, message: str) -> ClusterError:
     """Tell a missing permission from what only passes with time."""
-    if "is being terminated" in message or "exceeded quota" in message:
+    if any(words in message for words in _PASSING):
         return RefusedForNowError(f"{request}: {message}")
     where = f"namespace {request.namespace}" if request.namespace else "the whole cluster"
     return ForbiddenError(

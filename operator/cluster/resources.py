@@ -47,7 +47,7 @@ NODE = Resource("v1", "Node", "nodes")
 CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB)
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
-CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB)
+CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)
 """Kinds of the objects that belong to a SpecDecodeCapture."""
 
 WATCHED = (*CHILDREN, PERSISTENT_VOLUME_CLAIM, POD)

@@ -12,10 +12,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import Intent, Parent, intend
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.intent import Intent
 from specdecode_operator.services.model_job import is_reader
+from specdecode_operator.services.parent import Parent, schedules_of
 from specdecode_operator.sizing.calibration import Calibration
 
 
@@ -28,6 +31,7 @@ class _Remembered(NamedTuple):
     asked: tuple[Any, ...]
     intent: Intent
     children: bytes
+    schedules: list[CaptureSchedule] | None
 
 
 class Intents:
@@ -69,8 +73,12 @@ class Intents:
             groups=groups,
         )
         packed = zlib.compress(json.dumps(intent.children).encode())
-        self._latest[parent.key] = _Remembered(asked, replace(intent, children=[]), packed)
+        self._latest[parent.key] = _Remembered(asked, replace(intent, children=[]), packed, schedules_of(parent))
         return intent
+
+    def schedules(self, key: Key) -> list[CaptureSchedule] | None:
+        """Return the schedules of the spec that was thought about last, as parent.schedules_of has them."""
+        return self._latest[key].schedules
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of an object that is gone."""

@@ -9,8 +9,9 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import InvalidObjectError
 from specdecode_operator.cluster.resources import CHILDREN, CONFIG_MAP, JOB, POD
 from specdecode_operator.handlers.inventory import ChildNameTakenError, HinderedError, Identity, Inventory, identity
-from specdecode_operator.services.decision import Intent, Obstacle, Parent
+from specdecode_operator.services.intent import Intent, Obstacle
 from specdecode_operator.services.model_facts import CONFIG_MAP_NAME, facts_config_map
+from specdecode_operator.services.parent import Parent
 from specdecode_operator.services.starters import STARTERS
 from specdecode_operator.services.succession import may_end, staying, wanted_now
 

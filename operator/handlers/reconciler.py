@@ -24,24 +24,15 @@ from specdecode_operator.handlers.metrics import ResidualCollector
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
 from specdecode_operator.services.capture.lending import borrower
-from specdecode_operator.services.decision import (
-    Intent,
-    Launch,
-    Observation,
-    Parent,
-    blocked,
-    broken,
-    compose_status,
-    learn,
-    lend,
-    observed_residual,
-    read_parent,
-    schedules_of,
-)
-from specdecode_operator.services.group_history import UNSEEN, GroupHistory
+from specdecode_operator.services.decision import learn
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.group_history import GroupHistory
+from specdecode_operator.services.intent import Intent, Launch, blocked, broken
 from specdecode_operator.services.model_download import downloads_name, read_downloads
 from specdecode_operator.services.model_job import is_reader
 from specdecode_operator.services.model_storage import claims_named
+from specdecode_operator.services.observation import Observation, observed_residual
+from specdecode_operator.services.parent import Parent, lend, read_parent
 from specdecode_operator.services.plan_status import plan_change
 from specdecode_operator.services.readiness import Summary
 from specdecode_operator.services.recollection import learn_from, look_at_groups, recall
@@ -106,13 +97,13 @@ class Reconciler:
         failure = failure or await self._launch(parent, intent)
         if failure is not None:
             intent = blocked(intent, failure)
-        observation = await self._observe(parent, intent)
+        observation = await self._observe(parent, intent, memory)
         if not observation.silent_rounds:  # an engine that misses a question holds what it held
             self._residuals.set(key, observed_residual(intent, observation))
         failure = await self._remember(parent, learn_from(intent, observation, memory), memory)
         if failure is not None:
             intent = blocked(intent, failure)
-        schedules = schedules_of(parent)
+        schedules = self._intents.schedules(key)
         kept = None if schedules is None else await self._schedules.keep(parent, schedules)
         await self._report_if_new(parent, intent, observation, kept)
 
@@ -195,7 +186,7 @@ class Reconciler:
             told_before=parent.status.observed_generation == parent.generation,
         )
 
-    async def _observe(self, parent: Parent, intent: Intent) -> Observation:
+    async def _observe(self, parent: Parent, intent: Intent, memory: Memory | None) -> Observation:
         starter = self._launcher.starter(parent, intent)
         pods = current_pods(self._cache.belongings(parent.key, POD.kind), starter)
         readings: dict[str, Reading] = {}
@@ -217,7 +208,7 @@ class Reconciler:
             predecessor=self._launcher.predecessor(parent, intent),
         )
         self._groups[parent.key] = look_at_groups(
-            self._groups.get(parent.key, UNSEEN), intent, observation, time.monotonic()
+            self._groups.get(parent.key), intent, observation, memory, time.time()
         )
         return replace(observation, groups=self._groups[parent.key])
 

@@ -13,8 +13,8 @@ from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.resources import PERSISTENT_VOLUME_CLAIM
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.services.capture_schedules import Belongings, SchedulingDecision, decide_schedules
-from specdecode_operator.services.decision import Parent
 from specdecode_operator.services.drift import is_owned
+from specdecode_operator.services.parent import Parent
 
 _logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class ScheduleKeeper:
 
         What the API server refuses is tried again at the next look: until then the status stays as it was.
         """
+        if not schedules:
+            return []  # most objects: nothing of theirs is looked for at every round
         captures = [each for each in self._cache.captures_of(parent.key) if is_owned(each, parent.uid)]
         belongings = Belongings(captures, self._cache.claims_captured_from(parent.key), parent.status.captures)
         decision = decide_schedules(parent.key, parent.uid, schedules, belongings, datetime.now(UTC))

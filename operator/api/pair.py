@@ -1,0 +1,75 @@
+"""The two models of a SpecDecodeDeployment, and the precisions that they can be had in."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, StrictInt, StringConstraints
+
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.values import CheckpointPrecision, Quantization
+
+ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+ModelConfig = Annotated[dict[str, Any], Field(max_length=512)]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class ModelCheckpoint(ApiModel):
+    """The same model, stored in another precision."""
+
+    quantization: CheckpointPrecision
+    """Precision that it was stored in."""
+
+    model: ModelId
+    """Hub id, or path inside models.volume when a volume is given."""
+
+    revision: ShortText | None = None
+    """Pinned revision of the hub repository."""
+
+    config: ModelConfig | None = None
+    """Content of its config.json, for checkpoints that the catalogue does not know."""
+
+
+Checkpoints = Annotated[
+    list[ModelCheckpoint],
+    Field(
+        max_length=6,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["quantization"]},
+    ),
+]
+
+
+class ServedModel(ApiModel):
+    """What target and draft have in common."""
+
+    model: ModelId
+    """Hub id, or path inside models.volume when a volume is given."""
+
+    revision: ShortText | None = None
+    """Pinned revision of the hub repository."""
+
+    quantization: Quantization = Quantization.AS_CHECKPOINT
+    """Precision to serve in."""
+
+    checkpoints: Checkpoints = Field(default=[])
+    """The same model in other precisions, which quantization or its Auto may ask for."""
+
+    config: ModelConfig | None = None
+    """Content of the model's config.json, for models that the catalogue does not know."""
+
+
+class Target(ServedModel):
+    """The model whose outputs are served."""
+
+    quantization: Quantization = Quantization.AS_CHECKPOINT
+    """Precision to serve in. FP8 of a BF16 checkpoint is made on loading; INT8 and INT4 exist only as checkpoints.
+    Auto: the plan picks one that can be had, by the objective."""
+
+
+class Draft(ServedModel):
+    """The model, or the head made for the target, that proposes tokens."""
+
+    quantization: Quantization = Quantization.AS_CHECKPOINT
+    """Precision to serve in; not inherited from the target. Auto: the plan picks one, by the objective. Heads are
+    served as they were stored."""
+
+    max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
+    """Longest sequence that is drafted for, in tokens."""

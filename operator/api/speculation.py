@@ -1,0 +1,79 @@
+"""How the engine of a SpecDecodeDeployment speculates: who proposes tokens, how many, and how they are checked."""
+
+from pydantic import Field, StrictInt
+
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.pair import Draft
+from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
+
+
+class Ngram(ApiModel):
+    """Bounds of the prompt lookup that methods ngram and ngram_gpu do."""
+
+    prompt_lookup_min: StrictInt | None = Field(default=None, ge=1, le=64)
+    """Shortest n-gram looked up, in tokens."""
+
+    prompt_lookup_max: StrictInt | None = Field(default=None, ge=1, le=64)
+    """Longest n-gram looked up, in tokens."""
+
+
+class Suffix(ApiModel):
+    """How method suffix looks proposals up in earlier answers."""
+
+    max_tree_depth: StrictInt | None = Field(default=None, ge=1, le=1024)
+    """Longest sequence that its trees hold, in tokens. Absent: the engine's 24."""
+
+    max_cached_requests: StrictInt | None = Field(default=None, ge=0, le=10_000_000)
+    """Earlier answers that are kept; 0 keeps none. Absent: the engine's 10,000."""
+
+    max_spec_factor_percent: StrictInt | None = Field(default=None, ge=0, le=10_000)
+    """Tokens proposed for each that matched, in percent. Absent: the engine's 100."""
+
+    min_token_probability_percent: StrictInt | None = Field(default=None, ge=0, le=100)
+    """How often a token must have followed to be proposed, in percent. Absent: the engine's 10."""
+
+
+class BatchSizeRange(ApiModel):
+    """K for one range of running requests."""
+
+    from_: StrictInt = Field(alias="from", ge=1, le=65_536)
+    """First number of running requests, inclusive."""
+
+    to: StrictInt = Field(ge=1, le=65_536)
+    """Last number of running requests, inclusive."""
+
+    num_speculative_tokens: StrictInt = Field(ge=0, le=32)
+    """K in this range; 0 turns speculation off."""
+
+
+class Speculation(ApiModel):
+    """How the engine speculates."""
+
+    method: Method
+    """Who proposes tokens: a draft model; a head made for the target (eagle, eagle3, medusa, dflash, dspark); layers of
+    the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu) or in earlier answers (suffix); nobody
+    (none)."""
+
+    num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=32)
+    """K: tokens proposed a step, for suffix the most. Required unless method is none."""
+
+    num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
+    """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
+
+    draft: Draft | None = None
+    """The draft model or head, for methods draft_model, eagle, eagle3, medusa, dflash and dspark."""
+
+    ngram: Ngram | None = None
+    """Lookup bounds, for methods ngram and ngram_gpu."""
+
+    suffix: Suffix | None = None
+    """Lookup bounds, for method suffix."""
+
+    rejection_sampling: RejectionSampling | None = None
+    """How drafted tokens are checked, the target's distribution kept: one after another (standard), or all of a step
+    together (block), by which more of them pass. Absent: the engine's, standard."""
+
+    draft_sampling: DraftSampling | None = None
+    """How a draft picks its tokens: the likeliest ones (greedy), or by chance as the target does (probabilistic), by
+    which more of them pass where requests have a temperature; its logits then take memory. Absent: the engine's,
+    greedy."""
