@@ -1,5 +1,6 @@
 """The few calls that bringing a cluster up needs, without starting kubectl for each."""
 
+import http.client
 import json
 import ssl
 import urllib.error
@@ -28,9 +29,9 @@ class Api:
         """Decide whether the API server answers and all its parts are ready."""
         request = urllib.request.Request(f"{self._url}/readyz")
         try:
-            with self._opener.open(request, timeout=2) as answer:
+            with self._opener.open(request, timeout=10) as answer:
                 return bool(answer.status == HTTPStatus.OK)
-        except (OSError, urllib.error.HTTPError):
+        except (OSError, http.client.HTTPException):
             return False
 
     def get(self, path: str) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class Api:
                 return {}
             message = f"API server: {method} {path}: {error.code} {error.read().decode(errors='replace')[:500]}"
             raise ClusterError(message) from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             message = f"API server at {self._url} does not answer ({error}): run up again to repair the cluster"
             raise ClusterError(message) from error
 

@@ -26,7 +26,7 @@ from devcluster.progress import say, step
 from devcluster.settings import Settings
 
 _MACHINE_LOCK = Path("/run/specdecode-devcluster.lock")
-_START_DEADLINE_S = 90.0
+_START_DEADLINE_S = 300.0
 _LOG_TAIL_LINES = 15
 
 
@@ -290,7 +290,7 @@ class Cluster:
     def _wait(self, condition: Callable[[], bool], what: str, needed: Sequence[str]) -> None:
         """Wait for a condition; fail at once when a daemon that it needs has ended."""
         deadline = time.monotonic() + _START_DEADLINE_S
-        while not condition():
+        while not _holds(condition):
             ended = [name for name in needed if self.component_pid(name) is None]
             if ended or time.monotonic() > deadline:
                 why = f"{ended[0]} has ended" if ended else f"{_START_DEADLINE_S:.0f} s have passed"
@@ -328,6 +328,13 @@ class Cluster:
 def existing() -> list[Cluster]:
     """Return the clusters of this user that are up, wholly or in part."""
     return [Cluster(file.parent.name) for file in sorted(state_root().glob("*/cluster.json"))]
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    """Decide whether a condition holds; not while the API server fails to answer."""
+    with suppress(ClusterError):
+        return condition()
+    return False
 
 
 def _indexes_in_use() -> set[int]:

@@ -94,8 +94,7 @@ def _serve(kubectl: Kubectl) -> None:
 
 def _complete(kubectl: Kubectl) -> list[dict[str, Any]]:
     """Send a few completions to the Service, and return what the engine answered."""
-    spec = kubectl.object("service", DEPLOYMENT)["spec"]
-    url = f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}/v1/completions"
+    url = f"http://{kubectl.service_address(DEPLOYMENT)}/v1/completions"
     with step(f"sending {len(_PROMPTS)} completions to {url}"):
         return [_post(url, _request(prompt)) for prompt in _PROMPTS]
 

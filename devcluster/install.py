@@ -24,7 +24,7 @@ NAMESPACE = "specdecode-system"
 OPERATOR = "specdecode-operator"
 CRDS = ("specdecodedeployments.specdecode.io", "specdecodecaptures.specdecode.io")
 EMBEDDED = "demo"
-_ROLLOUT_DEADLINE_S = 120
+_ROLLOUT_DEADLINE_S = 300
 
 
 def prepare_images() -> None:
@@ -50,7 +50,7 @@ def install_operator(kubectl: Kubectl, image: str = operator_image.REFERENCE) ->
     """Install the CRDs, then the operator, and wait until it runs."""
     with step("installing CRDs and operator: kubectl apply --server-side -k crds, -k manifests"):
         kubectl.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'crds'}")
-        kubectl.must("wait", "--for=condition=Established", "--timeout=30s", *(f"crd/{name}" for name in CRDS))
+        kubectl.must("wait", "--for=condition=Established", "--timeout=100s", *(f"crd/{name}" for name in CRDS))
         operator = kubectl.within(NAMESPACE)
         manifests = operator.must("kustomize", str(REPOSITORY / "manifests"))
         manifests = manifests.replace(operator_image.REFERENCE, image)

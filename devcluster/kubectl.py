@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import subprocess
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from devcluster import binaries
 from devcluster.errors import ClusterError
 
 _DEADLINE_S = 120
+_ADDRESS_DEADLINE_S = 120
 Answer = subprocess.CompletedProcess[str]
 
 
@@ -81,6 +84,26 @@ class Kubectl:
         """Return all objects of a kind in the namespace."""
         found: list[dict[str, Any]] = json.loads(self.must("get", kind, "--output=json", *options))["items"]
         return found
+
+    def service_address(self, name: str) -> str:
+        """Return address and port of a Service as soon as it takes connections, a little after its pods are ready.
+
+        Raises
+        ------
+        ClusterError
+            When it does not take any.
+        """
+        spec = self.object("service", name)["spec"]
+        host, port = str(spec["clusterIP"]), int(spec["ports"][0]["port"])
+        deadline = time.monotonic() + _ADDRESS_DEADLINE_S
+        while True:
+            try:
+                with socket.create_connection((host, port), timeout=5):
+                    return f"{host}:{port}"
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"Service {name} at {host}:{port} takes no connections: {error}") from error
+            time.sleep(0.1)
 
     def wait(self, what: str, condition: str, timeout_s: int) -> None:
         """Wait for a condition of one object, such as ``job/tiny-models`` and ``condition=Complete``."""

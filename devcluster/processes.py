@@ -19,6 +19,9 @@ from devcluster.errors import ClusterError
 CLUSTER_MARK = "SPECDECODE_DEVCLUSTER"
 COMPONENT_MARK = "SPECDECODE_DEVCLUSTER_COMPONENT"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LOOKS_AT_NOTHING = 10
+"""How often an environment is read that seems to be empty: exec may just have ended, or the next one begun."""
+
 # Each daemon gets its own standard streams (a pipe on the caller's would never end) and
 # becomes an orphan at once, so that no caller has to reap it.
 _LAUNCH = 'log=$1; shift; setsid "$@" </dev/null >>"$log" 2>&1 & echo $!'
@@ -73,7 +76,7 @@ def sharing_network(pids: Iterable[int]) -> set[int]:
     return {pid for pid in _pids() if _network(pid) in spaces} if spaces else set()
 
 
-def kill_all(find_pids: Callable[[], set[int]], deadline_s: float = 10.0) -> int:
+def kill_all(find_pids: Callable[[], set[int]], deadline_s: float = 60.0) -> int:
     """Kill what `find_pids` returns until it returns nothing; return how many were killed."""
     killed: set[int] = set()
     deadline = time.monotonic() + deadline_s
@@ -94,10 +97,27 @@ def _pids() -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, PermissionError, ProcessLookupError):
-        return []
+    with suppress(FileNotFoundError, PermissionError, ProcessLookupError):
+        for _ in range(_LOOKS_AT_NOTHING):
+            if variables := Path(f"/proc/{pid}/environ").read_bytes():
+                return variables.split(b"\0")
+            if not _is_becoming_a_program(pid):
+                break
+    return []
+
+
+def _is_becoming_a_program(pid: int) -> bool:
+    """Wait while a process is in the middle of exec, where the kernel knows no environment of it.
+
+    False for what has no memory of its own: zombies and threads of the kernel. The fields of /proc/PID/stat are
+    counted as in proc_pid_stat(5): 23 is the size of the memory, 51 the end of the environment.
+    """
+    while True:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        memory_bytes, environment_end = (int(after_name[number - 3]) for number in (23, 51))
+        if memory_bytes == 0 or environment_end != 0:
+            return memory_bytes > 0
+        time.sleep(0.001)
 
 
 def _leads_session(pid: int) -> bool:

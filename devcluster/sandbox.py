@@ -30,6 +30,7 @@ _FIXED_DIRECTORIES = {
     "/tmp/hostpath_pv": "volumes",
 }
 """Paths that are compiled into containerd, the CNI library, the kubelet and the volume provisioner -> state."""
+_DEADLINE_S = 60
 _PART_OF_EVERY_MACHINE = ("/run", "/var/log")
 
 _KERNEL_SETTINGS = {
@@ -153,7 +154,7 @@ class Sandbox:
         processes.kill_all(self._members)
         if self._link_alias() == self._alias:
             subprocess.run(["ip", "link", "del", self._addresses.link], capture_output=True, check=False)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + _DEADLINE_S
         while not cgroups.remove(self.cgroup):
             if time.monotonic() > deadline:
                 raise ClusterError(f"cgroup {self.cgroup} below /sys/fs/cgroup stays busy")
@@ -208,7 +209,7 @@ class Sandbox:
 
 def _wait_for_namespaces(pid: int) -> None:
     """Wait until the process has left the machine's namespaces."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + _DEADLINE_S
     while Path(f"/proc/{pid}/ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink():
         if time.monotonic() > deadline:
             raise ClusterError("the machine does not allow new network and mount namespaces (unshare failed)")

@@ -38,7 +38,7 @@ class Settings:
         """Return settings with the usual ports in a namespace, free ones on loopback."""
         if index is not None:
             return cls(wanted, index, 6443, 2379, 2380, simulates=bool(parse(wanted).fake))
-        api, etcd, etcd_peer = _free_ports(3)
+        api, etcd, etcd_peer = free_ports(3)
         return cls(wanted, None, api, etcd, etcd_peer)
 
     @classmethod
@@ -54,7 +54,7 @@ class Settings:
 
     def with_lws(self) -> "Settings":
         """Return the settings of the same cluster with the LeaderWorkerSet controller."""
-        port = _LWS_PORT if self.index is not None else _free_ports(1)[0]
+        port = _LWS_PORT if self.index is not None else free_ports(1)[0]
         return replace(self, lws_port=self.lws_port or port)
 
     def save(self, state: Path) -> None:
@@ -84,7 +84,7 @@ class Settings:
         return f"https://{self.api_address}:{self.api_port}"
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, from below the range that outgoing connections take theirs from.
 
     A port that the kernel chooses lies in that range: the API server's own connections to etcd

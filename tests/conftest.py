@@ -1,9 +1,16 @@
-"""What all tests share: the time of each part in the summary."""
+"""What all tests share: the time of each part in the summary, and how properties are tried."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure, and a run finds what every other run finds.
+settings.register_profile(
+    "same everywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same everywhere")
 
 TESTS = Path(__file__).parent
 _seconds: Counter[str] = Counter()

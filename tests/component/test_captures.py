@@ -10,15 +10,13 @@ from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import IMAGE, OperatorProcess
+from tests.support.rest import Rest
 from tests.support.waiting import eventually
-
-RESYNC_DEADLINE_S = 40
-COLLECTION_DEADLINE_S = 90
-"""Kubernetes' garbage collector takes its time on a busy machine."""
 
 LAUNCHED = "Unschedulable"
 CLAIM = "demo-capture"
 JOB = "demo-capture"
+NOTE = "demo-capture"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
 SUMMARY = {"requests": {"sent": 8, "completed": 8}, "acceptance": "71%", "acceptancePercent": 71}
 
@@ -49,8 +47,8 @@ def patch(kubectl: Kubectl, **spec: Any) -> None:
     kubectl.must("patch", "sdc", "demo", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
 
-def ready(kubectl: Kubectl, reason: str, deadline_s: float = 30) -> str:
-    return wait_for(kubectl, "demo", "Ready", reason, deadline_s, kind="sdc")
+def ready(kubectl: Kubectl, reason: str) -> str:
+    return wait_for(kubectl, "demo", "Ready", reason, kind="sdc")
 
 
 def said(kubectl: Kubectl, type_: str) -> tuple[str, str, str]:
@@ -81,8 +79,7 @@ def write_pod_status(kubectl: Kubectl, phase: str, load: dict[str, Any]) -> None
     }
     conditions = [{"type": "PodScheduled", "status": "True"}]
     status = {"phase": phase, "conditions": conditions, "containerStatuses": [container]}
-    text = json.dumps({"status": status})
-    kubectl.must("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=merge", f"--patch={text}")
+    kubectl.patch_pod_status(pod["metadata"]["name"], status)
 
 
 def finish(kubectl: Kubectl, exit_code: int, message: Any) -> None:
@@ -134,12 +131,50 @@ def test_from_load_to_summary(kubectl: Kubectl, operator: OperatorProcess) -> No
     assert status["summary"]["requests"]["completed"] == 8
     assert status["path"].endswith("/demo/as-deployed/1")
     assert said(kubectl, "Succeeded")[0] == "True"
+    assert kubectl.object("pvc", CLAIM)["metadata"]["labels"]["specdecode.io/published"] == "true"
     kubectl.must("delete", "job", JOB)
     deploy(kubectl, replicas=2)
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
     patch(kubectl, suspend=True)
     eventually(lambda: said(kubectl, "Ready")[1] == "Captured", "what ended stays as it is")
     assert not kubectl.objects("jobs", "--selector=specdecode.io/capture=demo"), "it is not run again"
+
+
+def start_engine(kubectl: Kubectl, image_id: str) -> str:
+    """Let the engine run as its kubelet would tell; return the UID of its pod."""
+    pod = captures_pod(kubectl)
+    engine = {"name": "engine", "ready": True, "restartCount": 0, "image": "i:1", "imageID": image_id}
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    status = {"conditions": [scheduled], "initContainerStatuses": [{**engine, "state": {"running": {}}}]}
+    kubectl.patch_pod_status(pod["metadata"]["name"], status)
+    return str(pod["metadata"]["uid"])
+
+
+def test_the_load_generator_is_told_what_image_the_engine_runs(kubectl: Kubectl) -> None:
+    deploy(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+    uid = start_engine(kubectl, "i@sha256:1")
+    noted = eventually(lambda: kubectl.object("configmap", NOTE).get("data"), "what the node says is passed on")
+    assert noted == {"engine-image-id": f"{uid} i@sha256:1\n"}
+    kubectl.must("delete", "sdc", "demo")
+    eventually(lambda: NOTE not in {each["metadata"]["name"] for each in kubectl.objects("configmaps")}, "it goes too")
+
+
+def test_where_that_cannot_be_told_the_capture_goes_on(kubectl: Kubectl) -> None:
+    kubectl.must("create", "configmap", NOTE, "--from-literal=mine=1")
+    deploy(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+
+    def is_starting() -> bool:
+        start_engine(kubectl, "i@sha256:1")  # again, where the scheduler has spoken since
+        return said(kubectl, "Ready")[1] == "Starting"
+
+    eventually(is_starting, "the engine starts")
+    write_pod_status(kubectl, "Running", {"running": {}})
+    ready(kubectl, "Loading")
+    assert kubectl.object("configmap", NOTE)["data"] == {"mine": "1"}, "it is a stranger's"
 
 
 def test_a_failure_is_told_and_not_tried_again(kubectl: Kubectl) -> None:
@@ -157,8 +192,8 @@ def test_the_data_outlives_capture_and_deployment(kubectl: Kubectl) -> None:
     ready(kubectl, "WaitingForGPUs")
     uid = kubectl.object("pvc", CLAIM)["metadata"]["uid"]
     kubectl.must("delete", "sdc,sdd", "--all")
-    eventually(lambda: not kubectl.objects("jobs"), "the Job goes", COLLECTION_DEADLINE_S)
-    eventually(lambda: not kubectl.objects("deployments"), "the engines go", COLLECTION_DEADLINE_S)
+    eventually(lambda: not kubectl.objects("jobs"), "the Job goes")
+    eventually(lambda: not kubectl.objects("deployments"), "the engines go")
     assert kubectl.object("pvc", CLAIM)["metadata"]["uid"] == uid
     deploy(kubectl)
     capture(kubectl)
@@ -178,7 +213,7 @@ def test_data_that_shall_not_be_kept_goes(kubectl: Kubectl) -> None:
         # Nothing takes the protection of a claim away where no pod was ever bound to it.
         return [each for each in kubectl.objects("pvc") if "deletionTimestamp" not in each["metadata"]]
 
-    eventually(lambda: not left(), "the claim goes", COLLECTION_DEADLINE_S)
+    eventually(lambda: not left(), "the claim goes")
 
 
 class TestBorrowing:
@@ -254,7 +289,7 @@ def test_a_claim_that_is_given_is_waited_for(kubectl: Kubectl) -> None:
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     kubectl.apply(yaml.safe_dump(claim))
-    ready(kubectl, "WaitingForGPUs", RESYNC_DEADLINE_S)
+    ready(kubectl, "WaitingForGPUs")
     assert kubectl.object("pvc", "mine")["metadata"].get("labels") is None, "it is nobody's but its maker's"
 
 
@@ -278,31 +313,25 @@ def test_a_queue_starts_the_job_and_nobody_else(kubectl: Kubectl) -> None:
     kubectl.must("patch", "job", JOB, "--type=merge", '--patch={"spec":{"suspend":false}}')
     ready(kubectl, "WaitingForGPUs")
     patch(kubectl, suspend=True)
-    eventually(lambda: not kubectl.objects("jobs"), "cancelled it leaves the queue", COLLECTION_DEADLINE_S)
+    eventually(lambda: not kubectl.objects("jobs"), "cancelled it leaves the queue")
 
 
 def test_a_capture_whose_time_is_over_goes_and_leaves_its_data(kubectl: Kubectl) -> None:
     deploy(kubectl)
     capture(kubectl, ttlSecondsAfterFinished=0)
     finish(kubectl, 0, SUMMARY)
-    eventually(lambda: not kubectl.objects("sdc"), "the capture goes", RESYNC_DEADLINE_S)
+    eventually(lambda: not kubectl.objects("sdc"), "the capture goes")
     assert kubectl.object("pvc", CLAIM)
 
 
-def test_a_capture_with_nothing_to_do_writes_nothing(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def test_a_capture_with_nothing_to_do_writes_nothing(kubectl: Kubectl, operator: OperatorProcess, rest: Rest) -> None:
     deploy(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
-
-    def versions() -> list[str]:
-        return [
-            kubectl.object(kind, name)["metadata"]["resourceVersion"]
-            for kind, name in (("sdc", "demo"), ("job", JOB), ("pvc", CLAIM))
-        ]
-
-    before = versions()
+    rest.reach()
     operator.kill()
     operator.start()
-    deploy(kubectl, replicas=2)
-    eventually(lambda: replicas(kubectl) == 2, "the operator has worked off what came before")
-    assert versions() == before
+    for kind, name in (("sdc", "demo"), ("job", JOB), ("pvc", CLAIM)):
+        kubectl.must("label", kind, name, "touched=1")
+    rest.settle()
+    assert rest.changes() == []

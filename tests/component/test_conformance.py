@@ -40,9 +40,11 @@ def schemas(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def leader_worker_sets(kubectl: Kubectl) -> Iterator[None]:
     """Their kind, for a while: other tests want an API server without it."""
     (file,) = (binaries.lws_sources() / "crd/bases").glob("*.yaml")
-    kubectl.must("apply", "--server-side", f"--filename={file}")
-    yield
-    kubectl.must("delete", f"--filename={file}")
+    try:
+        kubectl.must("apply", "--server-side", f"--filename={file}")
+        yield
+    finally:
+        kubectl.must("delete", "--ignore-not-found", f"--filename={file}")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -13,8 +13,6 @@ from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
-CRDS = Path(__file__).parents[2] / "crds"
-
 
 @pytest.fixture
 def bare_cluster() -> Iterator[Cluster]:
@@ -33,8 +31,7 @@ def test_it_waits_for_the_crd_and_goes_on(bare_cluster: Cluster, tmp_path: Path)
     try:
         kubectl = Kubectl(bare_cluster.kubeconfig)
         eventually(lambda: "CRD" in operator.log.read_text(), "the log says that a CRD is missing")
-        kubectl.must("apply", "--server-side", f"--kustomize={CRDS}")
-        kubectl.must("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        kubectl.install_crds()
         body = {
             "apiVersion": "specdecode.io/v1alpha1",
             "kind": "SpecDecodeDeployment",
@@ -42,6 +39,6 @@ def test_it_waits_for_the_crd_and_goes_on(bare_cluster: Cluster, tmp_path: Path)
             "spec": tiny_cpu(),
         }
         assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
-        eventually(lambda: "plan" in kubectl.object("sdd", "tiny").get("status", {}), "the object is planned", 60)
+        eventually(lambda: "plan" in kubectl.object("sdd", "tiny").get("status", {}), "the object is planned")
     finally:
         assert operator.stop() == 0

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
-from tests.support.conditions import condition, wait_for
+from tests.support.conditions import current, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
@@ -67,9 +67,7 @@ def report(kubectl: Kubectl, pod: str, *, ready: bool, state: dict[str, Any]) ->
             {"name": "engine", "ready": ready, "restartCount": 0, "image": "i:1", "imageID": "", **state}
         ],
     }
-    kubectl.must(
-        "patch", "pod", pod, "--subresource=status", "--type=merge", f"--patch={json.dumps({'status': status})}"
-    )
+    kubectl.patch_pod_status(pod, status)
 
 
 def serve(kubectl: Kubectl, count: int = 1) -> None:
@@ -101,7 +99,7 @@ def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, op
     apply(kubectl)
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
-    assert "successfully rolled out" in kubectl.must("rollout", "status", "deployment/tiny", "--timeout=20s")
+    assert "successfully rolled out" in kubectl.must("rollout", "status", "deployment/tiny", "--timeout=120s")
     good = wanted_hash(kubectl)
 
     apply(kubectl, **NEXT)
@@ -111,11 +109,8 @@ def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, op
     operator.kill()
     operator.start()
     serve(kubectl)
-    eventually(lambda: condition(kubectl, "tiny", "Stalled")[0] == "True", "nothing is left to do")
-    status, reason, message = condition(kubectl, "tiny", "Ready")
-    assert (status, reason) == ("False", "RolledBack")
-    assert REFUSED in message
-    assert condition(kubectl, "tiny", "Available")[0] == "True"
+    body = wait_for_all(kubectl, "tiny", Ready=("False", "RolledBack"), Stalled="True", Available="True")
+    assert REFUSED in current(body, "Ready")[2]
 
     written = kubectl.object("deployment", "tiny")["metadata"]["generation"]
     assert written == 3, "made, changed, put back"
@@ -182,7 +177,7 @@ def test_an_autoscaler_may_scale_it_but_not_below_nothing(kubectl: Kubectl) -> N
         "spec": {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 3, "metrics": [cpu]},
     }
     kubectl.must("create", "--filename=-", stdin=json.dumps(scaler))
-    eventually(lambda: kubectl.object("sdd", "tiny")["spec"]["replicas"] == 2, "it is scaled to the minimum", 60)
+    eventually(lambda: kubectl.object("sdd", "tiny")["spec"]["replicas"] == 2, "it is scaled to the minimum")
     serve(kubectl, 2)
     kubectl.must("delete", "hpa", "tiny")
     kubectl.must("scale", "sdd", "tiny", "--replicas=0")

@@ -14,8 +14,6 @@ from tests.support.waiting import eventually
 
 COMMITS = {"pair/target": "a" * 40, "pair/draft": "b" * 40}
 LAUNCHED = "Unschedulable"
-COLLECTION_DEADLINE_S = 90
-"""Kubernetes' garbage collector takes its time on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +46,7 @@ def run(kubectl: Kubectl, pod: dict[str, Any]) -> None:
         "conditions": [{"type": "PodScheduled", "status": "True"}],
         "containerStatuses": [{**container, "state": {"running": {}}}],
     }
-    name, patch = pod["metadata"]["name"], json.dumps({"status": status})
-    kubectl.must("patch", "pod", name, "--subresource=status", "--type=merge", f"--patch={patch}")
+    kubectl.patch_pod_status(pod["metadata"]["name"], status)
 
 
 def answer(kubectl: Kubectl, pod: dict[str, Any], message: dict[str, Any], exit_code: int = 0) -> None:
@@ -69,8 +66,7 @@ def answer(kubectl: Kubectl, pod: dict[str, Any], message: dict[str, Any], exit_
         "conditions": [{"type": "PodScheduled", "status": "True"}],
         "containerStatuses": [container],
     }
-    name, patch = pod["metadata"]["name"], json.dumps({"status": status})
-    kubectl.must("patch", "pod", name, "--subresource=status", "--type=merge", f"--patch={patch}")
+    kubectl.patch_pod_status(pod["metadata"]["name"], status)
 
 
 CACHE = {"persistentVolumeClaim": {"claimName": "hub"}}
@@ -94,7 +90,7 @@ def test_engines_are_launched_once_their_models_are_there(kubectl: Kubectl) -> N
     command = " ".join(engines["spec"]["template"]["spec"]["containers"][0]["command"])
     for commit in COMMITS.values():
         assert f"/snapshots/{commit}" in command
-    eventually(lambda: not kubectl.objects("jobs"), "Jobs that are done are removed", COLLECTION_DEADLINE_S)
+    eventually(lambda: not kubectl.objects("jobs"), "Jobs that are done are removed")
     kept = kubectl.object("configmap", "tiny-downloads")["data"]
     assert {json.loads(each)["model"]: json.loads(each)["commit"] for each in kept.values()} == COMMITS
 
@@ -105,7 +101,7 @@ def test_what_was_downloaded_is_remembered_and_can_be_forgotten(kubectl: Kubectl
         answer(kubectl, pod, {"commit": COMMITS[model]})
     eventually(lambda: kubectl.objects("deployments"), "the engines are launched")
     readers = "--selector=specdecode.io/reads-model-for=tiny"
-    eventually(lambda: not kubectl.objects("pods", readers), "nothing else remembers it", COLLECTION_DEADLINE_S)
+    eventually(lambda: not kubectl.objects("pods", readers), "nothing else remembers it")
     kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"replicas":2}}')
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
     assert not kubectl.objects("jobs"), "another number of engines downloads nothing"

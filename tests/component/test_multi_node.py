@@ -15,10 +15,8 @@ from tests.support.objects import H100, pair_70b
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
-CRDS = Path(__file__).parents[2] / "crds"
 GROUPS = "leaderworkersets.leaderworkerset.x-k8s.io"
 OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
-RESYNC_DEADLINE_S = 60
 SPEC = pair_70b(
     target={"model": "meta-llama/Llama-3.1-405B-Instruct"},
     parallelism={"tensor": 16},
@@ -40,8 +38,7 @@ def bare_cluster() -> Iterator[Cluster]:
 
 def test_the_operator_notices_that_they_come(bare_cluster: Cluster, tmp_path: Path) -> None:
     kubectl = Kubectl(bare_cluster.kubeconfig)
-    kubectl.must("apply", "--server-side", f"--kustomize={CRDS}")
-    kubectl.must("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    kubectl.install_crds()
     operator = OperatorProcess(bare_cluster.kubeconfig, tmp_path / "log")
     operator.start()
     try:
@@ -59,7 +56,7 @@ def _comes_and_is_used(kubectl: Kubectl) -> None:
 
     (file,) = (binaries.lws_sources() / "crd" / "bases").glob("*.yaml")
     kubectl.must("apply", "--server-side", f"--filename={file}")
-    wait_for(kubectl, "wide", "Planned", "Fits", RESYNC_DEADLINE_S)
+    wait_for(kubectl, "wide", "Planned", "Fits")
     groups = eventually(lambda: kubectl.objects(GROUPS), "a group is asked for")
     assert [each["metadata"]["name"] for each in groups] == ["wide-lws"]
     owner = kubectl.object("sdd", "wide")["metadata"]["uid"]
@@ -67,6 +64,4 @@ def _comes_and_is_used(kubectl: Kubectl) -> None:
 
     # Somebody changes it, which is undone.
     kubectl.must("patch", GROUPS, "wide-lws", "--type=merge", '--patch={"spec":{"replicas":7}}')
-    eventually(
-        lambda: kubectl.object(GROUPS, "wide-lws")["spec"]["replicas"] == 1, "drift is undone", RESYNC_DEADLINE_S
-    )
+    eventually(lambda: kubectl.object(GROUPS, "wide-lws")["spec"]["replicas"] == 1, "drift is undone")

@@ -8,8 +8,9 @@ import yaml
 
 from specdecode_operator.services.doctor.namespace import RESTRICTED_USER
 from tests.support.kubectl import Kubectl
+from tests.support.model_caches import cached, decide, fetched, jobs, template
 from tests.support.objects import Body
-from tests.unit.services.test_model_cache import cached, decide, fetched, jobs, template
+from tests.support.waiting import eventually
 
 USER = yaml.safe_load(RESTRICTED_USER)
 
@@ -40,5 +41,5 @@ def admission(kubectl: Kubectl, pod: Body) -> str:
 
 @pytest.mark.parametrize("kind", ["engine", "download"])
 def test_what_doctor_says_lets_pods_in(strict: Kubectl, kind: str) -> None:
-    assert "runAsNonRoot" in admission(strict, pods()[kind])
+    eventually(lambda: "runAsNonRoot" in admission(strict, pods()[kind]), "the level is enforced")
     assert admission(strict, pods(podTemplate={"spec": {"securityContext": USER}})[kind]) == ""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
 from tests.support.conditions import wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
@@ -12,10 +13,7 @@ from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
 OF_SCHEDULE = "--selector=specdecode.io/schedule=often"
-DUE_DEADLINE_S = 120
-"""A minute at most, a resync, and a busy machine."""
-
-COLLECTION_DEADLINE_S = 90
+NOT_TODAY = "0 0 29 2 *"
 WORKLOAD = {"phases": [{"name": "short", "pattern": "Closed", "concurrency": 2, "requests": 8}]}
 
 
@@ -34,7 +32,7 @@ def deploy(kubectl: Kubectl, **schedule: Any) -> None:
 
 def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kubectl: Kubectl) -> None:
     deploy(kubectl)
-    (first,) = eventually(lambda: kubectl.objects("sdc", OF_SCHEDULE), "a capture is due", DUE_DEADLINE_S)
+    first, *_ = eventually(lambda: kubectl.objects("sdc", OF_SCHEDULE), "a capture is due")
     at = first["metadata"]["annotations"]["specdecode.io/scheduled-at"]
     assert first["spec"]["deployment"] == "tiny"
     assert first["spec"]["workload"]["phases"][0]["requests"] == 8
@@ -45,10 +43,42 @@ def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kube
     assert status["name"] == "often"
     assert status["lastScheduleTime"] >= at
     assert status["nextScheduleTime"] > status["lastScheduleTime"]
-    eventually(lambda: kubectl.objects("pvc", OF_SCHEDULE), "the capture has a claim", DUE_DEADLINE_S)
+    eventually(lambda: kubectl.objects("pvc", OF_SCHEDULE), "the capture has a claim")
     kubectl.must("delete", "sdd", "tiny")
-    eventually(lambda: not kubectl.objects("sdc", OF_SCHEDULE), "captures go", COLLECTION_DEADLINE_S)
+    eventually(lambda: not kubectl.objects("sdc", OF_SCHEDULE), "captures go")
     assert kubectl.objects("pvc", OF_SCHEDULE), "their claims stay"
+
+
+def leave_claim(kubectl: Kubectl, capture: str, **labels: str) -> None:
+    """A claim as a capture of the schedule leaves it that is gone."""
+    of = {"capture": capture, "captured-deployment": "tiny", "schedule": "often", **labels}
+    body = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": f"{capture}-capture",
+            "labels": {MANAGED_BY_LABEL: MANAGER} | {f"specdecode.io/{name}": value for name, value in of.items()},
+        },
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    kubectl.must("create", "--filename=-", stdin=yaml.safe_dump(body))
+
+
+def test_failures_push_out_no_good_data(kubectl: Kubectl) -> None:
+    deploy(kubectl, schedule=NOT_TODAY, retention={"count": 2, "failedCount": 1})
+    for number in (1, 2, 3):
+        leave_claim(kubectl, f"good-{number}", published="true")
+    for number in (4, 5, 6):
+        leave_claim(kubectl, f"failed-{number}")
+
+    def kept() -> set[str]:
+        # Nothing takes the protection of a claim away where no pod was ever bound to it.
+        return {
+            each["metadata"]["name"] for each in kubectl.objects("pvc") if "deletionTimestamp" not in each["metadata"]
+        }
+
+    stay = {"good-2-capture", "good-3-capture", "failed-6-capture"}
+    eventually(lambda: kept() == stay, "the oldest go, of each kind by itself")
 
 
 @pytest.mark.parametrize(
@@ -60,4 +90,4 @@ def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kube
 )
 def test_a_time_that_never_comes_is_refused_by_name(kubectl: Kubectl, schedule: dict[str, Any], words: str) -> None:
     deploy(kubectl, **schedule)
-    assert words in wait_for(kubectl, "tiny", "Accepted", "Invalid", 30)
+    assert words in wait_for(kubectl, "tiny", "Accepted", "Invalid")

@@ -41,7 +41,7 @@ def kubectl(cluster: Cluster) -> Iterator[Kubectl]:
     name = f"e2e-{next(_numbers)}"
     Kubectl(cluster.kubeconfig).must("create", "namespace", name)
     yield Kubectl(cluster.kubeconfig, name)
-    Kubectl(cluster.kubeconfig).must("delete", "namespace", name, "--timeout=180s", timeout_s=200)
+    Kubectl(cluster.kubeconfig).must("delete", "namespace", name, "--timeout=600s", timeout_s=610)
 
 
 @pytest.hookimpl(wrapper=True)

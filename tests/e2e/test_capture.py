@@ -18,9 +18,8 @@ from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
-ENGINE_DEADLINE_S = 240
-CAPTURE_DEADLINE_S = 420
-READ_DEADLINE_S = 90
+ENGINE_DEADLINE_S = 600
+CAPTURE_DEADLINE_S = 900
 REQUESTS = 24
 FILES = {"trace.jsonl", "step-stats.jsonl", "client.jsonl"}
 
@@ -72,7 +71,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def captured(kubectl: Kubectl, fetched: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A capture that took the GPUs of a deployment that served, from `up` to the end of `run`."""
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
-    kubectl.wait("job/tiny-models", "condition=Complete", 120)
+    kubectl.wait("job/tiny-models", "condition=Complete", 300)
     assert kubectl.apply(yaml.safe_dump(deployment())).returncode == 0
     wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
     file = tmp_path_factory.mktemp("input") / "capture.yaml"
@@ -113,7 +112,7 @@ def on_the_volume(kubectl: Kubectl, name: str, *command: str, claim: str = "demo
         assert phase != "Failed", kubectl.must("logs", name)
         return bool(phase == "Succeeded")
 
-    eventually(ended, f"{name} ended", READ_DEADLINE_S)
+    eventually(ended, f"{name} ended")
     return kubectl.must("logs", name)
 
 
@@ -147,6 +146,9 @@ def test_the_files_are_whole_and_what_the_status_says(kubectl: Kubectl, captured
     assert manifest["context"]["recording_flags"] == ["--enable-logging-iteration-details"]
     assert manifest["context"]["deployment"]["name"] == "tiny"
     assert manifest["node"]
+    (pod,) = kubectl.objects("pods", "--selector=specdecode.io/capture=demo")
+    (engine,) = (each for each in pod["status"]["initContainerStatuses"] if each["name"] == "engine")
+    assert manifest["image_id"] == engine["imageID"], "what its node made of the tag"
     assert manifest["config"]["speculative"]["method"] == "ngram"
     assert manifest["gates"]["engine_counters"]["value"] == 0, "step statistics are what /metrics counted"
     drafting = manifest["summary"]["speculation"]
@@ -180,9 +182,7 @@ def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
     kubectl: Kubectl, captured: dict[str, Any], fetched: Path, tmp_path: Path
 ) -> None:
     kubectl.must("delete", "sdc", "demo")
-    eventually(
-        lambda: not kubectl.objects("jobs", "--selector=specdecode.io/capture=demo"), "the Job goes", READ_DEADLINE_S
-    )
+    eventually(lambda: not kubectl.objects("jobs", "--selector=specdecode.io/capture=demo"), "the Job goes")
     whole = (fetched / "step-stats.jsonl").read_bytes()
     out = tmp_path / "again"
     out.mkdir()
@@ -193,7 +193,8 @@ def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
         path.name: path.read_bytes() for path in fetched.iterdir()
     }
-    assert not kubectl.objects("pods", "--selector=app.kubernetes.io/component=capture-fetch"), "its pod goes"
+    helpers = "--selector=app.kubernetes.io/component=capture-fetch"
+    eventually(lambda: not kubectl.objects("pods", helpers), "its pod goes")
 
 
 def test_a_capture_that_never_was_is_told_in_one_line(kubectl: Kubectl, captured: dict[str, Any]) -> None:
@@ -217,7 +218,7 @@ def cancelled(kubectl: Kubectl) -> None:
     Kubectl(kubectl.kubeconfig, NAMESPACE).must("delete", "pod", "--all", "--grace-period=0", "--force")
     answer = specdecode(kubectl, "down", "second")
     assert answer.returncode == 0, answer.stderr
-    wait_for(kubectl, "second", "Ready", "Suspended", READ_DEADLINE_S, kind="sdc")
+    wait_for(kubectl, "second", "Ready", "Suspended", kind="sdc")
 
 
 @pytest.mark.long
@@ -228,7 +229,7 @@ class TestCancelled:
     @pytest.mark.usefixtures("cancelled")
     def test_the_engines_come_back(self, kubectl: Kubectl) -> None:
         wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
-        assert not kubectl.objects("pods", "--selector=specdecode.io/capture=second")
+        eventually(lambda: not kubectl.objects("pods", "--selector=specdecode.io/capture=second"), "its pods go")
 
     @pytest.mark.usefixtures("cancelled")
     def test_what_was_recorded_is_kept_and_labelled_as_partial(self, kubectl: Kubectl) -> None:

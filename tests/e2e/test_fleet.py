@@ -19,12 +19,11 @@ OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
 SIMULATED = {"spec": {"tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]}}
 """Lets pods of the test onto nodes that only pretend to run them."""
 
-POD_DEADLINE_S = 60
-
 
 @pytest.fixture(autouse=True)
-def _no_fleet_left(cluster: Cluster) -> Iterator[None]:
+def _no_fleet_left(cluster: Cluster, kubectl: Kubectl) -> Iterator[None]:
     yield
+    kubectl.must("delete", "sdd", "--all")
     cluster.remove_fake_nodes()
 
 
@@ -46,7 +45,7 @@ def running_pod(kubectl: Kubectl, name: str) -> dict[str, Any]:
         pods = [pod for pod in pods_of(kubectl, name) if pod["status"].get("phase") == "Running"]
         return pods[0] if pods else None
 
-    return eventually(look, f"a pod of {name} runs", POD_DEADLINE_S)
+    return eventually(look, f"a pod of {name} runs")
 
 
 def product_of_node(kubectl: Kubectl, pod: dict[str, Any]) -> str:
@@ -84,7 +83,6 @@ def test_bf16_does_not_fit_h100_and_lands_on_h200_when_there_is_one(cluster: Clu
     assert '"num_speculative_tokens":5' in argument(pod, "--speculative-config")
     status = kubectl.object("sdd", name)["status"]
     assert status["plan"]["kvCacheTokens"] == 238_896, "the row 2xH200 BF16/BF16 of docs/sizing.md"
-    kubectl.must("delete", "sdd", name)
 
 
 def test_an_fp8_target_runs_on_h100(cluster: Cluster, kubectl: Kubectl) -> None:
@@ -95,9 +93,8 @@ def test_an_fp8_target_runs_on_h100(cluster: Cluster, kubectl: Kubectl) -> None:
     assert product_of_node(kubectl, pod) == H100
     assert argument(pod, "--quantization") == "fp8_per_tensor"
     assert kubectl.object("sdd", name)["status"]["plan"]["kvCacheTokens"] == 127_024
-    wait_for(kubectl, name, "Ready", "Serving", POD_DEADLINE_S)
-    wait_for(kubectl, name, "SpeculationActive", "Unreachable", POD_DEADLINE_S)
-    kubectl.must("delete", "sdd", name)
+    wait_for(kubectl, name, "Ready", "Serving")
+    wait_for(kubectl, name, "SpeculationActive", "Unreachable")
 
 
 def test_the_plan_picks_tensor_parallelism_when_the_spec_does_not(cluster: Cluster, kubectl: Kubectl) -> None:
@@ -107,4 +104,3 @@ def test_the_plan_picks_tensor_parallelism_when_the_spec_does_not(cluster: Clust
     pod = running_pod(kubectl, name)
     assert argument(pod, "--tensor-parallel-size") == "1"
     assert '"method":"ngram"' in argument(pod, "--speculative-config")
-    kubectl.must("delete", "sdd", name)

@@ -10,14 +10,14 @@ from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-READY_DEADLINE_S = 300
+READY_DEADLINE_S = 900
 pytestmark = pytest.mark.long
 
 
 def test_a_deployment_gets_ready_while_its_operator_keeps_dying(kubectl: Kubectl) -> None:
     system = kubectl.within(NAMESPACE)
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
-    kubectl.wait("job/tiny-models", "condition=Complete", 120)
+    kubectl.wait("job/tiny-models", "condition=Complete", 300)
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-cpu.yaml'}")
     kills = 0
 
@@ -28,7 +28,7 @@ def test_a_deployment_gets_ready_while_its_operator_keeps_dying(kubectl: Kubectl
         # Each operator lives until its pod is ready: it dies in the middle of whatever it began.
         system.must("delete", "pod", "--all", "--grace-period=0", "--force")
         kills += 1
-        system.must("rollout", "status", "deployment/specdecode-operator", "--timeout=60s")
+        system.must("rollout", "status", "deployment/specdecode-operator", "--timeout=100s")
         return False
 
     eventually(kill_until_ready, "it is Ready", READY_DEADLINE_S)

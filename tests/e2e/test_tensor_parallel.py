@@ -14,8 +14,7 @@ from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
-ENGINE_DEADLINE_S = 300
-PROOF_DEADLINE_S = 90
+ENGINE_DEADLINE_S = 600
 WORKERS = 'cat /proc/[0-9]*/cmdline | tr "\\0" "\\n" | grep -c "^VLLM::Worker_TP"'
 IMPOSSIBLE = "--watermark=-0.5"
 """A value that only the engine itself checks."""
@@ -27,7 +26,7 @@ NEVER = [{"from": 1, "to": 16, "numSpeculativeTokens": 0}]
 def tiny(kubectl: Kubectl) -> Kubectl:
     """The tiny pair over two ranks, with an argument that no engine starts with."""
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
-    kubectl.wait("job/tiny-models", "condition=Complete", 120)
+    kubectl.wait("job/tiny-models", "condition=Complete", 300)
     body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
     body["spec"]["parallelism"] = {"tensor": 2}
     body["spec"]["accelerator"] |= {"memoryGiB": 10, "kvCacheGiB": 2}
@@ -43,14 +42,13 @@ def patch(kubectl: Kubectl, **spec: Any) -> None:
 
 def generate(kubectl: Kubectl, tokens: int) -> int:
     """Ask the Service for tokens; return how many came."""
-    spec = kubectl.object("service", "tiny")["spec"]
     question = {"model": "target", "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True}
     request = urllib.request.Request(
-        f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}/v1/completions",
+        f"http://{kubectl.service_address('tiny')}/v1/completions",
         json.dumps(question | {"temperature": 0}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as response:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=300) as response:
         answer: int = json.load(response)["usage"]["completion_tokens"]
     return answer
 
@@ -78,7 +76,7 @@ def test_two_ranks_serve_and_draft(tiny: Kubectl) -> None:
     wait_for(tiny, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
     assert tiny.must("exec", engine(tiny), "--", "sh", "-c", WORKERS).strip() == "2"
     assert sum(generate(tiny, 64) for _ in range(3)) == 192
-    wait_for(tiny, "tiny", "SpeculationActive", "Drafting", PROOF_DEADLINE_S)
+    wait_for(tiny, "tiny", "SpeculationActive", "Drafting")
     status = tiny.object("sdd", "tiny")["status"]
     assert status["plan"]["tensor"] == 2
     assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
@@ -90,6 +88,6 @@ def test_an_engine_that_never_drafts_is_caught(tiny: Kubectl) -> None:
     patch(tiny, speculation={"numSpeculativeTokensByBatchSize": NEVER})
     wait_for(tiny, "tiny", "SpeculationActive", "NoTraffic", ENGINE_DEADLINE_S)
     assert sum(generate(tiny, 64) for _ in range(3)) == 192
-    message = wait_for(tiny, "tiny", "SpeculationActive", "NotDrafting", PROOF_DEADLINE_S)
+    message = wait_for(tiny, "tiny", "SpeculationActive", "NotDrafting")
     assert "numSpeculativeTokensByBatchSize" in message
-    wait_for(tiny, "tiny", "Ready", "SpeculationInactive", PROOF_DEADLINE_S)
+    wait_for(tiny, "tiny", "Ready", "SpeculationInactive")

@@ -11,18 +11,14 @@ import pytest
 import yaml
 
 from devcluster.install import NAMESPACE
-from tests.support.conditions import condition, wait_for
+from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
 CLIENT_KEY = "sesame"
-ENGINE_DEADLINE_S = 240
-PROOF_DEADLINE_S = 90
-READ_DEADLINE_S = 90
-"""A reader that finds nothing yet is started again after 10 s, then after 20."""
-
+ENGINE_DEADLINE_S = 600
 FACTS = "specdecode-model-facts"
 
 
@@ -47,8 +43,8 @@ def story(kubectl: Kubectl) -> Story:
     assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
     missing_claim = wait_for(kubectl, "tiny", "Ready", "WaitingForVolume")
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
-    missing_secret = wait_for(kubectl, "tiny", "Ready", "WaitingForSecret", READ_DEADLINE_S)
-    kubectl.wait("job/tiny-models", "condition=Complete", 120)
+    missing_secret = wait_for(kubectl, "tiny", "Ready", "WaitingForSecret")
+    kubectl.wait("job/tiny-models", "condition=Complete", 300)
     kubectl.must("create", "secret", "generic", "clients", f"--from-literal=api-key={CLIENT_KEY}")
     kill_operator(kubectl)
     kubectl.wait("sdd/tiny", "condition=Ready", ENGINE_DEADLINE_S)
@@ -61,15 +57,14 @@ def kill_operator(kubectl: Kubectl) -> None:
 
 def complete(kubectl: Kubectl, prompt: str, key: str = CLIENT_KEY) -> dict[str, Any]:
     """Ask the Service for a completion."""
-    spec = kubectl.object("service", "tiny")["spec"]
     question = {"model": "target", "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(
-        f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}/v1/completions",
+        f"http://{kubectl.service_address('tiny')}/v1/completions",
         json.dumps(question).encode(),
         {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=60) as response:
+    with opener.open(request, timeout=300) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
 
@@ -91,7 +86,7 @@ class TestServing:
             "pair.target": 4,
             "pair.draft": 1,
         }
-        assert kubectl.objects("jobs", OURS) == []
+        eventually(lambda: not kubectl.objects("jobs", OURS), "their Jobs are removed")
         assert "hold" not in condition(kubectl, "tiny", "Planned")[2], "the files are those that config.json describes"
 
     def test_a_client_needs_the_key(self, kubectl: Kubectl) -> None:
@@ -100,14 +95,13 @@ class TestServing:
         assert refused.value.code == 401
 
     def test_the_engine_has_the_kv_cache_that_was_predicted(self, kubectl: Kubectl) -> None:
-        status = kubectl.object("sdd", "tiny")["status"]
+        status = wait_for_all(kubectl, "tiny", BudgetAccurate="True")["status"]
         assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
-        assert condition(kubectl, "tiny", "BudgetAccurate")[0] == "True"
 
     def test_speculation_is_proven_by_traffic(self, kubectl: Kubectl) -> None:
         for prompt in ("The quick brown fox", "Speculative decoding", "Once upon a time"):
             assert complete(kubectl, prompt)["usage"]["completion_tokens"] == 64
-        wait_for(kubectl, "tiny", "SpeculationActive", "Drafting", PROOF_DEADLINE_S)
+        wait_for(kubectl, "tiny", "SpeculationActive", "Drafting")
         observed = kubectl.object("sdd", "tiny")["status"]["observed"]
         assert 5 < observed["acceptancePercent"] < 95, "the pair was made to agree sometimes"
         assert observed["acceptedTokens"] < observed["draftTokens"]
@@ -124,7 +118,7 @@ class TestServing:
         kubectl.must("label", "sdd", "tiny", "touched=1", "--overwrite")
         Kubectl(kubectl.kubeconfig, NAMESPACE).must("rollout", "status", "deployment/specdecode-operator")
         kubectl.must("scale", "sdd", "tiny", "--replicas=1")
-        assert condition(kubectl, "tiny", "Ready")[:2] == ("True", "Serving")
+        wait_for_all(kubectl, "tiny", Ready=("True", "Serving"))
         assert [pod["metadata"]["uid"] for pod in engine_pods(kubectl)] == before
 
     def test_a_second_apply_changes_nothing(self, kubectl: Kubectl) -> None:
@@ -136,11 +130,13 @@ class TestServing:
             "spec": body["spec"],
         }
         kubectl.must("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=json.dumps(manifest))
-        first = kubectl.object("sdd", "tiny")["metadata"]
+        first = kubectl.object("sdd", "tiny")
         kubectl.must("apply", "--server-side", "--filename=-", stdin=json.dumps(manifest))
-        second = kubectl.object("sdd", "tiny")["metadata"]
-        assert second["resourceVersion"] == first["resourceVersion"]
-        assert second["generation"] == body["metadata"]["generation"]
+        second = kubectl.object("sdd", "tiny")
+        for each in (first, second):
+            del each["metadata"]["resourceVersion"], each["status"]  # figures of the engine are written meanwhile
+        assert second == first
+        assert second["metadata"]["generation"] == body["metadata"]["generation"]
 
 
 @pytest.mark.usefixtures("story")
@@ -152,6 +148,7 @@ class TestChange:
             patch = {"spec": {"speculation": {"numSpeculativeTokens": k}}}
             kubectl.must("patch", "sdd", "tiny", "--type=merge", f"--patch={json.dumps(patch)}")
         wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
+        eventually(lambda: len(engine_pods(kubectl)) == 1, "the earlier engine is gone")
         (pod,) = engine_pods(kubectl)
         command = pod["spec"]["containers"][0]["command"]
         config = json.loads(command[command.index("--speculative-config") + 1])
@@ -161,7 +158,7 @@ class TestChange:
     def test_suspend_keeps_everything_but_the_pods(self, kubectl: Kubectl) -> None:
         kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":true}}')
         wait_for(kubectl, "tiny", "Ready", "Suspended")
-        eventually(lambda: not engine_pods(kubectl), "no engine pod is left", 120)
+        eventually(lambda: not engine_pods(kubectl), "no engine pod is left")
         assert kubectl.object("service", "tiny")
         assert kubectl.object("sdd", "tiny")["status"]["plan"]["verdict"] == "Fits"
 
@@ -172,4 +169,4 @@ class TestChange:
         def left() -> set[str]:
             return {body["metadata"]["name"] for body in kubectl.objects(kinds, OURS)}
 
-        eventually(lambda: left() == {FACTS}, "all children are gone", 60)
+        eventually(lambda: left() == {FACTS}, "all children are gone")

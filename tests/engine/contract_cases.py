@@ -81,8 +81,8 @@ PASSING_EXTRA = [
     "--no_async_scheduling",
     "--seed -1",
     "--max-logpr 20",
-    "--compilation-config.cudagraph_mode NONE",
-    "-cc.cudagraph_mode=NONE",
+    "--compilation-config.mode NONE",
+    "-cc.mode=NONE",
     "-O3",
     "-O 3",
     "--watermark 0.5",
@@ -238,6 +238,17 @@ REFUSED_TOGETHER = {
         replace(GPU, extra_args=("--per-request-spec-decode-metrics", "summary")),
         "requires speculative decoding",
     ),
+    "sizes beside a largest": (
+        replace(GPU, max_cudagraph_capture_size=48, extra_args=("--cudagraph-capture-sizes", "8", "16")),
+        "customized max_cudagraph_capture_size",
+    ),
+    "experts that move without any": (replace(GPU, extra_args=("--enable-eplb",)), "must be True to use EPLB"),
+    "whole prompts in a short step": (
+        replace(GPU, max_model_len=8192, extra_args=("--no-enable-chunked-prefill",)),
+        "smaller than max_model_len",
+    ),
+    "two microbatches": (replace(GPU, extra_args=("--enable-dbo",)), "Microbatching currently only supports"),
+    "shards of one GPU": (replace(GPU, extra_args=("--enable-batch-sharded-sampling",)), "nothing to shard"),
     "another split": (
         replace(GPU, tensor_parallel_size=4, speculation=replace(DRAFT_MODEL, draft_tensor_parallel_size=2)),
         "cannot be other value than 1 or target model tensor_parallel_size",

@@ -80,6 +80,7 @@ def start(argv: list[str]) -> dict[str, Any]:
         "--gpu-memory-utilization": cache.gpu_memory_utilization,
         "--enforce-eager": config.model_config.enforce_eager,
         "--shutdown-timeout": config.shutdown_timeout,
+        "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
         "--max-cudagraph-capture-size": config.compilation_config.max_cudagraph_capture_size,
         "rejection_sample_method": speculative.rejection_sample_method if speculative else None,
         "draft_sample_method": speculative.draft_sample_method if speculative else None,

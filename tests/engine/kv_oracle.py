@@ -167,8 +167,10 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
     config = configuration(case)
     raise_blocks(config, [layer for stage in case["stages"] for layer, _ in stage])
     specs = []
+    of_draft = set()
     for number, stage in enumerate(case["stages"]):
         run = [layer for layer, count in stage for _ in range(count)]
+        of_draft |= {f"{number}.{index}" for index, layer in enumerate(run) if layer["of_draft"]}
         specs.append({f"{number}.{index}": layer_spec(layer, config) for index, layer in enumerate(run)})
     verdicts = []
     utils._check_enough_kv_cache_memory = lambda size, needed, _, longest: verdicts.append(
@@ -182,6 +184,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "num_blocks": caches[0].num_blocks,
         "group_layers": [sorted(len(group.layer_names) for group in cache.kv_cache_groups) for cache in caches],
+        "groups_of_draft": max(1, sum(bool(of_draft & set(group.layer_names)) for group in caches[-1].kv_cache_groups)),
         "bytes_per_block": [utils._pool_bytes_per_block(config, cache.kv_cache_groups) for cache in caches],
         "tokens": tokens,
         "max_concurrency": concurrency,

@@ -8,7 +8,7 @@ H100s, and as the CPU build that it is (see engine_oracle.py).
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import DraftSampling, KvCacheDtype, Method, RejectionSampling
-from specdecode_operator.engine.arguments import command_line
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, KvCacheDtype, Method, RejectionSampling
 from specdecode_operator.engine.environment import environment
 from specdecode_operator.engine.extra_args import extra_args_problems
 from specdecode_operator.engine.feature_rules import feature_problems
 from specdecode_operator.engine.metrics import SpeculationReading, read_metrics
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.engine.runners import runs_on_v1
 from specdecode_operator.engine.serving_rules import serving_problems
 from specdecode_operator.engine.settings import (
     EngineSettings,
@@ -39,6 +39,7 @@ from specdecode_operator.engine.speculative_config import complete_schedule
 from specdecode_operator.services.engine_settings import engine_settings
 from specdecode_operator.services.facts import gather_facts
 from specdecode_operator.sizing.config import READERS
+from specdecode_operator.sizing.eras import ModelTraits, find_era
 from tests.engine.contract_cases import (
     BAD,
     CPU,
@@ -55,17 +56,18 @@ from tests.engine.contract_cases import (
     PARALLEL,
     PASSING_EXTRA,
     REFUSED_TOGETHER,
+    SCHEDULED,
     SCHEDULES,
     SEVERAL_NODES,
     STARTING_EXTRA,
     TARGET,
     on_node,
-    with_models_under,
     write_models,
 )
+from tests.engine.contract_checks import Vllm, check_parsed, check_started
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import NEWEST, OLDER, find_packages
-from tests.engine.oracle_process import Answer, Oracle
+from tests.engine.oracle_process import Oracle
 
 EXAMPLES = [
     pytest.param(body, id=path.stem)
@@ -73,32 +75,6 @@ EXAMPLES = [
     for body in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     if body["kind"] == KIND
 ]
-
-
-@dataclass(frozen=True, repr=False)
-class Vllm:
-    """One version, running on H100s and on the CPU, and what we know of it."""
-
-    profile: EngineProfile
-    h100: Oracle
-    cpu: Oracle
-    models: Path
-
-    def line(self, settings: EngineSettings) -> list[str]:
-        """Return what follows `vllm serve`, with models that exist."""
-        return command_line(with_models_under(self.models, settings), self.profile)[2:]
-
-    def oracle(self, settings: EngineSettings) -> Oracle:
-        """Return the one that runs where the settings want it."""
-        return self.cpu if settings.platform is Platform.CPU else self.h100
-
-    def parse(self, settings: EngineSettings) -> Answer:
-        """Return what its parser makes of the settings."""
-        return self.oracle(settings).ask("options_of", self.line(settings))
-
-    def start(self, settings: EngineSettings) -> Answer:
-        """Return what its configuration makes of the settings."""
-        return self.oracle(settings).ask("start", self.line(settings))
 
 
 @pytest.fixture(scope="session", params=[*(pytest.param(version, marks=pytest.mark.long) for version in OLDER), NEWEST])
@@ -126,68 +102,54 @@ def test_flag_table_is_what_the_parser_says(vllm: Vllm) -> None:
     assert sorted(vllm.profile.speculative_keys) == vllm.cpu.ask("speculative_keys").value
 
 
-def check_parsed(vllm: Vllm, settings: EngineSettings) -> None:
-    """The parser takes the line for what was meant."""
-    answer = vllm.parse(settings)
-    assert answer.ok, answer.error
-    options = answer.value
-    assert options["model_tag"] == with_models_under(vllm.models, settings).model
-    assert options["served_model_name"] == list(settings.served_model_names)
-    assert options["port"] == settings.port
-    assert options["dtype"] == settings.dtype
-    assert options["max_num_batched_tokens"] == settings.max_num_batched_tokens
-    assert options["enforce_eager"] == settings.enforce_eager
-    assert options["shutdown_timeout"] == settings.shutdown_timeout_s
-
-
-def check_started(vllm: Vllm, settings: EngineSettings) -> None:
-    """The engine configures itself as was meant."""
-    answer = vllm.start(settings)
-    assert answer.ok, answer.error
-    speculation, quantization = settings.speculation, settings.online_quantization
-    expected = {
-        "method": speculation.method.value if speculation else None,
-        "num_speculative_tokens": speculation.num_speculative_tokens if speculation else None,
-        "extra_draft_slots": (
-            vllm.profile.extra_draft_slots[speculation.method].at(speculation.num_speculative_tokens)
-            if speculation
-            else None
-        ),
-        "--quantization": vllm.profile.online_quantization[quantization] if quantization else None,
-        "--tensor-parallel-size": settings.tensor_parallel_size,
-        "--pipeline-parallel-size": settings.pipeline_parallel_size,
-        "--data-parallel-size": settings.data_parallel_size,
-        "--enable-expert-parallel": settings.expert_parallel,
-        "--max-model-len": settings.max_model_len,
-        "--max-num-seqs": settings.max_num_seqs,
-        "--max-num-batched-tokens": settings.max_num_batched_tokens,
-        "--kv-cache-dtype": settings.kv_cache_dtype,
-        "--block-size": settings.block_size,
-        "--enforce-eager": settings.enforce_eager,
-        "--shutdown-timeout": settings.shutdown_timeout_s,
-        "rejection_sample_method": (speculation.rejection_sampling or "standard") if speculation else None,
-        "draft_sample_method": (speculation.draft_sampling or "greedy") if speculation else None,
-    }
-    without_graphs = any("cudagraph_mode" in argument for argument in settings.extra_args)
-    if settings.max_cudagraph_capture_size is not None and not without_graphs:
-        # Sizes come in steps, of 16 tokens at most.
-        largest = min(settings.max_cudagraph_capture_size, settings.max_num_batched_tokens)
-        assert largest - 16 < answer.value["--max-cudagraph-capture-size"] <= largest
-    if settings.platform is Platform.GPU:
-        expected["--gpu-memory-utilization"] = settings.memory_utilization_percent / 100
-    if settings.platform is Platform.GPU and speculation:
-        no_async = any(argument.startswith("--no") for argument in settings.extra_args)
-        expected["async_scheduling"] = vllm.profile.async_scheduling[speculation.method] and not no_async
-        # 0.28 still runs models with experts on V1.
-        with_experts = speculation.method is Method.MTP and vllm.profile.version == "0.28"
-        expected["runner"] = "V1" if with_experts else vllm.profile.runners[speculation.method]
-    assert {key: answer.value[key] for key in expected} == expected
-
-
 @pytest.mark.parametrize("name", GOOD)
 def test_rendered_line_is_taken_for_what_was_meant(vllm: Vllm, name: str) -> None:
     check_parsed(vllm, GOOD[name])
     check_started(vllm, GOOD[name])
+
+
+@pytest.mark.parametrize("mode", CudagraphMode)
+def test_every_mode_of_graphs_is_taken_for_what_was_meant(vllm: Vllm, mode: CudagraphMode) -> None:
+    settings = replace(GPU, cudagraph_mode=mode, extra_args=("--compilation-config.mode", "3"))
+    assert serving_problems(settings, vllm.profile) == []
+    check_parsed(vllm, settings)
+    check_started(vllm, settings)
+
+
+@pytest.mark.parametrize("extra", [("-cc.mode=3",), ("-cc", '{"mode": 3}')])
+def test_another_spelling_undoes_the_mode_of_graphs(vllm: Vllm, extra: tuple[str, ...]) -> None:
+    settings = replace(GPU, cudagraph_mode=CudagraphMode.NONE, extra_args=extra)
+    assert serving_problems(settings, vllm.profile)
+    answer = vllm.start(settings)
+    kept = answer.ok and answer.value["cudagraph_mode"] == CudagraphMode.NONE
+    # A whole JSON value under the same flag comes before the dotted key, and is lost itself.
+    assert kept == (extra[0] == "-cc"), answer.error
+
+
+@pytest.mark.parametrize("mode", CudagraphMode)
+@pytest.mark.parametrize("extra", [("-O0",), ("--compilation-config.mode", "none"), ("-O", "0", "-O2")])
+def test_an_engine_that_compiles_nothing_has_no_pieces(vllm: Vllm, mode: CudagraphMode, extra: tuple[str, ...]) -> None:
+    settings = replace(GPU, cudagraph_mode=mode, extra_args=extra)
+    answer = vllm.start(settings)
+    assert answer.ok, answer.error
+    changed = answer.value["cudagraph_mode"] != mode.value
+    problems = serving_problems(settings, vllm.profile)
+    assert changed == bool(problems)
+    if changed:
+        advised = next(each for each in CudagraphMode if f"write {each}," in problems[0].message)
+        taken = vllm.start(replace(settings, cudagraph_mode=advised))
+        assert taken.value["cudagraph_mode"] == advised != mode
+
+
+@pytest.mark.parametrize("mode", CudagraphMode)
+def test_lengths_that_change_get_the_graphs_that_we_say(vllm: Vllm, mode: CudagraphMode) -> None:
+    scheduled = replace(DRAFT_MODEL, schedule=SCHEDULED.schedule)
+    settings = replace(GPU, cudagraph_mode=mode, speculation=scheduled)
+    answer = vllm.start(settings)
+    assert answer.ok, answer.error
+    changed = answer.value["cudagraph_mode"] != mode.value
+    assert changed == bool(serving_problems(settings, vllm.profile))
+    assert not changed or answer.value["cudagraph_mode"] == CudagraphMode.PIECEWISE
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -257,8 +219,28 @@ def test_what_does_not_go_with_speculation_is_refused(vllm: Vllm, name: str) -> 
     settings, complaint = REFUSED_TOGETHER[name]
     if set(settings.extra_args) & set(vllm.profile.later_flags):
         pytest.skip(f"vLLM {vllm.profile.version} does not have the flag yet")
-    assert speculation_problems(settings, vllm.profile) + feature_problems(settings, vllm.profile)
+    ours = speculation_problems(settings, vllm.profile) + feature_problems(settings, vllm.profile)
+    assert ours + serving_problems(settings, vllm.profile)
     assert complaint in (vllm.start(settings).error or "accepted")
+
+
+@pytest.mark.parametrize("method", [Method.NONE, Method.MTP, Method.NGRAM])
+def test_targets_with_experts_get_the_runner_that_we_say(vllm: Vllm, method: Method) -> None:
+    speculation = None if method is Method.NONE else SpeculationSettings(method, 2)
+    answer = vllm.start(replace(GPU, model="own-layers", speculation=speculation))
+    assert answer.ok, answer.error
+    experts = ModelTraits("DeepseekV3ForCausalLM", has_experts=True)
+    assert answer.value["runner"] == find_era(vllm.profile.version, method.value, experts).runner.value
+
+
+@pytest.mark.parametrize("method", [Method.EAGLE3, Method.DRAFT_MODEL])
+def test_logits_processors_get_the_runner_that_we_say(vllm: Vllm, method: Method) -> None:
+    settings = replace(METHODS[method], extra_args=("--logits-processors", "a.b:C"))
+    answer = vllm.start(settings)
+    assert answer.ok, answer.error
+    on_v1 = runs_on_v1(settings, vllm.profile)
+    assert answer.value["runner"] == ("V1" if on_v1 else "V2")
+    assert bool(feature_problems(settings, vllm.profile)) == on_v1
 
 
 def test_experts_of_a_dense_model_are_refused(vllm: Vllm) -> None:
@@ -267,14 +249,14 @@ def test_experts_of_a_dense_model_are_refused(vllm: Vllm) -> None:
 
 
 def test_targets_can_do_what_we_say(vllm: Vllm) -> None:
-    if vllm.profile.version != NEWEST:
-        pytest.skip("what classes can do is only kept for the newest version")
     limits = vllm.profile.targets
     heads = ("Eagle", "Medusa", "DFlash", "DSpark")
     known = [name for name in READERS if not any(word in name for word in heads)]
     traits = vllm.cpu.ask("target_traits", known).value
+    without = limits.without_hidden_states | limits.later_with_hidden_states
     assert len(traits) > 40
-    assert {name for name in traits if not traits[name]["hidden_states"]} == limits.without_hidden_states & set(traits)
+    assert {name for name in traits if not traits[name]["hidden_states"]} == without & set(traits)
+    assert not limits.without_hidden_states & limits.later_with_hidden_states
     assert {name for name in traits if not traits[name]["stages"]} == limits.without_stages
     assert all(traits[name]["hidden_states"] for name in limits.with_hidden_states_over_stages)
     handing_on = {name for name in traits if traits[name]["hidden_states_over_stages"]}
@@ -336,6 +318,7 @@ any_settings = st.builds(
     dtype=st.sampled_from(["auto", "bfloat16"]),
     online_quantization=st.none() | st.sampled_from(OnlineQuantization),
     enforce_eager=st.booleans(),
+    cudagraph_mode=st.none() | st.sampled_from(CudagraphMode),
     max_cudagraph_capture_size=st.none() | st.integers(1, 1024),
     speculation=st.none() | drafts | ngrams,
     cpu=st.none() | st.just(CPU.cpu),

@@ -124,6 +124,7 @@ def ours(one: dict[str, Any]) -> dict[str, Any]:
     return {
         "num_blocks": capacity.num_blocks,
         "group_layers": [sorted(group.num_layers for group in grouping.groups) for grouping in groupings],
+        "groups_of_draft": groupings[-1].groups_of_draft,
         "bytes_per_block": [grouping.bytes_per_block for grouping in groupings],
         "tokens": capacity.tokens,
         "max_concurrency": capacity.max_concurrency,
@@ -137,6 +138,7 @@ def test_the_draw_covers_what_it_should(answers: list[dict[str, Any]]) -> None:
     divided = [answer for answer in answers if "error" not in answer]
     assert 0 < len(refused) < CASES / 4
     assert sum(len(answer["group_layers"][0]) > 1 for answer in divided) > CASES / 4
+    assert 0 < sum(answer["groups_of_draft"] > 1 for answer in divided) < CASES / 2
     assert 0 < sum(not answer["starts"] for answer in divided) < CASES / 2
 
 

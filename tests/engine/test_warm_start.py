@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from devcluster.settings import free_ports
 from specdecode_operator.resolver import warm_start
 from tests.engine.engine_process import QUIET, Engine
 from tests.support.waiting import eventually
@@ -27,22 +27,16 @@ FOUND = re.compile(r"(?:Directly load AOT compilation from path|load failure fro
 Inductor's own cache. On GPUs it is loaded."""
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def serve_once(engine: Engine, models: Path, folder: Path, name: str) -> str:
     """Start an engine as its pod's command does, wait until it counts, end it; return its log."""
-    url, log = f"http://127.0.0.1:{free_port()}/health", folder / f"{name}.log"
+    (port,) = free_ports(1)
+    url, log = f"http://127.0.0.1:{port}/health", folder / f"{name}.log"
     script = Path(warm_start.__file__).read_text()
     speculation = {"method": "draft_model", "model": str(models / "draft"), "num_speculative_tokens": 3}
     command = [str(engine.python), "-c", script, f"--folder={folder / 'compiled'}", f"--cache={folder / 'cache'}"]
     command += [f"--health={url}", "--"]
     command += [str(engine.python), "-m", "vllm.entrypoints.cli.main", "serve", str(models / "target")]
-    command += ["--host=127.0.0.1", f"--port={url.split(':')[2].partition('/')[0]}", "--max-model-len=512"]
+    command += ["--host=127.0.0.1", f"--port={port}", "--max-model-len=512"]
     command += ["--max-num-seqs=4", "--max-num-batched-tokens=512", f"--speculative-config={json.dumps(speculation)}"]
     quiet = QUIET | {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_CPU_KVCACHE_SPACE": "1", "HOME": str(folder)}
     environment = os.environ | quiet | {"PYTHONPATH": str(engine.packages or ""), "VLLM_ENABLE_STARTUP_PLAN": "1"}

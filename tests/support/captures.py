@@ -6,7 +6,8 @@ from typing import Any
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.key import Key
 from specdecode_operator.services.capture.surroundings import DeploymentSeen, Surroundings
-from specdecode_operator.services.decision import intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.parent import read_parent
 from tests.support.objects import Body, parent, tiny_cpu
 
 OPERATOR_IMAGE = "registry.example/operator:1"
@@ -65,7 +66,13 @@ def capture_pod(*, phase: str = "Running", name: str = "demo-capture-x", created
     """A pod of the capture's Job."""
     owner = {"kind": "Job", "name": "demo-capture", "uid": JOB_UID}
     return {
-        "metadata": {"namespace": "default", "name": name, "creationTimestamp": created, "ownerReferences": [owner]},
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "uid": f"{name}-uid",
+            "creationTimestamp": created,
+            "ownerReferences": [owner],
+        },
         "status": {"phase": phase, "startTime": "2026-01-01T00:00:00Z", **status},
     }
 

@@ -106,12 +106,12 @@ class CompletionServer:
         return next(request for request in self.received if request.id == request_id)
 
     async def wait_for_requests(self, count: int) -> None:
-        async with asyncio.timeout(20), self.arrived:
+        async with asyncio.timeout(60), self.arrived:
             await self.arrived.wait_for(lambda: len(self.received) >= count)
 
     async def wait_for_connections(self, count: int) -> None:
         """Wait until so many connections were made in all."""
-        async with asyncio.timeout(20), self.arrived:
+        async with asyncio.timeout(60), self.arrived:
             await self.arrived.wait_for(lambda: self.connections >= count)
 
     async def close_connections(self) -> None:
@@ -123,7 +123,7 @@ class CompletionServer:
     async def wait_for_page(self, path: str, times: int) -> None:
         """Wait until a page was asked for so many times from now on."""
         before = self.served[path]
-        async with asyncio.timeout(20), self.arrived:
+        async with asyncio.timeout(60), self.arrived:
             await self.arrived.wait_for(lambda: self.served[path] >= before + times)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

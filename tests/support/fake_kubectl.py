@@ -1,7 +1,9 @@
 """A kubectl for one capture: answers from a folder, and breaks where it is told to.
 
 The folder `FAKE_CLUSTER` holds `objects.json` (``{"KIND/NAME": body}``), the volume's files below `volume/`, and gets
-`calls.jsonl`. `cut_bytes` in objects.json ends each stream after so many bytes, as connections do.
+`calls.jsonl`. A list of bodies is what one `get` after the other sees; null is an API server that is away.
+`cut_bytes` in objects.json ends each stream after so many bytes, as connections do; `away_after` lets no stream bring
+what is beyond that place of a file. `FAKE_REFUSES` is a verb that finds no API server.
 """
 
 import json
@@ -16,6 +18,8 @@ def main(arguments: list[str]) -> int:
     with (CLUSTER / "calls.jsonl").open("a") as calls:
         calls.write(json.dumps(arguments) + "\n")
     words = [word for word in arguments if not word.startswith("--")]
+    if os.environ.get("FAKE_REFUSES") == words[0]:
+        return refused()
     state = json.loads((CLUSTER / "objects.json").read_text())
     match words[0]:
         case "get":
@@ -26,8 +30,11 @@ def main(arguments: list[str]) -> int:
             if "unready" in state:
                 sys.stderr.write("error: timed out waiting for the condition\n")
             return 1 if "unready" in state else 0
+        case "apply":
+            sys.stdout.write(sys.stdin.read())
+            return 0
         case _:
-            sys.stdin.read() if words[0] in {"create", "apply"} else None
+            sys.stdin.read() if words[0] == "create" else None
             return 0
 
 
@@ -37,10 +44,25 @@ def get(objects: dict[str, dict], words: list[str]) -> int:
     found = {key: body for key, body in objects.items() if key.startswith(f"{kind}/")}
     if name:
         body = next((body for key, body in found.items() if key in {f"{kind}/{name}", f"{kind}/*"}), None)
+        if isinstance(body, list):
+            body = body[min(gets_before(words), len(body) - 1)]
+            if body is None:
+                return refused()
         sys.stdout.write(json.dumps(body) if body else "")
     else:
         sys.stdout.write(json.dumps({"items": list(found.values())}))
     return 0
+
+
+def gets_before(words: list[str]) -> int:
+    """How often the same was asked for before."""
+    lines = map(json.loads, (CLUSTER / "calls.jsonl").read_text().splitlines())
+    return sum([word for word in line if not word.startswith("--")] == ["get", *words] for line in lines) - 1
+
+
+def refused() -> int:
+    sys.stderr.write("The connection to the server 127.0.0.1:6443 was refused - did you specify the right host?\n")
+    return 1
 
 
 def execute(state: dict, command: list[str]) -> int:
@@ -50,7 +72,7 @@ def execute(state: dict, command: list[str]) -> int:
         return 1
     content = path.read_bytes()
     if command[0] == "tail":
-        content = content[int(command[2]) - 1 :][: state.get("cut_bytes")]
+        content = content[: state.get("away_after")][int(command[2]) - 1 :][: state.get("cut_bytes")]
     sys.stdout.buffer.write(content)
     return 0
 

@@ -152,6 +152,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "serving.blockSize": at(32),
     "serving.memoryUtilizationPercent": at(90),
     "serving.enforceEager": at(value=True),
+    "serving.cudagraphMode": at("PIECEWISE"),
     "serving.maxCudagraphCaptureSize": at(64),
     "serving.minConcurrency": at(200),
     "serving.servedModelNames[]": at("llama"),

@@ -18,8 +18,10 @@ from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.services.capture.decision import decide
 from specdecode_operator.services.capture.subject import read_capture
 from specdecode_operator.services.capture.surroundings import DeploymentSeen, Surroundings
-from specdecode_operator.services.decision import Intent, intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.intent import Intent
 from specdecode_operator.services.model_download import wanted_downloads
+from specdecode_operator.services.parent import read_parent
 from tests.support.objects import H100, H200, Body, parent
 
 ROOT = Path(__file__).parents[2]

@@ -1,23 +1,26 @@
 """The operator as a process of its own, outside the cluster."""
 
+import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 
 import yaml
 
+from devcluster.settings import free_ports
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
 NAMESPACE = "specdecode-system"
 SERVICE_ACCOUNT = "specdecode-operator"
+USER = f"system:serviceaccount:{NAMESPACE}:{SERVICE_ACCOUNT}"
 IMAGE = "localhost/specdecode/operator:dev"
 """Outside a cluster it cannot know which image its captures run."""
+
+_STOP_DEADLINE_S = 120
 
 
 class OperatorProcess:
@@ -31,7 +34,7 @@ class OperatorProcess:
 
     def start(self) -> None:
         """Start it and wait until it is healthy."""
-        port = _free_port()
+        (port,) = free_ports(1)
         command = [sys.executable, "-m", "specdecode_operator", "operator"]
         command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
         with self.log.open("ab") as log:
@@ -43,6 +46,21 @@ class OperatorProcess:
             )
         eventually(lambda: self._healthy(port), "the operator is healthy")
 
+    def ensure(self) -> None:
+        """Start it where a test before has left it killed.
+
+        Raises
+        ------
+        AssertionError
+            When it has ended by itself; the next call starts it.
+        """
+        if self._process is not None and (status := self._process.poll()) is not None:
+            self._process = None
+            message = f"the operator ended by itself ({status}): {self.tail()}"
+            raise AssertionError(message)
+        if self._process is None:
+            self.start()
+
     def kill(self) -> None:
         """End it as an out-of-memory killer would."""
         assert self._process is not None
@@ -51,22 +69,44 @@ class OperatorProcess:
         self._process = None
 
     def stop(self) -> int:
-        """End it as the kubelet would; return the exit status."""
-        assert self._process is not None
+        """End it as the kubelet would; return the exit status, 0 also where it was killed."""
+        if self._process is None:
+            return 0
         self._process.terminate()
-        status = self._process.wait(timeout=30)
-        self._process = None
-        return status
+        try:
+            return self._process.wait(timeout=_STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            self._process = None
+
+    def tail(self, characters: int = 4000) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-characters:]
 
     def _healthy(self, port: int) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, f"the operator ended: {self.log.read_text()[-2000:]}"
+        if (status := self._process.poll()) is not None:
+            raise EarlyEndError(status, self.tail())
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(f"http://127.0.0.1:{port}/healthz", timeout=5) as response:
                 return bool(response.status == 200)
-        except urllib.error.URLError:
+        except (OSError, http.client.HTTPException):  # it does not listen yet, or not fast enough
             return False
+
+
+class EarlyEndError(Exception):
+    """The operator ended before it was healthy: nothing more is to be waited for."""
+
+
+def may(kubectl: Kubectl, verb: str, resource: str) -> bool:
+    """Whether the API server would let the operator do this: what RBAC grants counts a little after it is written."""
+    name, _, subresource = resource.partition("/")
+    answer = kubectl("auth", "can-i", verb, name, f"--subresource={subresource}", f"--as={USER}")
+    assert answer.stdout.strip() in {"yes", "no"}, answer.stderr
+    return answer.stdout.strip() == "yes"
 
 
 def service_account_kubeconfig(kubectl: Kubectl, destination: Path) -> Path:
@@ -76,10 +116,3 @@ def service_account_kubeconfig(kubectl: Kubectl, destination: Path) -> Path:
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     destination.write_text(yaml.safe_dump(config))
     return destination
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

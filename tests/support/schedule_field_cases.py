@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.key import Key
-from specdecode_operator.labels import SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 from specdecode_operator.services.capture_schedules import Belongings, SchedulingDecision, decide_schedules
 from tests.support.capture_field_cases import CAPTURE_FIELDS
 from tests.support.field_cases import FieldCase, at
@@ -36,6 +36,7 @@ SCHEDULE_FIELDS: Mapping[str, FieldCase] = {
     "captures[].successfulHistoryLimit": at(1, on=_scheduled()),
     "captures[].failedHistoryLimit": at(2, on=_scheduled()),
     "captures[].retention.count": at(1, on=_scheduled()),
+    "captures[].retention.failedCount": at(0, on=_scheduled()),
     "captures[].retention.days": at(1, on=_scheduled()),
     "captures[].suspend": at(value=True, on=_scheduled()),
     **dict(_of_template(*each) for each in CAPTURE_FIELDS.items() if each[0] not in _NOT_IN_TEMPLATES),
@@ -61,6 +62,8 @@ def schedule_outcomes(captures: Iterable[Body]) -> list[SchedulingDecision]:
 
 def _capture(schedule: str, hours_ago: int, phase: str) -> Body:
     made = (NOON - timedelta(hours=hours_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    metadata = {"name": f"llama-{schedule}-{hours_ago}-{phase.lower()}", "labels": {SCHEDULE_LABEL: schedule}}
+    name = f"llama-{schedule}-{hours_ago}-{phase.lower()}"
+    published = {PUBLISHED_LABEL: "true"} if phase == "Succeeded" else {}
+    metadata = {"name": name, "labels": {SCHEDULE_LABEL: schedule, CAPTURE_LABEL: name, **published}}
     metadata |= {"annotations": {SCHEDULED_AT_ANNOTATION: made}, "creationTimestamp": made}
     return {"metadata": metadata, "spec": {"deployment": "llama"}, "status": {"phase": phase}}

@@ -49,10 +49,14 @@ class Traffic:
         self._stop.set()
         for thread in self._threads:
             thread.join(_TIMEOUT_S)
+        self.failures += ["a client waits for its answer still" for each in self._threads if each.is_alive()]
 
     def _ask_on(self, question: dict[str, Any]) -> None:
         while not self._stop.wait(_BETWEEN_S):
-            problem = self._ask(question)
+            try:
+                problem = self._ask(question)
+            except Exception as error:  # noqa: BLE001  a client that dies unseen would count nothing any more
+                problem = f"{type(error).__name__}: {error}"
             with self._lock:
                 if problem is None:
                     self.complete += 1
@@ -76,6 +80,10 @@ class Traffic:
             return f"{type(error).__name__}: {error}"
         if not lines or lines[-1] != "[DONE]":
             return f"cut after {len(lines)} lines"
-        tokens = json.loads(lines[-2])["usage"]["completion_tokens"]
+        # An engine that fails in the middle of a stream writes an error as an event, and [DONE] after it.
+        last = json.loads(lines[-2])
+        if "error" in last:
+            return f"error in the stream: {last['error']}"
+        tokens = last["usage"]["completion_tokens"]
         wanted = question["max_tokens"]
         return None if tokens == wanted else f"{tokens} of {wanted} tokens"

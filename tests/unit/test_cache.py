@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
 
 KEY = Key("default", "llama")
 
@@ -114,3 +116,115 @@ def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
     assert kept[0] == kept[1] != kept[2]
     assert all(len(str(data)) < 500 for data in kept)
     assert all(data["template"] == "{}" for data in kept)
+
+
+def captured(
+    version: int, name: str = "c", *, of: str = "llama", uid: str | None = None, namespace: str = "default"
+) -> dict[str, Any]:
+    metadata = {"namespace": namespace, "labels": {}}
+    return {**body(uid or name, version, name, **metadata), "spec": {"deployment": of}}
+
+
+def claim(version: int, name: str = "c", *, of: str = "llama", uid: str = "claim") -> dict[str, Any]:
+    return body(uid, version, name, labels={CAPTURE_LABEL: name, CAPTURED_DEPLOYMENT_LABEL: of})
+
+
+def names(bodies: list[dict[str, Any]]) -> list[str]:
+    return [found["metadata"]["name"] for found in bodies]
+
+
+class TestCapturesOfADeployment:
+    """They are found by what the newest version of each says."""
+
+    def test_only_its_own_in_its_namespace_by_name(self) -> None:
+        cache = Cache()
+        for each in (
+            captured(1, "b"),
+            captured(1, "a"),
+            captured(1, "of-another", of="other"),
+            captured(1, "elsewhere", namespace="other"),
+        ):
+            cache.put_parent(capture.KIND, each)
+        cache.put_parent(KIND, {**body("d", 1, "names-one-too"), "spec": {"deployment": "llama"}})
+        assert names(cache.captures_of(KEY)) == ["a", "b"]
+        assert names(cache.captures_of(Key("other", "llama"))) == ["elsewhere"]
+        assert cache.captures_of(Key("default", "nobody")) == []
+
+    def test_the_newest_version_of_each(self) -> None:
+        cache = Cache()
+        for version in (1, 3, 2):
+            cache.put_parent(capture.KIND, captured(version))
+        assert [found["metadata"]["resourceVersion"] for found in cache.captures_of(KEY)] == ["3"]
+
+    def test_one_that_names_another_deployment_now_is_found_there_only(self) -> None:
+        cache, other = Cache(), Key("default", "other")
+        cache.put_parent(capture.KIND, captured(1))
+        cache.put_parent(capture.KIND, captured(3, of="other"))
+        cache.put_parent(capture.KIND, captured(2))
+        assert (names(cache.captures_of(KEY)), names(cache.captures_of(other))) == ([], ["c"]), "the latest word holds"
+        cache.put_parent(capture.KIND, {**captured(4), "spec": {}})
+        assert (cache.captures_of(KEY), cache.captures_of(other)) == ([], [])
+
+    def test_a_deleted_one_is_gone_and_one_made_anew_under_its_name_stays(self) -> None:
+        cache = Cache()
+        for each in (captured(1, "a"), captured(1, "b")):
+            cache.put_parent(capture.KIND, each)
+        cache.drop_parent(capture.KIND, captured(2, "a"))
+        assert names(cache.captures_of(KEY)) == ["b"]
+        cache.put_parent(capture.KIND, captured(3, "a"))
+        assert names(cache.captures_of(KEY)) == ["b"], "what was deleted does not come back"
+        cache.put_parent(capture.KIND, captured(4, "b", uid="anew"))
+        cache.drop_parent(capture.KIND, captured(5, "b"))
+        assert names(cache.captures_of(KEY)) == ["b"]
+
+    def test_one_whose_deletion_was_missed_is_gone_after_a_full_list(self) -> None:
+        cache = Cache()
+        for each in (captured(1, "kept"), captured(1, "missed"), captured(9, "newer")):
+            cache.put_parent(capture.KIND, each)
+        cache.retain_parents(capture.KIND, [captured(1, "kept")], version=5)
+        assert names(cache.captures_of(KEY)) == ["kept", "newer"]
+
+
+class TestClaimsCapturedFromADeployment:
+    """They are found by their label, whether their capture is there or not."""
+
+    def test_only_claims_of_captures_of_it_in_its_namespace(self) -> None:
+        cache = Cache()
+        for each in (claim(1, "b"), claim(1, "a"), claim(1, "of-another", of="other")):
+            cache.put("PersistentVolumeClaim", each)
+        cache.put("Job", claim(1, "job"))
+        unlabelled = claim(1, "unlabelled")
+        del unlabelled["metadata"]["labels"][CAPTURED_DEPLOYMENT_LABEL]
+        cache.put("PersistentVolumeClaim", unlabelled)
+        cached_models = body("models", 1, "models")
+        cached_models["metadata"]["labels"][CAPTURED_DEPLOYMENT_LABEL] = "llama"
+        cache.put("PersistentVolumeClaim", cached_models)
+        assert names(cache.claims_captured_from(KEY)) == ["a", "b"]
+        assert cache.claims_captured_from(Key("other", "llama")) == []
+
+    def test_a_claim_whose_label_changes_is_found_by_the_latest(self) -> None:
+        cache, other = Cache(), Key("default", "other")
+        cache.put("PersistentVolumeClaim", claim(1))
+        cache.put("PersistentVolumeClaim", claim(3, of="other"))
+        cache.put("PersistentVolumeClaim", claim(2))
+        assert cache.claims_captured_from(KEY) == []
+        assert names(cache.claims_captured_from(other)) == ["c"]
+
+    def test_a_claim_outlives_its_capture_and_goes_with_its_own_deletion(self) -> None:
+        cache = Cache()
+        cache.put_parent(capture.KIND, captured(1))
+        cache.put("PersistentVolumeClaim", claim(1))
+        cache.drop_parent(capture.KIND, captured(2))
+        assert names(cache.claims_captured_from(KEY)) == ["c"]
+        cache.put("PersistentVolumeClaim", claim(3, uid="anew"))
+        cache.drop("PersistentVolumeClaim", claim(4))
+        assert names(cache.claims_captured_from(KEY)) == ["c"], "made anew under its name"
+        cache.drop("PersistentVolumeClaim", claim(5, uid="anew"))
+        assert cache.claims_captured_from(KEY) == []
+
+    def test_a_claim_whose_deletion_was_missed_is_gone_after_a_full_list(self) -> None:
+        cache = Cache()
+        for name in ("kept", "missed"):
+            cache.put("PersistentVolumeClaim", claim(1, name, uid=name))
+        cache.retain("PersistentVolumeClaim", [claim(1, "kept", uid="kept")], version=5)
+        assert names(cache.claims_captured_from(KEY)) == ["kept"]

@@ -17,12 +17,13 @@ from specdecode_operator.cli.main import app
 from specdecode_operator.cli.plan import ExitCode
 from specdecode_operator.services.cases import CASE_KEYS
 from specdecode_operator.services.facts import gather_facts
-from specdecode_operator.sizing.budget import EngineLimits, Pair, estimate
+from specdecode_operator.sizing.budget import Pair, estimate
 from specdecode_operator.sizing.calibration import parse_calibration
 from specdecode_operator.sizing.catalogue import find_geometry
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.precision import Precision
 from specdecode_operator.sizing.units import GIB
+from tests.support.llama import ARTICLE_LIMITS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md", "examples/*.md") for path in ROOT.glob(pattern))
@@ -195,19 +196,9 @@ def llama_pair(target: str, draft: str) -> Pair:
     """The 70B pair with the settings that docs/sizing.md names."""
     geometry, draft_geometry = (find_geometry(f"meta-llama/Llama-3.1-{size}-Instruct") for size in ("70B", "8B"))
     assert geometry is not None
-    limits = EngineLimits(
-        max_model_len=8192,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        block_size=16,
-        kv_cache_element_bytes=None,
-        memory_utilization_percent=92,
-        enforce_eager=False,
-        min_concurrency=1,
-    )
     if draft == "none":
-        return Pair(geometry, Precision(target), None, None, "none", 0, limits)
-    return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, limits)
+        return Pair(geometry, Precision(target), None, None, "none", 0, ARTICLE_LIMITS)
+    return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, ARTICLE_LIMITS)
 
 
 @pytest.mark.parametrize("row", table(ROOT / "docs/sizing.md", "GPU"), ids=" ".join)

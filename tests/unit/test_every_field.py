@@ -11,13 +11,16 @@ from specdecode_operator.services.capture.decision import decide
 from specdecode_operator.services.capture.status import compose_status as compose_capture_status
 from specdecode_operator.services.capture.status import is_outlived
 from specdecode_operator.services.capture.subject import read_capture
-from specdecode_operator.services.decision import Observation, compose_status, intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
 from tests.support.capture_field_cases import CAPTURE_FIELDS
 from tests.support.captures import capture, deployment_seen, surroundings
+from tests.support.decisions import NOW
 from tests.support.field_cases import DEPLOYMENT_FIELDS, FieldCase
 from tests.support.objects import Body, parent
 from tests.support.schedule_field_cases import SCHEDULE_FIELDS, schedule_outcomes
-from tests.unit.services.test_decision import NOW
 
 CRDS = Path(__file__).parents[2] / "crds"
 Outcome = tuple[Any, Body]

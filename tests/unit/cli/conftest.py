@@ -11,20 +11,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
+from tests.support.objects import pair_70b
 
 Specdecode = Callable[..., Result]
 WriteObject = Callable[..., Path]
 
-PAIR: dict[str, Any] = {
-    "target": {"model": "meta-llama/Llama-3.1-70B-Instruct"},
-    "speculation": {
-        "method": "draft_model",
-        "numSpeculativeTokens": 5,
-        "draft": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
-    },
-    "parallelism": {"tensor": 2},
-    "serving": {"maxModelLen": 8192},
-}
+PAIR: dict[str, Any] = pair_70b()
 """The article's case: Llama-3.1-70B with an 8B draft on two GPUs."""
 
 

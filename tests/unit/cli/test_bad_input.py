@@ -8,27 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.llama import SMALL_CONFIG
 from tests.unit.cli.conftest import PAIR, Specdecode, WriteObject, manifest
 
 INVALID = 2
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
-AWQ = {**CONFIG, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+AWQ = {**SMALL_CONFIG, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
 LLAMA_70B, LLAMA_8B = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 
 
 def with_config(**changes: Any) -> dict[str, Any]:
     """An object with a model of its own, whose config.json has these changes; None takes a key out."""
-    config = {key: value for key, value in {**CONFIG, **changes}.items() if value is not None}
+    config = {key: value for key, value in {**SMALL_CONFIG, **changes}.items() if value is not None}
     return manifest("a", target={"model": "my/model", "config": config}, speculation=None, parallelism={})
 
 
@@ -146,7 +136,7 @@ def test_a_bad_number_is_told_with_its_bound(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: method draft_model needs at least 1"),
+        (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: is 0, which proposes nothing: use 1 to 32"),
         (speculation(numSpeculativeTokens=-3), "numSpeculativeTokens: -3: must be at least 0"),
         (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: must be at most 32"),
         (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 32"),
@@ -193,12 +183,12 @@ def test_geometry_that_contradicts_itself_is_told_by_its_key(
 
 def test_a_config_beside_the_file_is_judged_in_the_same_way(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", target={"model": "my/model"}, speculation=None, parallelism={}))
-    unknown = write("unknown.json", json.dumps({**CONFIG, "architectures": ["Unheard"]}))
+    unknown = write("unknown.json", json.dumps({**SMALL_CONFIG, "architectures": ["Unheard"]}))
     assert "cannot be sized yet, sizing lacks its layers" in told(
         specdecode, path, "--model-config", f"my/model={unknown}"
     )
     huge = write(
-        "huge.json", json.dumps({**CONFIG, "hidden_size": 1}).replace('"hidden_size": 1', '"hidden_size": 1e400')
+        "huge.json", json.dumps({**SMALL_CONFIG, "hidden_size": 1}).replace('"hidden_size": 1', '"hidden_size": 1e400')
     )
     assert "hidden_size: 1e400: must be a whole number" in told(specdecode, path, "--model-config", f"my/model={huge}")
     two = write("two.json", "{}", "{}")

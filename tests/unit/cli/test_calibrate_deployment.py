@@ -11,27 +11,19 @@ from typer.testing import CliRunner, Result
 
 from specdecode_operator.cli.main import app
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import Launch, Observation, compose_status, intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Launch
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.services.residual import share
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, parse_calibration
 from specdecode_operator.sizing.units import GIB
+from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 from tests.unit.services.test_residual import reading
 
 NODES = (NodeFacts("h200-0", H200, 8),)
-
-CONFIG_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "dtype": "bfloat16",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
 
 
 def serving(
@@ -138,6 +130,14 @@ def undersized(body: dict[str, Any]) -> None:
     observed["kvCacheResidual"] = share(plan["kvCacheTokens"], observed["kvCacheTokens"])
 
 
+def captured_otherwise(body: dict[str, Any]) -> None:
+    body["spec"]["serving"] = body["spec"].get("serving", {}) | {"cudagraphMode": "FULL_DECODE_ONLY"}
+
+
+def captured_less(body: dict[str, Any]) -> None:
+    body["spec"]["serving"] = body["spec"].get("serving", {}) | {"maxCudagraphCaptureSize": 64}
+
+
 def unknown(body: dict[str, Any]) -> None:
     body["spec"]["target"]["model"] = "acme/unheard-of"
 
@@ -156,6 +156,8 @@ def undivided(body: dict[str, Any]) -> None:
         (unknown, "use --model-config ID=PATH"),
         (undivided, "status.plan"),
         (requantized, "target INT4 needs a checkpoint"),
+        (captured_otherwise, "cudagraphMode, maxCudagraphCaptureSize: only engines with vLLM's own CUDA graphs"),
+        (captured_less, "cudagraphMode, maxCudagraphCaptureSize: only engines with vLLM's own CUDA graphs"),
         (undersized, "it was not the engine that was predicted"),
     ],
 )
@@ -178,7 +180,7 @@ def test_cpu_has_nothing_to_calibrate(out: Path) -> None:
 def test_an_unknown_model_is_taken_from_its_config(out: Path, tmp_path: Path) -> None:
     body = serving(1000)
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIG_8B))
+    config.write_text(json.dumps(LLAMA_8B_CONFIG))
     body["spec"]["speculation"]["draft"]["model"] = "acme/unheard-of"
     done = calibrate(out, body, "--model-config", f"acme/unheard-of={config}")
     assert done.exit_code == 0, done.output

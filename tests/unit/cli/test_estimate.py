@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.llama import LLAMA_8B_CONFIG
 from tests.unit.cli.conftest import Specdecode
 
 GIB = 2**30
@@ -193,15 +194,7 @@ def test_a_given_kv_cache_skips_the_memory_model(estimate: Estimate) -> None:
 
 def test_a_config_stands_in_for_the_catalogue(estimate: Estimate) -> None:
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "torch_dtype": "bfloat16",
+        **LLAMA_8B_CONFIG,
         "rope_theta": 500000.0,
         "rope_scaling": {
             "rope_type": "llama3",

@@ -19,7 +19,17 @@ def figures(text: str) -> dict[str, int]:
     return {name: int(number.replace(",", "")) for name, number in found}
 
 
-@pytest.mark.parametrize("spec", [{}, FP8, NGRAM, ALONE], ids=["BF16", "FP8", "ngram", "alone"])
+GRAPHLESS = {"serving": {"maxModelLen": 8192, "cudagraphMode": "NONE"}}
+PICKED = {"method": "draft_model", "numSpeculativeTokens": 5, "draftSampling": "probabilistic"}
+PICKED |= {"draft": {"model": "meta-llama/Llama-3.1-8B-Instruct"}}
+SAMPLING = ON_V1 | {"speculation": PICKED}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{}, FP8, NGRAM, ALONE, GRAPHLESS, SAMPLING],
+    ids=["BF16", "FP8", "ngram", "alone", "no graphs", "sampling on V1"],
+)
 def test_terms_add_up_to_what_the_plan_says(
     specdecode: Specdecode, write: WriteObject, spec: dict[str, object]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.llama import SMALL_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
 H100, H200 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"
@@ -250,36 +251,19 @@ def test_a_file_without_nodes_is_an_error(specdecode: Specdecode, write: WriteOb
     assert "kubectl get nodes -o yaml" in result.stderr
 
 
-def test_a_config_beside_the_file_stands_in_for_the_catalogue(
-    specdecode: Specdecode, write: WriteObject, small_config: dict[str, Any]
-) -> None:
+def test_a_config_beside_the_file_stands_in_for_the_catalogue(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", target={"model": "my/model"}, speculation=None))
     unknown = specdecode("plan", "-f", path)
     assert unknown.exit_code == 2
     assert "my/model" in unknown.stdout
-    config = write("config.json", json.dumps(small_config))
+    config = write("config.json", json.dumps(SMALL_CONFIG))
     assert specdecode("plan", "-f", path, "--model-config", f"my/model={config}").exit_code == 0
     assert specdecode("plan", "-f", path, "--model-config", f"{config}").exit_code == 2
 
 
-@pytest.fixture
-def small_config() -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "max_position_embeddings": 8192,
-        "torch_dtype": "bfloat16",
-    }
-
-
-def test_cpu_needs_no_nodes(specdecode: Specdecode, write: WriteObject, small_config: dict[str, Any]) -> None:
+def test_cpu_needs_no_nodes(specdecode: Specdecode, write: WriteObject) -> None:
     spec = {
-        "target": {"model": "my/model", "config": small_config},
+        "target": {"model": "my/model", "config": SMALL_CONFIG},
         "speculation": None,
         "parallelism": {},
         "accelerator": {"type": "CPU", "cpuCores": 4, "memoryGiB": 16, "kvCacheGiB": 2},
@@ -387,3 +371,26 @@ def test_a_choice_of_precision_is_made_and_shown(specdecode: Specdecode, write: 
         ("BF16", "DoesNotFit"),
     ]
     assert "2 x H100, TP 2, FP8 + BF16" in specdecode("plan", "-f", path, "--matrix").stdout
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+@pytest.mark.parametrize("option", [(), ("-f",)], ids=["without -f", "with -f"])
+def test_the_shipped_folder_is_planned(specdecode: Specdecode, command: str, option: tuple[str, ...]) -> None:
+    result = specdecode(command, *option, EXAMPLES)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "llama-70b" in result.stdout
+
+
+def test_captures_alone_are_no_deployment(specdecode: Specdecode) -> None:
+    result = specdecode("plan", EXAMPLES / "capture-tiny.yaml")
+    assert result.exit_code == 2
+    assert "holds no SpecDecodeDeployment but SpecDecodeCapture (specdecode.io/v1alpha1)" in result.stderr
+
+
+def test_without_a_file_it_is_said_how_to_name_one(specdecode: Specdecode) -> None:
+    result = specdecode("plan")
+    assert result.exit_code == 2
+    assert "name a file, a folder, or -" in " ".join(result.stderr.split())

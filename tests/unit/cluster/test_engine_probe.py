@@ -1,7 +1,6 @@
 """Engines are asked over HTTP or HTTPS, as they serve."""
 
 import ssl
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -12,13 +11,14 @@ from devcluster.pki import Identity, create
 from specdecode_operator.cluster.engine_probe import EngineProbe, Unreachable
 from specdecode_operator.engine.metrics import EngineReading
 from specdecode_operator.engine.profiles import find_profile
+from tests.support.http_server import Quiet, serving
 from tests.support.objects import Body
 
 SCRAPE = Path(__file__).parents[1] / "engine/data/metrics-draft-model.txt"
 PROFILE = find_profile("0.32")
 
 
-class Metrics(BaseHTTPRequestHandler):
+class Metrics(Quiet, BaseHTTPRequestHandler):
     """Answers with what a real engine said."""
 
     def do_GET(self) -> None:
@@ -28,20 +28,13 @@ class Metrics(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
 
 def serve(context: ssl.SSLContext | None) -> Iterator[int]:
     server = HTTPServer(("127.0.0.1", 0), Metrics)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server.server_port
 
 
 @pytest.fixture

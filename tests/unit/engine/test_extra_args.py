@@ -24,10 +24,10 @@ ALLOWED = [
     "--max_logprobs 20",
     "--max-logpr 20",
     "--lora-modules a=b c=d --enable-lora",
-    "--compilation-config.cudagraph_mode NONE",
-    "--compilation-config.cudagraph_mode=NONE",
-    "-cc.cudagraph_mode NONE",
-    "--compilation-config.max_cudagraph_capture_size -1",
+    "--compilation-config.mode NONE",
+    "--compilation-config.mode=NONE",
+    "-cc.mode NONE",
+    "--compilation-config.local_cache_dir -1",
     "-O3",
     "-O=3",
     "-O 3",
@@ -96,6 +96,9 @@ REFUSED = [
     ("--seed --async-scheduling", 0, "needs a value"),
     ("--lora-modules --enable-lora", 0, "needs a value"),
     ("--compilation-config.mode", 0, "needs a value"),
+    ("-cc.cudagraph_mode=NONE", 0, "use spec.serving.cudagraphMode"),
+    ("--compilation_config.cudagraph_mode NONE", 0, "use spec.serving.cudagraphMode"),
+    ("-cc.max_cudagraph_capture_size 8", 0, "use spec.serving.maxCudagraphCaptureSize"),
     ("--async-scheduling=true", 0, "takes no value"),
     ("--async-scheduling true", 1, "belongs to no flag"),
     ("left over", 0, "belongs to no flag"),
@@ -139,7 +142,8 @@ def test_a_replacement_is_a_field_or_a_flag_of_that_version(version: str) -> Non
 @pytest.mark.parametrize("flag", [argument.flag for argument in ARGUMENTS])
 def test_every_flag_that_the_operator_writes_is_refused(flag: str, version: str) -> None:
     profile = find_profile(version)
-    (problem,) = extra_args_problems([flag] if profile.flags[flag].values == "0" else [flag, "1"], profile)
+    takes_none = profile.flags[flag.partition(".")[0]].values == "0"
+    (problem,) = extra_args_problems([flag] if takes_none else [flag, "1"], profile)
     assert "not for extraArgs" in problem.message
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import Method
+from specdecode_operator.api.values import CudagraphMode, Method
+from specdecode_operator.engine.feature_rules import feature_problems
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.serving_rules import image_problems, serving_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
@@ -69,7 +70,7 @@ def test_draft_path_that_flips_the_method_is_refused(path: str, method: str) -> 
     (problem,) = speculation_problems(settings, PROFILE)
     assert (problem.field, problem.value) == (f"{SPECULATION}.draft.model", path)
     assert f"into {method} " in problem.message
-    assert "rename" in problem.message
+    assert "folder" in problem.message
 
 
 @pytest.mark.parametrize("path", ["/models/eagle/llama", "/models/beagle_1b", "meta-llama/Llama-3.1-8B"])
@@ -128,6 +129,8 @@ def test_vocabularies_must_be_equal() -> None:
     assert "128256" in problem.message
 
 
+MODE, ARG = "spec.serving.cudagraphMode", "spec.engine.extraArgs[0]"
+NONE, FULL, BOTH = CudagraphMode.NONE, CudagraphMode.FULL, CudagraphMode.FULL_AND_PIECEWISE
 BAD_SERVING = [
     (replace(PLAIN, max_num_seqs=9000), "spec.serving.maxNumBatchedTokens", "8192", "9000"),
     (replace(PLAIN, cpu=CPU), "spec.serving.blockSize", "16", "multiple of 32"),
@@ -143,6 +146,51 @@ BAD_SERVING = [
         "5",
         "at least 6",
     ),
+    (replace(PLAIN, cpu=CPU, block_size=128, cudagraph_mode=FULL), MODE, "FULL", "on the CPU; remove it"),
+    (replace(PLAIN, enforce_eager=True, cudagraph_mode=NONE), MODE, "NONE", "serving.enforceEager; remove one"),
+    (
+        replace(PLAIN, cudagraph_mode=NONE, max_cudagraph_capture_size=64),
+        "spec.serving.maxCudagraphCaptureSize",
+        "64",
+        "serving.cudagraphMode NONE; remove one",
+    ),
+    (
+        replace(PLAIN, extra_args=("--compilation-config", '{"mode": 3, "cudagraph_mode": "FULL"}')),
+        ARG,
+        "--compilation-config",
+        f"use {MODE}",
+    ),
+    (
+        replace(PLAIN, extra_args=('-cc={"max_cudagraph_capture_size": 8}',)),
+        ARG,
+        "-cc",
+        "use spec.serving.maxCudagraphCaptureSize",
+    ),
+    (replace(PLAIN, cudagraph_mode=FULL, extra_args=("-cc.mode=3",)), ARG, "-cc.mode", "--compilation-config.KEY"),
+    (
+        replace(PLAIN, cudagraph_mode=FULL, extra_args=('--compilation-config={"mode": 3}',)),
+        ARG,
+        "--compilation-config",
+        "vLLM keeps only one of this and serving.cudagraphMode",
+    ),
+    (
+        replace(PLAIN, cudagraph_mode=CudagraphMode.PIECEWISE, extra_args=("-O0",)),
+        MODE,
+        "PIECEWISE",
+        "write NONE, or leave it on",
+    ),
+    (
+        replace(PLAIN, cudagraph_mode=BOTH, extra_args=("--optimization-level", "0", "-O", "3", "-O=0")),
+        MODE,
+        "FULL_AND_PIECEWISE",
+        "write FULL_DECODE_ONLY",
+    ),
+    (
+        replace(PLAIN, cudagraph_mode=BOTH, extra_args=("--compilation-config.mode=none", "-O3")),
+        MODE,
+        "FULL_AND_PIECEWISE",
+        "extraArgs turn off the compilation",
+    ),
     (replace(PLAIN, model="--middleware=x"), "spec.target.model", "--middleware=x", "dash"),
     (replace(PLAIN, served_model_names=("a", "-b")), "spec.serving.servedModelNames[1]", "-b", "dash"),
 ]
@@ -155,9 +203,32 @@ def test_bad_serving_names_field_value_and_fix(settings: EngineSettings, field: 
     assert fix in problem.message
 
 
-@pytest.mark.parametrize("settings", [PLAIN, replace(PLAIN, cpu=CPU, block_size=128)], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PLAIN,
+        replace(PLAIN, cpu=CPU, block_size=128),
+        *(replace(PLAIN, cudagraph_mode=mode, speculation=DRAFT_MODEL) for mode in CudagraphMode),
+        replace(PLAIN, cudagraph_mode=FULL, extra_args=("--seed=1", "--compilation-config.mode", "3")),
+        replace(PLAIN, cudagraph_mode=BOTH, extra_args=("-O0", "--compilation-config.mode=VLLM_COMPILE")),
+        replace(PLAIN, cudagraph_mode=FULL, extra_args=("-O0",)),
+        replace(PLAIN, extra_args=("-cc.mode=3", "--compilation-config", '{"mode": 3}')),
+    ],
+    ids=["gpu", "cpu", *CudagraphMode, "one spelling", "compiled", "no pieces", "no mode"],
+)
 def test_good_serving_has_no_problem(settings: EngineSettings) -> None:
     assert serving_problems(settings, PROFILE) == []
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+@pytest.mark.parametrize("mode", CudagraphMode)
+def test_runner_v1_captures_no_whole_steps_whose_length_changes(mode: CudagraphMode, version: str) -> None:
+    profile = find_profile(version)
+    scheduled = replace(DRAFT_MODEL, schedule=(ScheduleRange(1, 8, 2),))
+    problems = serving_problems(replace(PLAIN, cudagraph_mode=mode, speculation=scheduled), profile)
+    refused = mode.startswith("FULL") and profile.runners[Method.DRAFT_MODEL] == "V1"
+    assert [(problem.field, problem.value) for problem in problems] == [(MODE, mode.value)] * refused
+    assert all("write PIECEWISE" in problem.message for problem in problems)
 
 
 def test_an_image_is_asked_for_where_none_is_known() -> None:
@@ -168,3 +239,80 @@ def test_an_image_is_asked_for_where_none_is_known() -> None:
         (problem,) = image_problems(None, platform, profile)
         assert problem.field == "spec.engine.image"
         assert f"no {platform.upper()} image of vLLM {profile.version}" in problem.message
+        assert ("or write spec.engine.version: 0.32" in problem.message) == (profile.version == "0.99")
+
+
+CONTRADICTIONS = {
+    "sizes beside a largest": (
+        replace(PLAIN, max_cudagraph_capture_size=64, extra_args=("--cudagraph-capture-sizes", "8", "16")),
+        ARG,
+        "remove one of the two",
+    ),
+    "sizes of a key beside a largest": (
+        replace(PLAIN, max_cudagraph_capture_size=64, extra_args=("-cc.cudagraph_capture_sizes=[8]",)),
+        ARG,
+        "remove one of the two",
+    ),
+    "experts that move without any": (replace(PLAIN, extra_args=("--enable-eplb",)), ARG, "set parallelism.expert"),
+    "whole prompts in a short step": (
+        replace(PLAIN, max_model_len=8192, max_num_batched_tokens=4096, extra_args=("--no-enable-chunked-prefill",)),
+        "spec.serving.maxNumBatchedTokens",
+        "at least serving.maxModelLen, 8192",
+    ),
+    "two microbatches": (replace(PLAIN, extra_args=("--enable-dbo",)), ARG, "--all2all-backend"),
+    "shards of one GPU": (
+        replace(PLAIN, tensor_parallel_size=1, extra_args=("--enable-batch-sharded-sampling",)),
+        ARG,
+        "parallelism.tensor above 1",
+    ),
+    "more GPUs than requests": (
+        replace(PLAIN, tensor_parallel_size=4, max_num_seqs=2, extra_args=("--enable-batch-sharded-sampling",)),
+        ARG,
+        "maxNumSeqs of 4",
+    ),
+    "a replay on V1": (
+        replace(PLAIN, speculation=replace(NGRAM, method=Method.SUFFIX), extra_args=("--enable-trace-replay",)),
+        ARG,
+        "model runner V2",
+    ),
+    "no text": (replace(PLAIN, extra_args=("--runner=pooling",)), ARG, "turns generation off"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_arguments_that_contradict_the_spec_are_refused(name: str) -> None:
+    settings, field, complaint = CONTRADICTIONS[name]
+    (problem,) = serving_problems(settings, PROFILE)
+    assert problem.field == field
+    assert complaint in problem.message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        replace(PLAIN, extra_args=("--cudagraph-capture-sizes", "8", "16")),
+        replace(PLAIN, expert_parallel=True, extra_args=("--enable-eplb",)),
+        replace(PLAIN, extra_args=("--enable-eplb", "--no-enable-eplb")),
+        replace(PLAIN, max_model_len=512, max_num_batched_tokens=4096, extra_args=("--no-enable-chunked-prefill",)),
+        replace(PLAIN, extra_args=("--enable-dbo", "--all2all-backend", "deepep_low_latency")),
+        replace(PLAIN, tensor_parallel_size=2, extra_args=("--enable-batch-sharded-sampling",)),
+        replace(PLAIN, speculation=NGRAM, extra_args=("--enable-trace-replay",)),
+        replace(PLAIN, extra_args=("--runner", "generate")),
+    ],
+)
+def test_arguments_that_go_with_the_spec_pass(settings: EngineSettings) -> None:
+    assert serving_problems(settings, PROFILE) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--override-generation-config.min_p=0.1 --override-generation-config.temperature=0.5",
+        "--override-generation-config.temperature=0.5 --override-generation-config.min_p 0.1",
+        '--override-generation-config={"min_p":0.1}',
+    ],
+)
+def test_min_p_is_found_wherever_it_is_given(line: str) -> None:
+    settings = replace(PLAIN, speculation=NGRAM, extra_args=tuple(line.split()))
+    (problem,) = feature_problems(settings, PROFILE)
+    assert "min_p" in problem.message

@@ -5,13 +5,19 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.handlers.intents import Intents
 from specdecode_operator.labels import READS_FOR_LABEL
-from specdecode_operator.services.decision import Intent, Observation, compose_status, intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Intent
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationEntry
 from tests.support.objects import H100, H200, pair_70b, parent
 
+KEY = Key("default", "llama")
 NODES = (NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8))
 MEASURED = Calibration(
     (
@@ -88,3 +94,39 @@ def test_what_is_forgotten_is_thought_about_again() -> None:
     before = ask(intents)
     intents.forget(read_parent(parent(pair_70b())).key)
     assert ask(intents).course is not before.course
+
+
+HOURLY = {"name": "hourly", "schedule": "0 * * * *"}
+
+
+def asked(spec: dict[str, Any], generation: int = 1, intents: Intents | None = None) -> Intents:
+    """Intents that thought about a spec."""
+    intents = intents or Intents()
+    ask(intents, body=parent(spec, generation=generation))
+    return intents
+
+
+def test_the_schedules_of_a_spec_are_read_once() -> None:
+    intents = asked(pair_70b(captures=[HOURLY]))
+    first = intents.schedules(KEY)
+    assert first is not None
+    assert [each.name for each in first] == ["hourly"]
+    assert asked(pair_70b(captures=[HOURLY]), intents=intents).schedules(KEY) is first
+
+
+def test_schedules_are_those_of_the_latest_spec() -> None:
+    intents = asked(pair_70b(captures=[HOURLY]))
+    names = [[each.name for each in intents.schedules(KEY) or ()]]
+    for generation, captures in ((2, [{**HOURLY, "name": "other"}]), (3, [])):
+        asked(pair_70b(captures=captures), generation, intents)
+        names.append([each.name for each in intents.schedules(KEY) or ()])
+    assert names == [["hourly"], ["other"], []]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [pair_70b(captures=[{**HOURLY, "schedule": "0 0 30 2 *"}]), pair_70b(captures=[HOURLY], replicas="many")],
+    ids=["a time that never comes", "a spec that cannot be read"],
+)
+def test_a_spec_that_does_not_hold_together_has_no_word_on_schedules(spec: dict[str, Any]) -> None:
+    assert asked(spec).schedules(KEY) is None, "not the same as none: the status keeps what it says"

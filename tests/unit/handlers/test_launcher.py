@@ -13,10 +13,11 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.cluster.resources import CHILDREN
 from specdecode_operator.handlers.launcher import Launcher
-from specdecode_operator.services.decision import intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.parent import read_parent
+from tests.support.model_caches import cached
 from tests.support.objects import parent
 from tests.unit.services.test_group_rollout import WIDE, spec_at
-from tests.unit.services.test_model_cache import cached
 from tests.unit.services.test_multi_node import FOUR_H100
 
 

@@ -11,7 +11,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.handlers.queue import Work, WorkQueue
 
 A, B = Key("default", "a"), Key("default", "b")
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 @asynccontextmanager

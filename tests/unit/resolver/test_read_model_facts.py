@@ -222,7 +222,7 @@ def test_a_bomb_is_not_unpacked() -> None:
 
 def run_as_the_job_does(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-S", "-c", SCRIPT.read_text(), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=60, env={})
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=300, env={})
 
 
 def test_the_script_needs_nothing_but_python(folder: Path, tmp_path: Path) -> None:

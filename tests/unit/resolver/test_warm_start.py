@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdecode_operator.resolver import warm_start
+from tests.support.http_server import Quiet, serving
 from tests.support.waiting import eventually
 
 SCRIPT = Path(warm_start.__file__).read_text()
@@ -26,7 +26,7 @@ sys.stdin.read()
 """Says what its cache holds, compiles as vLLM does (into it, as if it were alone), and lives until its input ends."""
 
 
-class Health(BaseHTTPRequestHandler):
+class Health(Quiet, BaseHTTPRequestHandler):
     """Answers as an engine does before and after its start."""
 
     server: "Engine"
@@ -35,9 +35,6 @@ class Health(BaseHTTPRequestHandler):
         self.send_response(200 if self.server.serves and self.path == "/health" else 503)
         self.send_header("Content-Length", "0")
         self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
 
 
 class Engine(HTTPServer):
@@ -50,13 +47,8 @@ class Engine(HTTPServer):
 
 @pytest.fixture
 def health() -> Iterator[Engine]:
-    server = Engine()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Engine()) as server:
+        yield server
 
 
 class Pods:
@@ -140,8 +132,8 @@ def test_an_engine_writes_nothing_into_what_is_published(pods: Pods) -> None:
 def test_what_an_engine_that_never_served_compiled_counts_for_nobody(pods: Pods) -> None:
     engine, _ = pods.start("one")
     pods.stop(engine)
-    pods.health.serves = True
     assert pods.start("two")[1] == "nothing"
+    pods.health.serves = True
     eventually(lambda: pods.published == "two", "the next one is published")
 
 
@@ -155,10 +147,13 @@ def test_a_container_that_is_started_again_begins_with_what_is_published(pods: P
     assert not (pods.cache("one") / "torn").exists(), "what an engine left behind may be cut off"
 
 
-def test_what_holds_for_one_node_stays_there(pods: Pods) -> None:
+def test_what_holds_for_one_node_or_rank_stays_there(pods: Pods) -> None:
     pods.start("one")
     (pods.cache("one") / "gpu_p2p_access_cache_for_0,1.json").touch()
     (pods.cache("one") / "model.17.tmp").touch()
+    tuned = pods.cache("one") / "flashinfer_autotune_cache" / "0.6" / "90a"
+    tuned.mkdir(parents=True)
+    (tuned / "autotune_configs.json").touch()
     pods.health.serves = True
     eventually(lambda: pods.published == "one", "it is published")
     assert [each.name for each in (pods.folder / warm_start.PUBLISHED).iterdir()] == ["graph"]

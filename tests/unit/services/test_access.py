@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from specdecode_operator.services.rollout import pod_trouble
@@ -49,11 +50,40 @@ def test_a_certificate_that_is_missing_is_told_by_the_pod_itself() -> None:
     variable = next(each for each in spec["containers"][0]["env"] if each["name"] == "SPECDECODE_TLS_CERTIFICATE")
     assert variable["valueFrom"] == {"secretKeyRef": {"name": "certificate", "key": "tls.crt"}}
     assert "tls.key" not in json.dumps(spec["containers"][0]["env"]), "the private key is in no environment"
-    refused = waiting("CreateContainerConfigError", 'secret "certificate" not found')
-    trouble = pod_trouble(pod(containerStatuses=[refused]))
+
+
+SECRETS = {
+    "serving": {"apiKeySecret": {"name": "clients", "key": "token"}, "tlsSecret": {"name": "certificate"}},
+    "models": {"hubTokenSecret": {"name": "hub", "key": "token"}},
+    "podTemplate": {
+        "spec": {
+            "containers": [
+                {"name": "engine", "env": [{"name": "PROXY", "valueFrom": {"secretKeyRef": {"name": "p", "key": "k"}}}]}
+            ]
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "fix"),
+    [
+        ('secret "clients" not found', "spec.serving.apiKeySecret", "create it, or name another"),
+        ("couldn't find key token in Secret team/clients", "spec.serving.apiKeySecret", "add the key, or name one"),
+        ('secret "certificate" not found', "spec.serving.tlsSecret", "create it"),
+        ("couldn't find key tls.crt in Secret team/certificate", "spec.serving.tlsSecret", "add the key"),
+        ("couldn't find key token in Secret team/hub", "spec.models.hubTokenSecret", "add the key"),
+        ('secret "p" not found', "spec.podTemplate", "create it"),
+        ('secret "of a volume" not found', "spec.podTemplate", "create it"),
+    ],
+)
+def test_a_secret_that_is_missing_or_lacks_its_key_is_told_with_its_field(said: str, field: str, fix: str) -> None:
+    spec = engine_pod(**SECRETS)["spec"]
+    held = pod(containerStatuses=[waiting("CreateContainerConfigError", said)]) | {"spec": spec}
+    trouble = pod_trouble(held)
     assert trouble is not None
     assert (trouble.reason, trouble.waits) == ("WaitingForSecret", True)
-    assert "spec.serving.apiKeySecret or tlsSecret" in trouble.message
+    assert trouble.message.startswith(f"{said} ({field}): {fix}")
 
 
 def test_the_pool_of_the_document_selects_engine_pods_at_their_port() -> None:

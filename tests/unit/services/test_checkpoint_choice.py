@@ -9,20 +9,17 @@ import pytest
 
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import (
-    Intent,
-    Launch,
-    Observation,
-    compose_status,
-    intend,
-    read_parent,
-)
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Intent, Launch
 from specdecode_operator.services.matrix_table import matrix_table
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.services.plan_status import plan_change
 from specdecode_operator.services.planning import full_matrix
 from specdecode_operator.sizing.catalogue import find_entry
+from tests.support.decisions import NOW
 from tests.support.objects import H100, H200, pair_70b, parent
-from tests.unit.services.test_decision import NOW
 
 H100_NODE, H200_NODE = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8)
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"

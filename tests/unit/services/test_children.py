@@ -8,9 +8,10 @@ import pytest
 
 from specdecode_operator.cluster.cache import slim
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend, read_parent
+from specdecode_operator.services.decision import intend
 from specdecode_operator.services.drift import content_digest, needs_apply
 from specdecode_operator.services.overlay import merge, overlay_problems
+from specdecode_operator.services.parent import read_parent
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
@@ -167,6 +168,12 @@ def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
         ),
         ({"spec": {"containers": [{"name": "engine", "ports": []}]}}, "spec.podTemplate.spec.containers[0].ports"),
         ({"spec": {"volumes": [{"name": "models"}]}}, "spec.podTemplate.spec.volumes[0].name"),
+        (
+            {"spec": {"initContainers": [{"name": "download-draft", "image": "mine:1"}]}},
+            "spec.podTemplate.spec.initContainers[0].image",
+        ),
+        ({"spec": {"restartPolicy": "Never"}}, "spec.podTemplate.spec.restartPolicy"),
+        ({"spec": {"terminationGracePeriodSeconds": None}}, "spec.podTemplate.spec.terminationGracePeriodSeconds"),
         (
             {"spec": {"containers": [{"name": "engine", "volumeMounts": [{"name": "mine", "mountPath": "/models/"}]}]}},
             "spec.podTemplate.spec.containers[0].volumeMounts[0].mountPath",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.api.crd import deployment_crd
+from specdecode_operator.api.crd import capture_crd, deployment_crd
 from specdecode_operator.services.doctor import gpus, install, namespace
 from specdecode_operator.services.doctor.findings import Finding, Grade, Unread
 from specdecode_operator.version import __version__
@@ -46,26 +46,32 @@ def test_the_api_server(version: str | Unread, grade: Grade) -> None:
     check(install.version_finding(version), grade)
 
 
-def crd(**version: Any) -> dict[str, Any]:
-    body = deepcopy(deployment_crd())
+CRDS = pytest.mark.parametrize("own", [deployment_crd(), capture_crd()], ids=lambda own: own["metadata"]["name"])
+
+
+def installed(own: dict[str, Any], **version: Any) -> dict[str, Any]:
+    body = deepcopy(own)
     body["spec"]["versions"][0] |= version
     body["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
     return body
 
 
-def test_the_crd() -> None:
-    groups = {"specdecode.io": ["v1alpha1"]}
-    check(install.crd_finding(crd(), groups), OK, "v1alpha1")
-    check(install.crd_finding(None, groups), FAIL, "specdecode crds | kubectl apply")
-    check(install.crd_finding(crd(schema={}), groups), WARN, "another schema")
-    check(install.crd_finding(crd(name="v1"), groups), FAIL, "serves v1, not v1alpha1")
-    check(install.crd_finding(crd() | {"status": {}}, groups), FAIL, "not established")
+@CRDS
+def test_the_crds(own: dict[str, Any]) -> None:
+    groups, name = {"specdecode.io": ["v1alpha1"]}, own["metadata"]["name"]
+    check(install.crd_finding(own, installed(own), groups), OK, f"{name} serves v1alpha1")
+    check(install.crd_finding(own, None, groups), FAIL, f"{name} is not installed", "specdecode crds | kubectl apply")
+    check(install.crd_finding(own, installed(own, schema={}), groups), WARN, name, "another schema")
+    check(install.crd_finding(own, installed(own, name="v1"), groups), FAIL, f"{name} serves v1, not v1alpha1")
+    check(install.crd_finding(own, installed(own) | {"status": {}}, groups), FAIL, f"{name} is not established")
 
 
-def test_a_crd_that_may_not_be_read_is_told_by_what_is_served() -> None:
-    check(install.crd_finding(BLIND, {"specdecode.io": ["v1alpha1"]}), WARN, "is served")
-    check(install.crd_finding(BLIND, {"apps": ["v1"]}), FAIL, "is not served")
-    check(install.crd_finding(BLIND, BLIND), WARN, "you may not look")
+@CRDS
+def test_a_crd_that_may_not_be_read_is_told_by_what_is_served(own: dict[str, Any]) -> None:
+    name = own["metadata"]["name"]
+    check(install.crd_finding(own, BLIND, {"specdecode.io": ["v1alpha1"]}), WARN, "is served", name, "you may not look")
+    check(install.crd_finding(own, BLIND, {"apps": ["v1"]}), FAIL, "is not served", name)
+    check(install.crd_finding(own, BLIND, BLIND), WARN, "you may not look")
 
 
 def operator(image: str = f"r.io/operator:v{__version__}", available: int = 1, name: str = "o") -> dict[str, Any]:
@@ -106,12 +112,13 @@ def test_the_rights_that_are_asked_for_are_those_of_the_role() -> None:
 
 
 def test_add_ons() -> None:
-    there = install.optional_findings({"leaderworkerset.x-k8s.io": ["v1"], "monitoring.coreos.com": ["v1"]})
-    assert [finding.grade for finding in there] == [OK, OK]
-    assert "leaderworkerset.x-k8s.io v1" in there[0].what
+    groups = ("leaderworkerset.x-k8s.io", "kueue.x-k8s.io", "monitoring.coreos.com")
+    there = install.optional_findings({group: ["v1"] for group in groups})
+    assert [finding.grade for finding in there] == [OK, OK, OK]
+    assert all(f"{group} v1" in finding.what for group, finding in zip(groups, there, strict=True))
     absent = install.optional_findings({})
-    assert [finding.grade for finding in absent] == [OK, OK], "only some need them"
-    assert "not installed" in absent[0].what
+    assert [finding.grade for finding in absent] == [OK, OK, OK], "only some need them"
+    assert all("not installed" in finding.what for finding in absent[:2])
     check(install.optional_findings(BLIND)[0], WARN)
 
 
@@ -183,8 +190,8 @@ def test_storage_classes() -> None:
         return finding
 
     check(judged(storage_class("fast")), OK, "fast")
-    check(judged(), WARN, "no StorageClass")
-    check(judged(storage_class("fast", default=False)), WARN, "fast is the default")
+    check(judged(), WARN, "no StorageClass", "captures then need spec.storage.existingClaim")
+    check(judged(storage_class("fast", default=False)), WARN, "fast is the default", "spec.storage.storageClassName")
     check(judged(storage_class("a"), storage_class("b")), WARN, "a, b")
     check(judged(storage_class("a", "Immediate")), WARN, "binds at once")
     check(namespace.storage_findings(BLIND)[0], WARN)

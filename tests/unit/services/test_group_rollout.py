@@ -15,20 +15,15 @@ from specdecode_operator.labels import (
     DEPLOYMENT_LABEL,
     TEMPLATE_HASH_ANNOTATION,
 )
-from specdecode_operator.services.decision import (
-    Intent,
-    Launch,
-    Observation,
-    RolledBack,
-    compose_status,
-    intend,
-    read_parent,
-    rollout_of,
-)
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
 from specdecode_operator.services.engine_pod import engine_timings
 from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.services.intent import Intent, Launch, RolledBack
+from specdecode_operator.services.observation import Observation, rollout_of
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.services.recollection import learn_from, look_at_groups, recall
-from specdecode_operator.services.rollback import Memory, read_memory, render_memory
+from specdecode_operator.services.rollback import Memory, read_memory, render_memory, with_crashes
 from specdecode_operator.services.rollout import current_pods, template_hash
 from specdecode_operator.services.starters import serving_pods, serving_template
 from specdecode_operator.services.succession import may_end, staying, wanted_now
@@ -222,8 +217,9 @@ class Story:
 
     def __init__(self) -> None:
         self.memory: Memory | None = None
-        self.history = UNSEEN
+        self.history: GroupHistory | None = None
         self.seconds = 0.0
+        self.conditions: dict[str, Condition] = {}
 
     def look(self, spec: Body, pods: list[Body] | None = None, *, ready: int = 0) -> dict[str, Condition]:
         """Reconcile with these pods; return the conditions."""
@@ -236,11 +232,16 @@ class Story:
             pods = pods_of(starter) if ready and starter["kind"] == "LeaderWorkerSet" else []
         observation = Observation(starter, current_pods(pods, starter))
         self.seconds += 1
-        self.history = look_at_groups(self.history, self.intent, observation, self.seconds)
+        self.history = look_at_groups(self.history, self.intent, observation, memory, self.seconds)
         observation = replace(observation, groups=self.history)
         status = compose_status(owner, self.intent, observation, NOW)
         self.memory = learn_from(self.intent, observation, memory)
-        return {condition.type: condition for condition in status.conditions}
+        self.conditions = {condition.type: condition for condition in status.conditions}
+        return self.conditions
+
+    def restart_operator(self) -> None:
+        """Forget what only the operator's process knows."""
+        self.history = None
 
     @property
     def hash(self) -> str | None:
@@ -266,6 +267,70 @@ def test_groups_that_crash_again_and_again_give_way_to_those_that_served(story: 
     assert story.look(changed, ready=1)["Ready"].reason == "RolledBack"
     assert isinstance(story.intent.course, RolledBack)
     assert story.hash == good
+
+
+def test_crashes_are_known_to_the_operator_that_comes_next(story: Story) -> None:
+    good, changed = story.hash, {**STAGES, "serving": {"maxModelLen": 4096}}
+    story.look(changed)
+    bad = starter_of(story.intent)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    for _ in range(3):
+        story.restart_operator()
+        assert story.look(changed, [])["Ready"].reason != "RolledBack"
+        pods = [crashed(bad, words="RuntimeError: NCCL error")]
+        story.look(changed, pods)
+        story.restart_operator()
+        story.look(changed, pods)
+    assert story.look(changed, ready=1)["Ready"].reason == "RolledBack"
+    assert story.hash == good
+    assert "NCCL error" in story.conditions["Ready"].message
+
+
+def test_a_crash_is_written_down_once_and_not_for_ever(story: Story) -> None:
+    changed = {**STAGES, "serving": {"maxModelLen": 4096}}
+    story.look(changed)
+    memories = []
+    for _ in range(2):
+        pods = [crashed(starter_of(story.intent)["spec"]["leaderWorkerTemplate"]["workerTemplate"])]
+        for seen in (pods, pods, [], []):
+            story.look(changed, seen)
+            memories.append(story.memory)
+    assert None not in memories
+    assert memories[0:4] == memories[0:1] * 4
+    assert memories[4:8] == memories[4:5] * 4 != memories[0:4]
+    history = GroupHistory("a", crashed=frozenset(("0", "1", str(uid)) for uid in range(3)))
+    memory = with_crashes(story.memory, history)
+    assert memory is not None
+    fourth = replace(history, crashed=history.crashed | {("0", "1", "3")})
+    assert with_crashes(memory, fourth) == memory, "three are believed"
+    assert with_crashes(memory, replace(history, crashed=frozenset())) == replace(memory, groups=None)
+
+
+def test_crashes_of_a_deployment_are_not_written_down() -> None:
+    single, story = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 4}), Story()
+    story.look(single, ready=1)
+    template = starter_of(story.intent)["spec"]["template"]
+    story.look(single, [crashed(template)])
+    assert story.memory is not None
+    assert story.memory.groups is None
+    assert story.history == UNSEEN
+
+
+def test_groups_that_served_owe_the_next_operator_no_start(story: Story) -> None:
+    story.seconds += 500_000
+    story.restart_operator()
+    story.look(STAGES, pods_of(starter_of(story.intent), ready=False))
+    story.seconds += 500_000
+    assert story.look(STAGES, pods_of(starter_of(story.intent), ready=False))["Ready"].reason == "Starting"
+
+
+def test_groups_that_hang_have_no_more_time_under_the_next_operator(story: Story) -> None:
+    changed = {**STAGES, "serving": {"maxModelLen": 4096}}
+    story.seconds = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
+    story.look(changed)
+    hanging = pods_of(starter_of(story.intent), ready=False)
+    assert story.look(changed, hanging)["Ready"].reason == "Starting"
+    story.restart_operator()
+    assert story.look(changed, hanging)["Ready"].reason == "EngineReadyTimeout", "made a day before"
 
 
 def test_what_served_on_one_node_is_put_back_as_it_was_when_several_fail() -> None:

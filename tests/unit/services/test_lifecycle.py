@@ -9,9 +9,10 @@ import pytest
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.api.status import ConditionStatus
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend, read_parent
+from specdecode_operator.services.decision import intend
 from specdecode_operator.services.findings import Finding
 from specdecode_operator.services.overlay import overlay_problems
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.services.readiness import summarize
 from specdecode_operator.services.rollout import read_rollout
 from tests.support.objects import H200, Body, deployment, pair_70b, parent, pod, tiny_cpu
@@ -130,7 +131,10 @@ def test_an_engine_that_hangs_is_told_once_its_time_is_over() -> None:
     live = deployment(replicas=2, updated=2, available=0)
     assert summary(live)[1] == "Starting"
     live["status"]["conditions"] = [OVERDUE]
+    live["spec"] = {"progressDeadlineSeconds": 1505}
     assert summary(live) == ("False", "EngineReadyTimeout", False, True)
+    told = summarize(read_rollout(live, [], 2), DRAFTING, None, 1)
+    assert told.message.startswith("no engine of this spec was ready within the 1505 s given to it; the logs of its")
 
 
 def test_what_may_appear_is_waited_for_however_long_it_takes() -> None:

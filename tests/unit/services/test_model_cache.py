@@ -1,73 +1,29 @@
 """Models by way of a cache: from a spec to Jobs, from their pods to commits, from commits to engines that share."""
 
 import json
-from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import Intent, Observation, compose_status, intend, read_parent
+from specdecode_operator.services.decision import intend
 from specdecode_operator.services.model_download import read_downloads
-from specdecode_operator.services.model_storage import claims_named
+from specdecode_operator.services.parent import read_parent
+from tests.support.model_caches import (
+    CACHE,
+    DRAFT,
+    NODES,
+    TARGET,
+    cached,
+    config_map,
+    container,
+    decide,
+    fetched,
+    jobs,
+    launched,
+    pod,
+    said,
+    template,
+)
 from tests.support.objects import H200, Body, pair_70b, parent, tiny_cpu
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-NODES = (NodeFacts("h200-0", H200, 8),)
-TARGET, DRAFT = "a" * 40, "b" * 40
-CACHE = {"cache": {"persistentVolumeClaim": {"claimName": "hub"}}}
-TOKEN = {"hubTokenSecret": {"name": "hub", "key": "token"}}
-
-
-def cached(**changes: Any) -> Body:
-    return pair_70b(**{"models": {**CACHE, **TOKEN}, **changes})
-
-
-def decide(spec: Body, pods: list[Body] | None = None, downloads: dict[str, str] | None = None) -> Intent:
-    return intend(read_parent(parent(spec)), NODES, pods=pods or [], downloads=downloads or {})
-
-
-def jobs(intent: Intent) -> list[Body]:
-    return [child for child in intent.children if child["kind"] == "Job"]
-
-
-def config_map(intent: Intent) -> Body | None:
-    return next((child for child in intent.children if child["metadata"]["name"] == "llama-downloads"), None)
-
-
-def container(job: Body) -> Body:
-    found: Body = job["spec"]["template"]["spec"]["containers"][0]
-    return found
-
-
-def pod(job: Body, message: str, exit_code: int = 0, **more: Any) -> Body:
-    """The pod of a Job whose download has ended."""
-    ended = {"terminated": {"exitCode": exit_code, "message": message, **more}}
-    status: Body = {"name": "download-model", "image": "i:1", "ready": False, "state": ended}
-    if exit_code:
-        status |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
-    template = job["spec"]["template"]["metadata"]
-    return {"metadata": {**template, "name": "p"}, "status": {"containerStatuses": [status]}}
-
-
-def fetched(spec: Body) -> list[Body]:
-    found = zip(jobs(decide(spec)), (TARGET, DRAFT), strict=True)
-    return [pod(job, json.dumps({"commit": commit})) for job, commit in found]
-
-
-def launched(spec: Body) -> Body:
-    """The pod spec of engines whose models are there."""
-    return template(decide(spec, fetched(spec)))
-
-
-def template(intent: Intent) -> Body:
-    found: Body = next(child for child in intent.children if child["kind"] == "Deployment")["spec"]["template"]["spec"]
-    return found
-
-
-def said(intent: Intent, spec: Body, **observed: Any) -> dict[str, tuple[str, str, str]]:
-    status = compose_status(read_parent(parent(spec)), intent, Observation(**observed), NOW)
-    return {found.type: (found.status.value, found.reason, found.message) for found in status.conditions}
 
 
 def test_models_are_fetched_before_anything_is_launched() -> None:
@@ -304,92 +260,6 @@ def test_models_on_a_volume_may_have_a_cache_for_what_is_compiled() -> None:
     volumes = {volume["name"]: volume for volume in pod_spec["volumes"]}
     assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "tiny-models", "readOnly": True}
     assert volumes["cache"]["persistentVolumeClaim"] == {"claimName": "hub"}
-
-
-NODE_MODELS = {"volume": {"hostPath": {"path": "/mnt/models/llama"}}}
-
-
-def on_nodes(allowed: tuple[str, ...], **changes: Any) -> tuple[Intent, Body]:
-    spec = tiny_cpu(models=NODE_MODELS, **changes)
-    return intend(read_parent(parent(spec)), (), host_paths=allowed), spec
-
-
-@pytest.mark.parametrize("allowed", [("/mnt/models",), ("/srv", "/mnt/models/llama"), ("/mnt/models/",)])
-def test_models_on_nodes_are_mounted_where_the_operator_allows_it(allowed: tuple[str, ...]) -> None:
-    pod_spec = template(on_nodes(allowed)[0])
-    assert {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}} in pod_spec["volumes"]
-    mounts = pod_spec["containers"][0]["volumeMounts"]
-    assert {"name": "models", "mountPath": "/models", "readOnly": True} in mounts
-
-
-@pytest.mark.parametrize(
-    ("allowed", "fix"),
-    [((), "--allow-host-path=/mnt/models/llama"), (("/mnt/model", "/srv"), "use a directory in /mnt/model, /srv")],
-)
-def test_other_directories_of_nodes_are_refused(allowed: tuple[str, ...], fix: str) -> None:
-    intent, spec = on_nodes(allowed)
-    accepted = said(intent, spec)["Accepted"]
-    assert accepted[:2] == ("False", "HostPathNotAllowed")
-    assert "spec.models.volume.hostPath.path: /mnt/models/llama" in accepted[2]
-    assert fix in accepted[2]
-    assert intent.children == []
-
-
-@pytest.mark.parametrize("path", ["/etc", "/mnt/models/../../etc"])
-def test_the_pod_template_brings_in_no_other_directories_of_nodes(path: str) -> None:
-    def accepted(path: str) -> tuple[str, str, str]:
-        volume = {"name": "more", "hostPath": {"path": path}}
-        spec = tiny_cpu(podTemplate={"spec": {"volumes": [{"name": "scratch", "emptyDir": {}}, volume]}})
-        return said(intend(read_parent(parent(spec)), (), host_paths=("/mnt/models",)), spec)["Accepted"]
-
-    assert accepted("/mnt/models/more")[0] == "True"
-    assert accepted(path)[:2] == ("False", "HostPathNotAllowed")
-    assert f"spec.podTemplate.spec.volumes[1].hostPath.path: {path}" in accepted(path)[2]
-
-
-def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
-    intent, _ = on_nodes(("/mnt",), target={"model": "pair/target"})
-    (job,) = jobs(intent)
-    assert container(job)["args"] == ["--folder=/models/pair/target"]
-    volume = job["spec"]["template"]["spec"]["volumes"][0]
-    assert volume == {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}}
-
-
-EXCLUSIVE = (
-    "0/3 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod"
-    " access mode."
-)
-
-
-def unscheduled(labels: Body) -> Body:
-    condition = {"type": "PodScheduled", "status": "False", "message": EXCLUSIVE}
-    return {"metadata": {**labels, "name": "p", "creationTimestamp": "x"}, "status": {"conditions": [condition]}}
-
-
-def test_who_holds_an_exclusive_claim_is_named() -> None:
-    spec = cached()
-    waits = unscheduled(jobs(decide(spec))[0]["spec"]["template"]["metadata"])
-    ready = said(decide(spec, [waits]), spec, sharers=("other",))["Ready"]
-    assert ready[:2] == ("Unknown", "VolumeInUse")
-    assert "SpecDecodeDeployment other names it too" in ready[2]
-    assert "ReadWriteMany" in ready[2]
-    alone = said(decide(spec, [waits]), spec)["Ready"]
-    assert "an earlier pod of this object" in alone[2]
-
-
-@pytest.mark.parametrize(
-    ("spec", "claims"),
-    [
-        (cached(), {"hub"}),
-        (tiny_cpu(), {"tiny-models"}),
-        ({"models": {"volume": {"hostPath": {"path": "/x"}}}}, set()),
-        ({"models": {"volume": "x", "cache": {"persistentVolumeClaim": {"claimName": 7}}}}, set()),
-        ({"models": []}, set()),
-        (None, set()),
-    ],
-)
-def test_claims_are_read_of_specs_that_may_be_anything(spec: Body | None, claims: set[str]) -> None:
-    assert claims_named(spec) == claims
 
 
 def test_whatever_goes_to_the_hub_goes_the_way_that_the_object_says() -> None:

@@ -9,10 +9,14 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.services.decision import Intent, Observation, compose_status, intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Intent
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
+from tests.support.decisions import NOW
+from tests.support.model_caches import pod as downloaded_by
 from tests.support.objects import H100, H200, pair_70b, parent
-from tests.unit.services.test_decision import NOW
-from tests.unit.services.test_model_cache import pod as downloaded_by
 
 B405 = "meta-llama/Llama-3.1-405B-Instruct"
 MOE = "Qwen/Qwen3-235B-A22B"

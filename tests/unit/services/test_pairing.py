@@ -6,15 +6,20 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.problems import InvalidSpecError, Problem
-from specdecode_operator.api.values import Method
+from specdecode_operator.api.values import CudagraphMode, Method
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import Launch, Observation, compose_status, intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
 from specdecode_operator.services.facts import gather_facts
+from specdecode_operator.services.intent import Launch
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
+from specdecode_operator.services.runner_rules import schedule_doubts
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.layout import stage_weights
 from specdecode_operator.sizing.pair import Parallelism
+from tests.support.decisions import NOW
 from tests.support.objects import H200, TINY_CONFIG, pair_70b, parent, tiny_cpu
-from tests.unit.services.test_decision import NOW
 
 QWEN, QWEN_HEAD = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3"
 SPECFORGE = "sgl-project/SpecForge:configs"
@@ -181,6 +186,11 @@ BAD = {
         "spec.parallelism.draftTensor",
         "there is no draft to split",
     ),
+    "a draft that is not split, beside a target that may be": (
+        pair_70b(parallelism={"draftTensor": 1}, engine={"version": "0.30"}),
+        "spec.parallelism.draftTensor",
+        "vLLM 0.30 splits a draft model like its target",
+    ),
     "stages on the CPU": (tiny_cpu(parallelism={"pipeline": 2}), "spec.parallelism", "split by tensor alone"),
     "part of a GiB for a rank": (tiny_cpu(parallelism={"tensor": 2}), "spec.accelerator.kvCacheGiB", "a multiple of"),
     "heads that the ranks of a CPU cannot share": (
@@ -230,11 +240,38 @@ def planned_message(spec: dict[str, Any]) -> str:
     return next(condition.message for condition in conditions if condition.type == "Planned")
 
 
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({"version": "0.32"}, None),
+        ({"version": "0.33", "image": "vllm/vllm-openai:v0.33.0"}, "vLLM 0.33 is untested"),
+        ({"version": "0.32", "image": "registry:5000/vllm-openai:v0.28.1"}, "is vLLM 0.28 by its name"),
+        ({"version": "0.32", "image": "registry:5000/engine:v0.28.1"}, None),
+        ({"version": "0.28", "image": "registry:5000/vllm-openai:v0.28.1"}, None),
+    ],
+    ids=str,
+)
+def test_doubts_about_the_version_are_told(engine: dict[str, str], told: str | None) -> None:
+    message = planned_message(pair_70b(engine=engine))
+    if told is None:
+        assert "vLLM 0.28" not in message
+        assert "untested" not in message
+    else:
+        assert told in message
+
+
 def test_a_split_of_the_draft_without_effect_is_told() -> None:
     message = planned_message(pair_70b(parallelism={"tensor": 2, "draftTensor": 1}))
     assert "parallelism.draftTensor 1 has no effect" in message
     assert "over 2 GPUs" in message
     assert "draftTensor" not in planned_message(pair_70b(parallelism={"tensor": 2, "draftTensor": 2}))
+
+
+@pytest.mark.parametrize("mode", CudagraphMode)
+def test_graphs_that_nobody_measured_are_told_as_an_upper_bound(mode: CudagraphMode) -> None:
+    message = planned_message(pair_70b(serving={"cudagraphMode": mode.value}))
+    told = f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode.value} takes at most as much"
+    assert (told in message) == (mode.value in {"PIECEWISE", "FULL", "FULL_DECODE_ONLY"})
 
 
 def test_a_package_that_the_image_must_hold_is_told() -> None:
@@ -251,3 +288,104 @@ def test_another_tokenizer_is_told() -> None:
     assert "bos_token_id 2 instead of 1" in planned_message(spec(bos_token_id=2))
     assert "tokenizer" not in planned_message(spec(bos_token_id=1))
     assert "tokenizer" not in planned_message(spec())
+
+
+def beside(target: str, draft: str, version: str, **more: Any) -> dict[str, Any]:
+    """A spec with a draft model, for an engine version."""
+    speculation = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": {"model": draft}}
+    return {"target": {"model": target}, "speculation": speculation, "engine": {"version": version}, **more}
+
+
+GEMMAS = ("google/gemma-3-27b-it", "google/gemma-3-4b-it")
+VISION = ("Qwen/Qwen3-VL-32B-Instruct", "Qwen/Qwen3-VL-2B-Instruct")
+
+
+@pytest.mark.parametrize(
+    ("pair", "version", "complaint"),
+    [
+        (("openai/gpt-oss-120b", "openai/gpt-oss-20b"), "0.30", "2 groups of the KV cache"),
+        (GEMMAS, "0.28", "groups of the KV cache"),
+        (GEMMAS, "0.31", None),
+        (VISION, "0.30", "M-RoPE"),
+        (VISION, "0.31", None),
+        ((QWEN, "Qwen/Qwen3-0.6B"), "0.30", None),
+    ],
+)
+def test_drafts_that_model_runner_v1_cannot_run(pair: tuple[str, str], version: str, complaint: str | None) -> None:
+    found = problems(beside(*pair, version))
+    assert [problem.field for problem in found] == ([] if complaint is None else ["spec.speculation.draft.model"])
+    assert all(complaint in problem.message for problem in found if complaint)
+
+
+def test_the_cpu_always_runs_model_runner_v1() -> None:
+    cpu = {"type": "CPU", "memoryGiB": 120, "cpuCores": 8, "kvCacheGiB": 8}
+    found = problems(beside(*GEMMAS, "0.32", accelerator=cpu, engine={"image": "registry.example/vllm-cpu:v0.32.0"}))
+    assert ["groups of the KV cache" in problem.message for problem in found] == [True]
+
+
+@pytest.mark.parametrize(("version", "complaint"), [("0.31", "vLLM 0.31 does not hand out"), ("0.32", None)])
+def test_a_target_that_hands_out_states_only_in_later_versions(version: str, complaint: str | None) -> None:
+    granite = config_of(QWEN, architectures=["GraniteForCausalLM"], model_type="granite")
+    spec = head("eagle3", config_of(f"{SPECFORGE}/qwen3-8b-eagle3.json"), engine={"version": version})
+    found = problems({**spec, "target": {"model": "org/granite", "config": granite}})
+    assert [problem.field for problem in found] == ([] if complaint is None else ["spec.speculation.method"])
+    assert all(complaint in problem.message for problem in found if complaint)
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.28", True), ("0.29", False)])
+def test_targets_with_experts_run_on_v1_up_to_0_28(version: str, *, refused: bool) -> None:
+    shape = config_of(f"{SPECFORGE}/qwen3-30B-A3B-eagle3.json")
+    spec = head("eagle3", shape, target="Qwen/Qwen3-30B-A3B", engine={"version": version})
+    spec["speculation"]["rejectionSampling"] = "block"
+    assert [problem.field for problem in problems(spec)] == ["spec.speculation.rejectionSampling"] * refused
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.29", True), ("0.30", True), ("0.31", False)])
+def test_logits_processors_bring_v1_up_to_0_30(version: str, *, refused: bool) -> None:
+    spec = head("eagle3", None, engine={"version": version, "extraArgs": ["--logits-processors", "a.b:C"]})
+    assert [problem.field for problem in problems(spec)] == ["spec.engine.extraArgs[0]"] * refused
+
+
+RANGES = [{"from": 1, "to": 8, "numSpeculativeTokens": 3}, {"from": 9, "to": 256, "numSpeculativeTokens": 0}]
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("0.32", ("runner V2 of vLLM 0.32", "captured for each number", "still proposes 3 tokens each step")),
+        ("0.30", ("runner V1 of vLLM 0.30", "in pieces only", "still runs once each step")),
+    ],
+)
+def test_what_ranges_mean_for_graphs_and_drafts_is_told(version: str, told: tuple[str, ...]) -> None:
+    spec = pair_70b(engine={"version": version})
+    spec["speculation"]["numSpeculativeTokens"] = 3
+    assert "numSpeculativeTokensByBatchSize" not in planned_message(spec)
+    spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
+    message = planned_message(spec)
+    assert all(words in message for words in told), message
+
+
+@pytest.mark.parametrize(("version", "told"), [("0.31", "still proposes 3 tokens"), ("0.32", "still runs once")])
+def test_heads_draft_fewer_from_0_32_on(version: str, told: str) -> None:
+    spec = head("eagle3", None, engine={"version": version})
+    spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
+    facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
+    assert told in " ".join(schedule_doubts(facts.spec, facts.pair))
+
+
+def test_a_lookup_with_ranges_has_only_graphs_to_tell_of() -> None:
+    spec = without_draft("ngram", QWEN, 3, serving={"enforceEager": True, "maxModelLen": 8192})
+    spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
+    facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
+    assert schedule_doubts(facts.spec, facts.pair) == []
+
+
+@pytest.mark.parametrize("flag", ["--hf-overrides", "--cpu-offload-gb"])
+def test_flags_that_the_plan_does_not_count_are_told(flag: str) -> None:
+    assert flag not in planned_message(pair_70b())
+    assert flag in planned_message(pair_70b(engine={"extraArgs": [f"{flag}={{}}"]}))
+
+
+def test_a_revision_has_a_field() -> None:
+    (problem,) = problems(pair_70b(engine={"extraArgs": ["--revision", "main"]}))
+    assert "spec.target.revision" in problem.message

@@ -8,9 +8,13 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import Launch, Observation, Obstacle, compose_status, intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Launch, Obstacle
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
+from tests.support.decisions import NOW
 from tests.support.objects import H100, H200, pair_70b, parent
-from tests.unit.services.test_decision import NOW
 
 EIGHT_H100, EIGHT_H200 = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8)
 MOE = "Qwen/Qwen3-235B-A22B"

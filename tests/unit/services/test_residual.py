@@ -11,19 +11,16 @@ from specdecode_operator.cluster.engine_probe import Reading, Unreachable
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.engine.metrics import EngineReading
 from specdecode_operator.handlers.metrics import ResidualCollector, serve_metrics
-from specdecode_operator.services.decision import (
-    Launch,
-    Observation,
-    compose_status,
-    intend,
-    observed_residual,
-    read_parent,
-)
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Launch
+from specdecode_operator.services.observation import Observation, observed_residual
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.services.proof import settle
 from specdecode_operator.services.residual import BudgetResidual
 from specdecode_operator.sizing.units import GIB
+from tests.support.decisions import NOW
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
-from tests.unit.services.test_decision import NOW
 
 NODES = (NodeFacts("h200-0", H200, 8),)
 

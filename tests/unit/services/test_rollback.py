@@ -8,14 +8,11 @@ import pytest
 
 from specdecode_operator.api.status import Condition
 from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.services.decision import (
-    Intent,
-    Observation,
-    RolledBack,
-    compose_status,
-    intend,
-    read_parent,
-)
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Intent, RolledBack
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.services.recollection import learn_from, recall
 from specdecode_operator.services.rollback import Failure, Memory, read_memory, render_memory
 from tests.support.objects import Body, ended, parent, pod, tiny_cpu, waiting
@@ -122,7 +119,7 @@ def stand(conditions: dict[str, Condition]) -> tuple[str, str, str, str]:
         ([crash_looping(0, REFUSED)], False, "EngineRefusesArguments: vllm: error: unrecognized arguments: --nonsense"),
         ([crash_looping(3)], False, "EngineFailed: engine ended with exit code 1: RuntimeError: NCCL error"),
         ([pod(containerStatuses=[waiting("ImagePullBackOff", "not found")])], True, "ImagePullFailed: image i:1"),
-        ([], True, "EngineReadyTimeout: no engine was ready"),
+        ([], True, "EngineReadyTimeout: no engine was ready within the 1505 s given to it, and"),
     ],
     ids=["refuses at once", "crash loop", "image", "hangs"],
 )

@@ -10,6 +10,7 @@ from specdecode_operator.sizing.budget import EngineLimits, Pair
 from specdecode_operator.sizing.catalogue import find_geometry
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.precision import Precision
+from tests.support.llama import ARTICLE_LIMITS, LLAMA_8B_CONFIG
 
 PairFactory = Callable[..., Pair]
 
@@ -38,16 +39,7 @@ def llama_1b() -> ModelGeometry:
 @pytest.fixture(scope="session")
 def limits() -> EngineLimits:
     """The settings of the article's case: length 8192, 256 sequences, 92 %."""
-    return EngineLimits(
-        max_model_len=8192,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        block_size=16,
-        kv_cache_element_bytes=None,
-        memory_utilization_percent=92,
-        enforce_eager=False,
-        min_concurrency=1,
-    )
+    return ARTICLE_LIMITS
 
 
 @pytest.fixture(scope="session")
@@ -71,15 +63,4 @@ def make_pair(llama_70b: ModelGeometry, llama_8b: ModelGeometry, limits: EngineL
 @pytest.fixture
 def llama_config() -> dict[str, Any]:
     """Return the config.json of a small dense Llama, to be spoilt by a test."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
+    return {**LLAMA_8B_CONFIG}

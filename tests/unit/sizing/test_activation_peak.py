@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.activation import activation_bytes, encoder_items
-from specdecode_operator.sizing.budget import Pair, Parallelism
+from specdecode_operator.sizing.budget import Pair, Parallelism, Term, estimate
 from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.eras import Runner
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.precision import Method, Precision, Scales, WeightFormat
-from specdecode_operator.sizing.sampling import verification_bytes
+from specdecode_operator.sizing.sampling import profiled_sampling_bytes, verification_bytes
 from specdecode_operator.sizing.stages import stages
 from specdecode_operator.sizing.units import GIB
 
@@ -139,6 +140,36 @@ def test_verification_beyond_the_profile(make_pair: PairFactory) -> None:
     )
     assert one == 0, "the profiling run of V1 verified as much"
     assert five == 256 * 128_256 * 4 * (2 + 4 + 4 + 4)
+
+
+def test_probabilities_of_a_draft_that_samples_on_v1(make_pair: PairFactory) -> None:
+    """256 requests x 5 tokens x 128,256 in float32: kept while the next step runs, and gathered when it is verified.
+
+    The profiling run has one of them a request. V2 keeps logits instead, which are state.
+    """
+    greedy = make_pair(engine_version="0.30.0")
+    assert greedy.era.runner is Runner.V1
+    sampling = replace(greedy, samples_drafts=True)
+    all_rows, one_a_request = 256 * 5 * 128_256 * 4, 256 * 128_256 * 4
+    more = verification_bytes(sampling, 2) - verification_bytes(greedy, 2)
+    assert more == 2 * all_rows - one_a_request
+    assert 1.1 * GIB < more < 1.2 * GIB
+    profiled = profiled_sampling_bytes(sampling, 2) - profiled_sampling_bytes(greedy, 2)
+    assert profiled == one_a_request
+    one = replace(sampling, num_speculative_tokens=1)
+    assert verification_bytes(one, 2) == one_a_request, "profiled but for what outlives the step"
+    on_v2 = make_pair(engine_version="0.32.0")
+    assert verification_bytes(replace(on_v2, samples_drafts=True), 2) == verification_bytes(on_v2, 2)
+    alone = make_pair("BF16", None, engine_version="0.30.0")
+    assert profiled_sampling_bytes(replace(alone, samples_drafts=True), 2) == profiled_sampling_bytes(alone, 2)
+
+
+def test_a_draft_that_samples_on_v1_can_break_the_slack(make_pair: PairFactory) -> None:
+    greedy = make_pair("FP8", engine_version="0.30.0", memory_utilization_percent=96)
+    device = find_device("NVIDIA-H100-80GB-HBM3")
+    assert device is not None
+    assert estimate(greedy, device, 2).binding_term is None
+    assert estimate(replace(greedy, samples_drafts=True), device, 2).binding_term is Term.SLACK
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.services.decision import intend, read_parent
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.parent import read_parent
 from specdecode_operator.sizing.budget import Pair, Verdict, estimate
 from specdecode_operator.sizing.calibration import UNCALIBRATED
 from specdecode_operator.sizing.catalogue import find_geometry

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.activation import activation_bytes
 from specdecode_operator.sizing.budget import Budget, Pair, Parallelism, estimate
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.memory import state_bytes
-from specdecode_operator.sizing.overhead import graph_bytes, non_torch_bytes, slack_bytes
+from specdecode_operator.sizing.overhead import (
+    further_graphs,
+    graph_bytes,
+    graph_pool_bytes,
+    non_torch_bytes,
+    slack_bytes,
+)
 from specdecode_operator.sizing.stages import stages
 from specdecode_operator.sizing.units import GIB
 
@@ -96,6 +103,34 @@ def test_fewer_capture_sizes_and_drafts_change_the_graphs(make_pair: PairFactory
         make_pair("FP8", None, engine_version="0.20.0"), Parallelism(2)
     )
     assert graph_bytes(make_pair("FP8", enforce_eager=True), Parallelism(2)) == 0
+
+
+def test_graphs_of_other_draft_lengths_are_counted(make_pair: PairFactory) -> None:
+    alone = replace(make_pair("FP8"), num_speculative_tokens=5)
+    alone = replace(alone, limits=replace(alone.limits, max_num_seqs=256))
+    without, two, three = (replace(alone, other_draft_lengths=frozenset(tokens)) for tokens in ((0,), (2,), (0, 2)))
+    # Of 51 sizes up to 512, those up to the 256 requests; in threes, every size but 512 and 504, which round to 504.
+    assert further_graphs(without) == 35
+    assert further_graphs(two) == len({-(-size // 3) for size in (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16))})
+    assert further_graphs(three) == further_graphs(without) + further_graphs(two)
+    more = graph_bytes(three, Parallelism(2)) - graph_bytes(alone, Parallelism(2))
+    assert more == further_graphs(three) * 20 * 2**20
+    on_v1 = replace(three, limits=replace(three.limits, engine_version="0.30"))
+    assert graph_bytes(on_v1, Parallelism(2)) == graph_bytes(
+        replace(on_v1, other_draft_lengths=frozenset()), Parallelism(2)
+    )
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.32.0"])
+def test_only_the_mode_without_graphs_takes_less_than_the_usual_one(make_pair: PairFactory, version: str) -> None:
+    usual = make_pair("FP8", engine_version=version)
+    for mode in ("PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
+        chosen = make_pair("FP8", engine_version=version, graph_mode=mode)
+        assert graph_bytes(chosen, Parallelism(2)) == graph_bytes(usual, Parallelism(2)) > 0
+        assert graph_pool_bytes(chosen, Parallelism(2)) == graph_pool_bytes(usual, Parallelism(2)) > 0
+    without = make_pair("FP8", engine_version=version, graph_mode="NONE")
+    assert graph_bytes(without, Parallelism(2)) == graph_pool_bytes(without, Parallelism(2)) == 0
+    assert activation_bytes(without, Parallelism(2)) == activation_bytes(usual, Parallelism(2)), "still compiled"
 
 
 def test_a_draft_that_samples_keeps_its_logits(make_pair: PairFactory) -> None:

@@ -20,12 +20,13 @@ from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.kv import pool_blocks, pool_capacity
 from specdecode_operator.sizing.layout import cache_layout
 from specdecode_operator.sizing.model_cache import cached_layers
-from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.precision import Precision
 from specdecode_operator.sizing.rank_layers import Split
 from specdecode_operator.sizing.stages import stages, whole_model
 from specdecode_operator.sizing.units import GIB
 from specdecode_operator.sizing.weights import loaded_head_bytes, parameter_count, weight_bytes
+from tests.support.llama import ARTICLE_LIMITS
 from tests.support.state_space_models import (
     GRANITE,
     GRANITE_DENSE,
@@ -39,16 +40,7 @@ from tests.support.state_space_models import (
     model,
 )
 
-LIMITS = EngineLimits(
-    max_model_len=262144,
-    max_num_seqs=256,
-    max_num_batched_tokens=8192,
-    block_size=16,
-    kv_cache_element_bytes=None,
-    memory_utilization_percent=92,
-    enforce_eager=False,
-    min_concurrency=1,
-)
+LIMITS = replace(ARTICLE_LIMITS, max_model_len=262144)
 
 
 def pair(

@@ -1,0 +1,99 @@
+"""One version of the real vLLM, and whether it takes a command line for what was meant."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specdecode_operator.api.values import Method
+from specdecode_operator.engine.arguments import command_line
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.runners import runs_on_v1
+from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.sizing.eras import ModelTraits, Runner, find_era
+from tests.engine.contract_cases import with_models_under
+from tests.engine.oracle_process import Answer, Oracle
+
+
+@dataclass(frozen=True, repr=False)
+class Vllm:
+    """One version, running on H100s and on the CPU, and what we know of it."""
+
+    profile: EngineProfile
+    h100: Oracle
+    cpu: Oracle
+    models: Path
+
+    def line(self, settings: EngineSettings) -> list[str]:
+        """Return what follows `vllm serve`, with models that exist."""
+        return command_line(with_models_under(self.models, settings), self.profile)[2:]
+
+    def oracle(self, settings: EngineSettings) -> Oracle:
+        """Return the one that runs where the settings want it."""
+        return self.cpu if settings.platform is Platform.CPU else self.h100
+
+    def parse(self, settings: EngineSettings) -> Answer:
+        """Return what its parser makes of the settings."""
+        return self.oracle(settings).ask("options_of", self.line(settings))
+
+    def start(self, settings: EngineSettings) -> Answer:
+        """Return what its configuration makes of the settings."""
+        return self.oracle(settings).ask("start", self.line(settings))
+
+
+def check_parsed(vllm: Vllm, settings: EngineSettings) -> None:
+    """The parser takes the line for what was meant."""
+    answer = vllm.parse(settings)
+    assert answer.ok, answer.error
+    options = answer.value
+    assert options["model_tag"] == with_models_under(vllm.models, settings).model
+    assert options["served_model_name"] == list(settings.served_model_names)
+    assert options["port"] == settings.port
+    assert options["dtype"] == settings.dtype
+    assert options["max_num_batched_tokens"] == settings.max_num_batched_tokens
+    assert options["enforce_eager"] == settings.enforce_eager
+    assert options["shutdown_timeout"] == settings.shutdown_timeout_s
+
+
+def check_started(vllm: Vllm, settings: EngineSettings) -> None:
+    """The engine configures itself as was meant."""
+    answer = vllm.start(settings)
+    assert answer.ok, answer.error
+    speculation, quantization = settings.speculation, settings.online_quantization
+    expected = {
+        "method": speculation.method.value if speculation else None,
+        "num_speculative_tokens": speculation.num_speculative_tokens if speculation else None,
+        "extra_draft_slots": (
+            vllm.profile.extra_draft_slots[speculation.method].at(speculation.num_speculative_tokens)
+            if speculation
+            else None
+        ),
+        "--quantization": vllm.profile.online_quantization[quantization] if quantization else None,
+        "--tensor-parallel-size": settings.tensor_parallel_size,
+        "--pipeline-parallel-size": settings.pipeline_parallel_size,
+        "--data-parallel-size": settings.data_parallel_size,
+        "--enable-expert-parallel": settings.expert_parallel,
+        "--max-model-len": settings.max_model_len,
+        "--max-num-seqs": settings.max_num_seqs,
+        "--max-num-batched-tokens": settings.max_num_batched_tokens,
+        "--kv-cache-dtype": settings.kv_cache_dtype,
+        "--block-size": settings.block_size,
+        "--enforce-eager": settings.enforce_eager,
+        "--shutdown-timeout": settings.shutdown_timeout_s,
+        "rejection_sample_method": (speculation.rejection_sampling or "standard") if speculation else None,
+        "draft_sample_method": (speculation.draft_sampling or "greedy") if speculation else None,
+    }
+    if settings.cudagraph_mode is not None:
+        expected["cudagraph_mode"] = settings.cudagraph_mode.value
+    uncompiled = any("mode" in argument for argument in settings.extra_args)  # vLLM then takes no graphs in pieces
+    if settings.max_cudagraph_capture_size is not None and not uncompiled:
+        # Sizes come in steps, of 16 tokens at most.
+        largest = min(settings.max_cudagraph_capture_size, settings.max_num_batched_tokens)
+        assert largest - 16 < answer.value["--max-cudagraph-capture-size"] <= largest
+    if settings.platform is Platform.GPU:
+        expected["--gpu-memory-utilization"] = settings.memory_utilization_percent / 100
+    if settings.platform is Platform.GPU and speculation:
+        no_async = any(argument.startswith("--no") for argument in settings.extra_args)
+        expected["async_scheduling"] = vllm.profile.async_scheduling[speculation.method] and not no_async
+        experts = ModelTraits("", has_experts=speculation.method is Method.MTP)
+        on_v1 = find_era(vllm.profile.version, speculation.method.value, experts).runner is Runner.V1
+        expected["runner"] = "V1" if runs_on_v1(replace(settings, target_on_v1=on_v1), vllm.profile) else "V2"
+    assert {key: answer.value[key] for key in expected} == expected

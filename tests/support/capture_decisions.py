@@ -1,0 +1,31 @@
+"""What becomes of a SpecDecodeCapture, and what its status says."""
+
+from datetime import UTC, datetime
+
+from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
+from specdecode_operator.services.capture.decision import decide
+from specdecode_operator.services.capture.status import compose_status
+from specdecode_operator.services.capture.subject import read_capture
+from specdecode_operator.services.capture.surroundings import Decision, Surroundings
+from tests.support.captures import surroundings
+from tests.support.objects import Body
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def look(body: Body, seen: Surroundings | None = None) -> tuple[Decision, SpecDecodeCaptureStatus]:
+    """Return what is decided of a capture and its status; where nothing is given, nothing hinders it."""
+    subject = read_capture(body)
+    decision = decide(subject, seen or surroundings(), NOW)
+    return decision, compose_status(subject, decision, NOW)
+
+
+def words(status: SpecDecodeCaptureStatus) -> dict[str, tuple[str, str]]:
+    """Return status and reason of each condition."""
+    return {each.type: (each.status.value, each.reason) for each in status.conditions}
+
+
+def after(body: Body, seen: Surroundings) -> Body:
+    """The same capture with the status that it then has."""
+    _, status = look(body, seen)
+    return {**body, "status": status.model_dump(by_alias=True, mode="json", exclude_none=True)}

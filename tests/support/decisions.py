@@ -1,0 +1,32 @@
+"""What becomes of a SpecDecodeDeployment in a cluster with a node of H100s and one of H200s."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.intent import Intent
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
+from tests.support.objects import H100, H200
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+H100_NODE, H200_NODE = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8)
+
+
+def decide(
+    body: dict[str, Any], observation: Observation | None = None, nodes: tuple[NodeFacts, ...] = (H100_NODE, H200_NODE)
+) -> tuple[Intent, SpecDecodeDeploymentStatus, dict[str, Condition]]:
+    """Return what an object comes to there, its status, and that one's conditions by type."""
+    owner = read_parent(body)
+    intent = intend(owner, nodes)
+    status = compose_status(owner, intent, observation or Observation(), NOW)
+    return intent, status, {condition.type: condition for condition in status.conditions}
+
+
+def summary(conditions: dict[str, Condition]) -> tuple[str, str, str, str]:
+    """Return Ready with its reason, and the two helpers."""
+    ready = conditions["Ready"]
+    return ready.status, ready.reason, conditions["Reconciling"].status, conditions["Stalled"].status

@@ -1,0 +1,116 @@
+"""What becomes of captures and claims of schedules, the removed ones among them."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from specdecode_operator.api import capture
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
+from specdecode_operator.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import Parent, read_parent
+from tests.support.objects import pair_70b, parent
+
+RETENTION = {"count": 1}
+"""Of two claims of a schedule, one is too many."""
+
+
+class FakeCluster:
+    """Remembers what was written to it; refuses deletions where it should."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.written: list[tuple[str, str]] = []
+        self._refuses = refuses
+
+    async def apply(self, body: Body) -> Body:
+        self.written.append(("apply", body["metadata"]["name"]))
+        return body
+
+    async def delete(self, body: Body) -> None:
+        if self._refuses:
+            raise ClusterError("no")
+        self.written.append(("delete", f"{body['kind']} {body['metadata']['name']}"))
+
+
+class Mute(Reporter):
+    """Tells nobody."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def tell(self, key: Key, uid: str, reason: str, message: str, *, warns: bool) -> None:
+        """Say nothing."""
+
+
+def labelled(name: str, schedule: str, day: int, **labels: str) -> Body:
+    return {
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "uid": name,
+            "resourceVersion": "1",
+            "labels": {SCHEDULE_LABEL: schedule, **labels},
+            "creationTimestamp": f"2026-11-{day:02}T12:00:00Z",
+            "ownerReferences": [{"uid": "uid-1"}],
+        }
+    }
+
+
+def cache_with(*schedules: str) -> Cache:
+    """Two captures that succeeded of each schedule, with a claim each."""
+    cache = Cache()
+    for schedule in schedules:
+        for day in (1, 2):
+            name = f"llama-{schedule}-{day}"
+            status = {"spec": {"deployment": "llama"}, "status": {"phase": "Succeeded"}}
+            cache.put_parent(capture.KIND, {**labelled(name, schedule, day), **status})
+            labels = {CAPTURE_LABEL: name, CAPTURED_DEPLOYMENT_LABEL: "llama", PUBLISHED_LABEL: "true"}
+            cache.put("PersistentVolumeClaim", labelled(name, schedule, day, **labels))
+    return cache
+
+
+def owner(*schedules: str, status_of: str) -> Parent:
+    told = [{"name": status_of, "schedule": "0 0 1 1 * UTC", "since": "2026-11-01T00:00:00Z"}]
+    captures = [{"name": name, "schedule": "0 0 1 1 *", "suspend": True, "retention": RETENTION} for name in schedules]
+    return read_parent(parent(pair_70b(captures=captures), status={"captures": told}))
+
+
+def keep(cluster: FakeCluster, cache: Cache, owner: Parent) -> list[ScheduleStatus]:
+    schedules = [CaptureSchedule.model_validate(each) for each in owner.spec["captures"]]
+    return asyncio.run(ScheduleKeeper(cast("Cluster", cluster), cache, Mute()).keep(owner, schedules))
+
+
+def status(owner: Parent, kept: list[ScheduleStatus]) -> Any:
+    return compose_status(owner, intend(owner, ()), Observation(), datetime.now(UTC), kept).captures
+
+
+def test_retention_removes_the_older_claim_of_its_schedule() -> None:
+    cluster = FakeCluster()
+    kept = keep(cluster, cache_with("yearly", "removed"), owner("yearly", status_of="yearly"))
+    assert cluster.written == [("delete", "PersistentVolumeClaim llama-yearly-1")], "nothing of the other schedule"
+    assert [each.name for each in kept] == ["yearly"]
+
+
+@pytest.mark.parametrize("left", [(), ("another",)], ids=["the last one", "one of two"])
+def test_a_removed_schedule_goes_from_the_status_and_its_captures_and_claims_stay(left: tuple[str, ...]) -> None:
+    cluster, holder = FakeCluster(), owner(*left, status_of="removed")
+    kept = keep(cluster, cache_with("removed"), holder)
+    assert cluster.written == []
+    assert [each.name for each in status(holder, kept)] == [*left]
+
+
+def test_the_status_stays_while_the_api_server_refuses() -> None:
+    holder = owner("yearly", status_of="removed")
+    kept = keep(FakeCluster(refuses=True), cache_with("yearly"), holder)
+    assert [each.name for each in status(holder, kept)] == ["removed"]

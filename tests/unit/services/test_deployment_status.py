@@ -1,0 +1,296 @@
+"""From what is intended and what was seen to conditions and figures."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.engine_probe import Unreachable
+from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.findings import news
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.parent import read_parent
+from specdecode_operator.services.rollout import current_pods
+from tests.support.decisions import NOW, decide, summary
+from tests.support.objects import deployment, ended, parent, pod, tiny_cpu, waiting
+from tests.support.scheduler_words import NO_ROOM, UNMOUNTABLE
+
+
+def reading(**changes: Any) -> EngineReading:
+    fields: dict[str, Any] = {
+        "num_gpu_blocks": 3276,
+        "block_size": 128,
+        "kv_cache_tokens": 419_328,
+        "kv_cache_max_concurrency": 409.5,
+        "speculation": SpeculationReading(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(0, 0, 0)),
+        "generation_tokens": 0,
+        "requests_running": 0,
+        "requests_waiting": 0,
+    }
+    return EngineReading(**{**fields, **changes})
+
+
+def drafted(drafts: int, accepted: int) -> SpeculationReading:
+    return SpeculationReading(drafts, 3 * drafts, accepted, (accepted, 0, 0))
+
+
+SERVING = deployment(replicas=1, updated=1, available=1)
+
+
+def test_the_first_status_has_ready_and_observed_generation() -> None:
+    _, status, conditions = decide(parent(tiny_cpu(), generation=7))
+    assert status.observed_generation == 7
+    assert all(condition.observed_generation == 7 for condition in status.conditions)
+    assert summary(conditions) == ("Unknown", "Starting", "True", "False")
+
+
+def test_engines_that_serve_without_traffic_are_ready() -> None:
+    seen = Observation(SERVING, [], {"llama-1": reading()})
+    _, status, conditions = decide(parent(tiny_cpu()), seen)
+    assert summary(conditions) == ("True", "Serving", "False", "False")
+    assert (conditions["SpeculationActive"].status, conditions["SpeculationActive"].reason) == ("Unknown", "NoTraffic")
+    assert conditions["BudgetAccurate"].status == "True"
+    assert status.plan is not None
+    assert status.observed is not None
+    assert status.observed.kv_cache_tokens == status.plan.kv_cache_tokens == 419_328
+
+
+def test_drafting_is_proven_with_its_figures() -> None:
+    seen = Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)})
+    _, status, conditions = decide(parent(tiny_cpu()), seen)
+    assert conditions["SpeculationActive"].status == "True"
+    assert status.observed is not None
+    assert (status.observed.acceptance, status.observed.mean_acceptance_length) == ("71%", "3.13")
+
+
+def test_the_figures_of_several_engines_are_weighed_by_their_work() -> None:
+    seen = {"a": reading(speculation=drafted(100, 30)), "b": reading(speculation=drafted(300, 270), kv_cache_tokens=9)}
+    _, status, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], seen))
+    assert status.observed is not None
+    assert (status.observed.engines, status.observed.acceptance, status.observed.kv_cache_tokens) == (2, "25%", 9)
+
+
+def test_a_busy_engine_that_misses_a_question_keeps_what_it_proved() -> None:
+    proven = {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)}
+    _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], proven))
+    later = parent(tiny_cpu(), status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
+    silent = {"llama-1": Unreachable("/metrics did not answer (TimeoutError)")}
+    _, missed, _ = decide(later, Observation(SERVING, [], silent, silent_rounds=2))
+    assert missed == before
+    _, _, conditions = decide(later, Observation(SERVING, [], silent, silent_rounds=3))
+    assert conditions["SpeculationActive"].reason == "Unreachable"
+
+
+def test_ngram_that_finds_nothing_to_propose_is_no_fault() -> None:
+    spec = tiny_cpu(speculation={"method": "ngram", "numSpeculativeTokens": 3})
+    _, _, conditions = decide(parent(spec), Observation(SERVING, [], {"llama-1": reading(generation_tokens=500)}))
+    assert conditions["SpeculationActive"].reason == "NoMatches"
+    assert summary(conditions) == ("True", "Serving", "False", "False")
+
+
+def test_pods_of_an_earlier_template_say_nothing_of_this_spec() -> None:
+    def annotated(value: str) -> dict[str, Any]:
+        return {"metadata": {"annotations": {"specdecode.io/template-hash": value}}}
+
+    live = {"kind": "Deployment", "metadata": {}, "spec": {"template": annotated("new")}}
+    assert current_pods([annotated("old"), annotated("new")], live) == [annotated("new")]
+
+
+def test_an_old_engine_that_still_serves_does_not_make_a_rollout_complete() -> None:
+    rolling = deployment(replicas=3, updated=2, available=2)
+    _, _, conditions = decide(parent(tiny_cpu(replicas=2)), Observation(rolling))
+    assert summary(conditions)[0] == "Unknown"
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [reading(speculation=None), reading(generation_tokens=500)],
+    ids=["no counters", "generates without drafts"],
+)
+def test_an_engine_that_does_not_draft_is_caught(engine: EngineReading) -> None:
+    _, _, conditions = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": engine}))
+    assert conditions["SpeculationActive"].status == "False"
+    assert conditions["SpeculationActive"].reason == "NotDrafting"
+    assert "spec.speculation.method draft_model" in conditions["Ready"].message
+    assert "spec.engine.extraArgs" in conditions["Ready"].message
+    assert summary(conditions) == ("True", "SpeculationInactive", "False", "False")
+
+
+def test_a_schedule_that_turns_drafting_off_is_named_where_nothing_is_drafted() -> None:
+    spec = tiny_cpu()
+    spec["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 16, "numSpeculativeTokens": 0}]
+    idle = Observation(SERVING, [], {"llama-1": reading(generation_tokens=500)})
+    _, _, conditions = decide(parent(spec), idle)
+    assert conditions["SpeculationActive"].reason == "NotDrafting"
+    assert "numSpeculativeTokensByBatchSize" in conditions["SpeculationActive"].message
+
+
+def test_speculation_that_was_not_asked_for_is_no_fault() -> None:
+    spec = tiny_cpu()
+    del spec["speculation"]
+    _, _, conditions = decide(parent(spec), Observation(SERVING, [], {"llama-1": reading(speculation=None)}))
+    assert conditions["SpeculationActive"].reason == "Disabled"
+    assert summary(conditions) == ("True", "Serving", "False", "False")
+
+
+def test_an_engine_that_does_not_answer_is_said_to_be_unreachable() -> None:
+    seen = Observation(SERVING, [], {"llama-1": Unreachable("/metrics did not answer (ConnectTimeout)")})
+    _, status, conditions = decide(parent(tiny_cpu()), seen)
+    assert conditions["SpeculationActive"].reason == "Unreachable"
+    assert "ConnectTimeout" in conditions["SpeculationActive"].message
+    assert status.observed is None
+
+
+def test_on_cpu_every_missing_token_is_told_for_nothing_there_is_estimated() -> None:
+    seen = Observation(SERVING, [], {"llama-1": reading(kv_cache_tokens=419_200)})
+    _, _, conditions = decide(parent(tiny_cpu()), seen)
+    assert conditions["BudgetAccurate"].reason == "LessThanPromised"
+    assert "config" in conditions["BudgetAccurate"].message
+
+
+def test_engines_that_go_on_serving_behind_a_bad_spec_are_told() -> None:
+    bad = tiny_cpu(engine={"image": "localhost/engine:1", "extraArgs": ["--swap-space=4"]})
+    _, _, conditions = decide(parent(bad), Observation(SERVING))
+    assert (conditions["Available"].status, conditions["Available"].reason) == ("True", "EarlierEnginesServe")
+    assert summary(conditions) == ("False", "Invalid", "False", "True")
+
+
+def test_less_kv_cache_than_promised_is_told() -> None:
+    seen = Observation(SERVING, [], {"llama-1": reading(kv_cache_tokens=1000)})
+    _, _, conditions = decide(parent(tiny_cpu()), seen)
+    assert (conditions["BudgetAccurate"].status, conditions["BudgetAccurate"].reason) == ("False", "LessThanPromised")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"suspend": True}, "Suspended"), ({"replicas": 0}, "ScaledToZero")], ids=str
+)
+def test_no_engine_is_ready_where_none_is_wanted(changes: dict[str, Any], reason: str) -> None:
+    intent, _, conditions = decide(parent(tiny_cpu(**changes)))
+    assert intent.children[-1]["spec"]["replicas"] == 0
+    assert summary(conditions) == ("True", reason, "False", "False")
+
+
+def test_replicas_lost_after_having_been_ready() -> None:
+    _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
+    later = parent(tiny_cpu(), status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
+    lost = deployment(replicas=1, updated=1, available=0)
+    killed = pod(containerStatuses=[ended(137, "Killed", reason="OOMKilled")])
+    _, _, conditions = decide(later, Observation(lost, [killed]))
+    assert summary(conditions) == ("False", "ReplicasLost", "True", "False")
+    assert "memory" in conditions["Ready"].message
+
+
+def test_a_new_spec_that_rolls_out_is_no_loss() -> None:
+    _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
+    changed = parent(tiny_cpu(), generation=2, status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
+    _, _, conditions = decide(changed, Observation(deployment(replicas=1, updated=1, available=0)))
+    assert summary(conditions)[:2] == ("Unknown", "Starting")
+
+
+def test_a_deployment_that_lags_behind_its_spec_is_not_ready() -> None:
+    stale = deployment(replicas=1, updated=1, available=1, generation=2, observed=1)
+    _, _, conditions = decide(parent(tiny_cpu()), Observation(stale))
+    assert summary(conditions)[0] == "Unknown"
+
+
+TROUBLES = {
+    "missing secret": (
+        pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "key" not found')]),
+        "WaitingForSecret",
+        'secret "key" not found',
+    ),
+    "missing claim": (
+        pod(conditions=[{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "m" not found'}]),
+        "WaitingForVolume",
+        'persistentvolumeclaim "m" not found',
+    ),
+    "no room": (
+        pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]),
+        "Unschedulable",
+        "0/3 nodes",
+    ),
+    "no image": (pod(containerStatuses=[waiting("ImagePullBackOff", "not found")]), "ImagePullFailed", "i:1"),
+    "crash": (pod(containerStatuses=[ended(1, "Traceback\nValueError: no")]), "EngineFailed", "ValueError: no"),
+    "download": (
+        pod(initContainerStatuses=[ended(1, "401", container="download-target")]),
+        "DownloadFailed",
+        "download-target",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [*((each, "WaitingForVolume") for each in UNMOUNTABLE), *((each, "Unschedulable") for each in NO_ROOM)],
+)
+def test_a_volume_that_no_node_can_mount_is_no_lack_of_room(message: str, reason: str) -> None:
+    unscheduled = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": message}])
+    _, _, conditions = decide(
+        parent(tiny_cpu()), Observation(deployment(replicas=1, updated=1, available=0), [unscheduled])
+    )
+    assert summary(conditions)[:2] == ("Unknown", reason)
+
+
+@pytest.mark.parametrize(("engine_pod", "reason", "words"), TROUBLES.values(), ids=TROUBLES)
+def test_what_holds_an_engine_up_is_named(engine_pod: dict[str, Any], reason: str, words: str) -> None:
+    starting = deployment(replicas=1, updated=1, available=0)
+    _, _, conditions = decide(parent(tiny_cpu()), Observation(starting, [engine_pod]))
+    assert summary(conditions) == ("Unknown", reason, "True", "False")
+    assert words in conditions["Ready"].message
+    assert conditions["Available"].status == "False"
+
+
+def test_arguments_that_the_engine_refuses_are_the_users_to_mend() -> None:
+    refused = pod(containerStatuses=[ended(2, "usage: vllm\nvllm: error: unrecognized arguments: --x")])
+    starting = deployment(replicas=1, updated=1, available=0)
+    _, _, conditions = decide(parent(tiny_cpu()), Observation(starting, [refused]))
+    assert summary(conditions) == ("False", "EngineRefusesArguments", "False", "True")
+    assert "--x" in conditions["Ready"].message
+
+
+def status_with_acceptance(accepted: int, *, previous: SpecDecodeDeploymentStatus | None, rested: bool) -> str:
+    body = parent(
+        tiny_cpu(), status=previous.model_dump(by_alias=True, mode="json", exclude_none=True) if previous else None
+    )
+    readings = {"llama-1": reading(speculation=drafted(100, accepted), generation_tokens=300)}
+    _, status, _ = decide(body, Observation(SERVING, [], readings, rested))
+    assert status.observed is not None
+    return status.observed.acceptance or ""
+
+
+def test_figures_move_only_by_steps_and_only_after_a_rest() -> None:
+    _, first, _ = decide(
+        parent(tiny_cpu()),
+        Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 150), generation_tokens=250)}),
+    )
+    assert status_with_acceptance(153, previous=first, rested=True) == "50%", "one point is noise"
+    assert status_with_acceptance(180, previous=first, rested=False) == "50%", "not within a minute"
+    assert status_with_acceptance(180, previous=first, rested=True) == "60%"
+
+
+def test_transition_times_stand_still_while_a_status_does() -> None:
+    _, first, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
+    owner = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
+    lost = Observation(deployment(replicas=1, updated=1, available=0))
+    later = compose_status(owner, intend(owner, ()), lost, NOW + timedelta(hours=1))
+    times = {condition.type: condition.last_transition_time for condition in later.conditions}
+    assert times["Ready"] == "2026-01-01T01:00:00Z"
+    assert times["Planned"] == "2026-01-01T00:00:00Z"
+
+
+def test_a_reconcile_that_finds_nothing_new_says_nothing_new() -> None:
+    seen = Observation(SERVING, [], {"llama-1": reading()})
+    _, first, _ = decide(parent(tiny_cpu()), seen)
+    again = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
+    assert compose_status(again, intend(again, ()), seen, NOW + timedelta(hours=1)) == again.status
+    assert news(first.conditions, first.conditions) == []
+
+
+def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
+    _, starting, _ = decide(parent(tiny_cpu()))
+    _, serving, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
+    assert [condition.type for condition in news([], starting.conditions)] == ["Ready", "Planned"]
+    assert [c.type for c in news(starting.conditions, serving.conditions)] == ["Ready", "BudgetAccurate"]

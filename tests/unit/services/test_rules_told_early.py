@@ -1,0 +1,237 @@
+"""Every rule of docs/launch.md is broken once, and told of by the field that the document names."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
+from specdecode_operator.engine.feature_rules import feature_problems
+from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.engine.serving_rules import serving_problems
+from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings
+from specdecode_operator.engine.speculation_rules import speculation_problems
+from specdecode_operator.services.facts import gather_facts
+from specdecode_operator.sizing.catalogue import find_entry
+from tests.support.objects import Body, pair_70b, tiny_cpu
+from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
+from tests.unit.engine.test_launch_document import rows
+
+QWEN, QWEN_HEAD, LONG = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", {"maxModelLen": 8192}
+HEAD = SpeculationSettings(Method.EAGLE3, 3, draft_model="/models/head")
+MTP = SpeculationSettings(Method.MTP, 1)
+
+
+def drafting(method: str, target: str, draft: str | None = None, k: int = 3, **more: Any) -> Body:
+    """A spec with a method."""
+    speculation: Body = {"method": method, "numSpeculativeTokens": k}
+    if draft is not None:
+        speculation["draft"] = {"model": draft}
+    return {"target": {"model": target}, "speculation": speculation, "serving": LONG, **more}
+
+
+def ranges(*parts: tuple[int, int, int], k: int = 4) -> SpeculationSettings:
+    """Settings with K by the number of requests."""
+    schedule = tuple(ScheduleRange(*part) for part in parts)
+    return replace(DRAFT_MODEL, num_speculative_tokens=k, schedule=schedule)
+
+
+def given(*extra_args: str, **changes: Any) -> EngineSettings:
+    """Settings with further arguments."""
+    return replace(PLAIN, extra_args=extra_args, **changes)
+
+
+def speculating(speculation: SpeculationSettings, **changes: Any) -> EngineSettings:
+    """Settings that speculate."""
+    return replace(PLAIN, speculation=speculation, **changes)
+
+
+def by_cpu(speculation: SpeculationSettings) -> EngineSettings:
+    """Settings of an engine on the CPU."""
+    return speculating(speculation, cpu=CPU, block_size=128)
+
+
+def state_of_old_granite() -> Body:
+    """A target that hands out hidden states from a later version on."""
+    entry = find_entry(QWEN)
+    assert entry is not None
+    config = {**entry.config, "architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+    spec = drafting("eagle3", QWEN, QWEN_HEAD, engine={"version": "0.31"})
+    return {**spec, "target": {"model": "org/granite", "config": config}}
+
+
+def too_many_heads() -> Body:
+    """A head that proposes fewer tokens than are asked for."""
+    spec = drafting("medusa", QWEN, "org/medusa", k=6)
+    config = {"model_type": "medusa", "hidden_size": 4096, "num_heads": 5, "num_layers": 1}
+    spec["speculation"]["draft"]["config"] = config
+    return spec
+
+
+BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
+    "ranges start at 1 or later, are sorted and do not overlap; no negative number of tokens": [
+        (speculating(ranges((0, 8, 1))), "at least 1"),
+        (speculating(ranges((4, 8, 1), (1, 2, 1))), "sorted"),
+        (speculating(ranges((1, 8, 1), (8, 9, 1))), "do not overlap"),
+        (speculating(ranges((1, 8, -1))), "not be negative"),
+    ],
+    "no range drafts more than `numSpeculativeTokens`": [
+        (speculating(ranges((1, 8, 5))), "above numSpeculativeTokens")
+    ],
+    "a multiple of what the attention backend computes with": [(replace(PLAIN, block_size=24), "multiple of 16")],
+    "room for one whole verification: drafted tokens, one more, and the method's extra slots": [
+        (speculating(DRAFT_MODEL, max_num_seqs=1, max_num_batched_tokens=6), "at least 7 to verify")
+    ],
+    "a path that does not name another method, such as `eagle-`": [
+        (speculating(replace(DRAFT_MODEL, draft_model="/models/eagle-x")), "into eagle")
+    ],
+    "the target's vocabulary size": [(drafting("draft_model", QWEN, "meta-llama/Llama-3.1-8B-Instruct"), "vocabulary")],
+    "not above the target's": [(speculating(replace(DRAFT_MODEL, draft_max_model_len=8193)), "above the target's")],
+    "not above `promptLookupMax`": [(speculating(replace(NGRAM, prompt_lookup_min=5)), "promptLookupMax")],
+    "at least 1": [(speculating(replace(NGRAM, num_speculative_tokens=0)), "at least 1")],
+    "not below `maxNumSeqs`": [(replace(PLAIN, max_num_batched_tokens=8), "at least serving.maxNumSeqs")],
+    "no `--async-scheduling` with ngram, which drafts on the host": [
+        (given("--async-scheduling", speculation=NGRAM), "does not combine")
+    ],
+    "with `mtp`, a path that does not name another method": [(speculating(MTP, model="/models/dflash"), "into dflash")],
+    "a head of the method's own kind, for hidden states of the target's width and for its vocabulary": [
+        (drafting("eagle", QWEN, QWEN_HEAD), "use that, or name a head"),
+        (drafting("eagle3", "Qwen/Qwen3-4B", QWEN_HEAD), "hidden states of width"),
+        (drafting("eagle3", "meta-llama/Llama-3.1-8B-Instruct", QWEN_HEAD), "vocabulary"),
+    ],
+    "eagle3, dflash and dspark: a target that hands out hidden states of inner layers": [
+        (state_of_old_granite(), "does not hand out"),
+        (drafting("eagle3", "google/gemma-3-27b-it", QWEN_HEAD), "does not hand out"),
+    ],
+    "mtp: a target whose checkpoint holds such layers": [(drafting("mtp", QWEN, k=1), "no layers for multi-token")],
+    "no dspark on the CPU": [(by_cpu(replace(HEAD, method=Method.DSPARK)), "model runner V2")],
+    "no ngram_gpu on the CPU": [(by_cpu(replace(NGRAM, method=Method.NGRAM_GPU)), "use method ngram")],
+    "mtp: a multiple of the modules where it is above them; heads: not more than they were trained for": [
+        (too_many_heads(), "write 5 or less")
+    ],
+    "suffix: an image of one's own that holds `arctic-inference`": [(drafting("suffix", QWEN), "arctic-inference")],
+    "not with `parallelism.data` above 1": [(speculating(ranges((1, 8, 1)), data_parallel_size=2), "ignores it")],
+    "1 with `draft_model`": [(speculating(DRAFT_MODEL, pipeline_parallel_size=2), "layers of one stage")],
+    "with eagle3, dflash and dspark, a target that hands hidden states on between stages": [
+        (drafting("eagle3", "Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", parallelism={"pipeline": 2}), "between")
+    ],
+    "a target with experts": [({**drafting("ngram", QWEN), "parallelism": {"expert": True}}, "experts")],
+    "1, or the target's; the target's with `draft_model` on model runner V1": [
+        (speculating(replace(HEAD, draft_tensor_parallel_size=4)), "takes 1 or the target's"),
+        (pair_70b(engine={"version": "0.30"}, parallelism={"tensor": 2, "draftTensor": 1}), "split otherwise"),
+    ],
+    "with `--enable-lora`, `maxNumSeqs` x (K + 1)": [
+        (given("--enable-lora", speculation=DRAFT_MODEL, max_num_batched_tokens=300), "x (K + 1)")
+    ],
+    "no `block` on model runner V1: on the CPU, and with medusa and suffix": [
+        (by_cpu(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
+        (speculating(replace(NGRAM, method=Method.SUFFIX, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
+    ],
+    "a method whose draft has a distribution to sample from": [
+        (speculating(replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)), "no draft that could sample")
+    ],
+    "K + 1 or more; not on the CPU, nor with `enforceEager`": [
+        (speculating(DRAFT_MODEL, max_cudagraph_capture_size=5), "at least 6"),
+        (replace(PLAIN, cpu=CPU, block_size=128, max_cudagraph_capture_size=64), "on the CPU"),
+        (replace(PLAIN, enforce_eager=True, max_cudagraph_capture_size=64), "enforceEager"),
+    ],
+    "not on the CPU, nor with `enforceEager`; NONE not with `maxCudagraphCaptureSize`": [
+        (replace(PLAIN, enforce_eager=True, cudagraph_mode=CudagraphMode.FULL), "enforceEager"),
+    ],
+    "NONE or PIECEWISE with `numSpeculativeTokensByBatchSize` on model runner V1": [
+        (
+            speculating(replace(ranges((1, 8, 1)), method=Method.SUFFIX), cudagraph_mode=CudagraphMode.FULL),
+            "in pieces only",
+        ),
+    ],
+    "no pieces where `extraArgs` turn the compilation off, such as `-O0`": [
+        (given("-O0", cudagraph_mode=CudagraphMode.PIECEWISE), "turn off the compilation")
+    ],
+    "beside `cudagraphMode` no `-cc`, and no whole JSON value for `--compilation-config`": [
+        (given("-cc.mode=3", cudagraph_mode=CudagraphMode.FULL), "keeps only one")
+    ],
+    "on the CPU a multiple of `parallelism.tensor`": [
+        (
+            tiny_cpu(
+                parallelism={"tensor": 2},
+                accelerator={"type": "CPU", "cpuCores": 2, "memoryGiB": 8, "kvCacheGiB": 3},
+            ),
+            "multiple of parallelism.tensor",
+        )
+    ],
+    "no `--kv-sharing-fast-prefill` with methods that read hidden states": [
+        (given("--kv-sharing-fast-prefill", speculation=HEAD), "hidden states")
+    ],
+    "no `--logits-processors` with speculation on model runner V1": [
+        (
+            drafting("eagle3", QWEN, QWEN_HEAD, engine={"version": "0.30", "extraArgs": ["--logits-processors=a:B"]}),
+            "no logits processors",
+        )
+    ],
+    "on model runner V1, layers that lie in one group of the KV cache, beside those of the target": [
+        (drafting("draft_model", "openai/gpt-oss-120b", "openai/gpt-oss-20b", engine={"version": "0.30"}), "2 groups")
+    ],
+    "on model runner V1, no draft model with M-RoPE, as those that see images have it": [
+        (
+            drafting(
+                "draft_model",
+                "Qwen/Qwen3-VL-32B-Instruct",
+                "Qwen/Qwen3-VL-2B-Instruct",
+                engine={"version": "0.30"},
+            ),
+            "M-RoPE",
+        )
+    ],
+    "no `--cudagraph-capture-sizes` beside `maxCudagraphCaptureSize`": [
+        (given("--cudagraph-capture-sizes", "8", max_cudagraph_capture_size=8), "names the sizes")
+    ],
+    "no `--enable-eplb` without `parallelism.expert`": [(given("--enable-eplb"), "parallelism.expert")],
+    "with `--no-enable-chunked-prefill`, not below `maxModelLen`": [
+        (given("--no-enable-chunked-prefill", max_num_batched_tokens=4096), "without chunks")
+    ],
+    "no `--enable-dbo` without `--all2all-backend` of DeepEP or NIXL": [(given("--enable-dbo"), "all2all")],
+    "no `--enable-batch-sharded-sampling` with `parallelism.tensor` 1 or left open, with fewer requests than GPUs,"
+    " or on model runner V1": [
+        (given("--enable-batch-sharded-sampling", tensor_parallel_size=1), "tensor above 1"),
+        (given("--enable-batch-sharded-sampling", max_num_seqs=1), "maxNumSeqs of 2"),
+        (given("--enable-batch-sharded-sampling", speculation=replace(NGRAM, method=Method.SUFFIX)), "runner V2"),
+    ],
+    "no `--enable-trace-replay` on model runner V1": [
+        (given("--enable-trace-replay", speculation=replace(NGRAM, method=Method.SUFFIX)), "runner V2")
+    ],
+    "`--runner` only `generate` or `auto`": [(given("--runner=pooling"), "turns generation off")],
+    "no `min_p` in `--override-generation-config` with speculation": [
+        (given("--override-generation-config.min_p=0.1", speculation=NGRAM), "min_p")
+    ],
+    "no `--per-request-spec-decode-metrics` without speculation": [
+        (given("--per-request-spec-decode-metrics=summary"), "no speculation")
+    ],
+}
+"""What breaks each rule, and words of the answer, by the rule as docs/launch.md writes it."""
+
+
+def problems(broken: EngineSettings | Body) -> list[Problem]:
+    """What is wrong with settings of the newest engine, or with a spec."""
+    if isinstance(broken, EngineSettings):
+        profile = find_profile("0.32")
+        rules = (speculation_problems, serving_problems, feature_problems)
+        return [problem for rule in rules for problem in rule(broken, profile)]
+    try:
+        gather_facts(SpecDecodeDeploymentSpec.model_validate(broken))
+    except InvalidSpecError as error:
+        return list(error.problems)
+    return []
+
+
+def test_every_rule_of_the_document_is_broken_here() -> None:
+    assert {row[1] for row in rows("told of")} == set(BROKEN)
+
+
+@pytest.mark.parametrize("told_of_and_rule", [(row[0], row[1]) for row in rows("told of")], ids=lambda row: row[1])
+def test_a_broken_rule_is_told_of_by_its_field(told_of_and_rule: tuple[str, str]) -> None:
+    told_of, rule = told_of_and_rule
+    for broken, words in BROKEN[rule]:
+        found = problems(broken)
+        assert [p for p in found if told_of.strip("`") in p.field and words in p.message], found
