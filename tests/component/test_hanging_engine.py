@@ -4,16 +4,19 @@ The test plays the kubelet, and lets time pass: its deadline is half an hour.
 """
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.component.test_lifecycle import apply, engines, report, serve, wanted_hash
-from tests.support.conditions import condition, current, wait_for, wait_for_all
+from tests.support.conditions import current, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
+
+T = TypeVar("T")
 
 RUNNING = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "started": False}
 SAID = "no engine {0}was ready within the 1505 s given to it"
@@ -35,32 +38,36 @@ def progress(kubectl: Kubectl) -> dict[str, Any]:
     return next((each for each in conditions if each["type"] == "Progressing"), {})
 
 
-def let_the_deadline_pass(kubectl: Kubectl) -> None:
-    """Have the last progress lie a day back, by which the Deployment controller tells that a rollout is stuck."""
-    eventually(lambda: progress(kubectl), "the controller has begun to watch the progress")
+def hang_for_long(kubectl: Kubectl, reached: Callable[[], T | None], what: str) -> T:
+    """Let the engine hang, with its last progress a day back, until the controllers have drawn their conclusions.
+
+    Both are written again and again: the scheduler, which has no nodes, speaks of the pod whenever something in the
+    cluster changes, and the Deployment controller counts that as progress.
+    """
     yesterday = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    patch = json.dumps({"status": {"conditions": [{"type": "Progressing", "lastUpdateTime": yesterday}]}})
 
-    def given_up() -> bool:
-        if progress(kubectl)["reason"] == "ProgressDeadlineExceeded":
-            return True
-        patch = json.dumps({"status": {"conditions": [{"type": "Progressing", "lastUpdateTime": yesterday}]}})
-        kubectl.must("patch", "deployment", "tiny", "--subresource=status", "--type=strategic", f"--patch={patch}")
-        return False
+    def look() -> T | None:
+        if (found := reached()) or not progress(kubectl):
+            return found
+        hang(kubectl)
+        if progress(kubectl)["reason"] != "ProgressDeadlineExceeded":
+            kubectl.must("patch", "deployment", "tiny", "--subresource=status", "--type=strategic", f"--patch={patch}")
+        return None
 
-    eventually(given_up, "the controller gives the rollout up")
+    return eventually(look, what)
 
 
 def test_the_first_engine_that_hangs_is_told_with_its_time_and_where_to_look(kubectl: Kubectl) -> None:
     apply(kubectl)
 
-    def is_starting() -> bool:
-        hang(kubectl)  # again, where the scheduler has spoken since
-        return condition(kubectl, "tiny", "Ready")[1] == "Starting"
+    def given_up() -> str | None:
+        body = kubectl.object("sdd", "tiny")
+        told = {type_: current(body, type_) for type_ in ("Ready", "Stalled", "Available")}
+        seen = (told["Ready"][:2], told["Stalled"][0], told["Available"][0])
+        return told["Ready"][2] if seen == (("False", "EngineReadyTimeout"), "True", "False") else None
 
-    eventually(is_starting, "the engine starts")
-    let_the_deadline_pass(kubectl)
-    body = wait_for_all(kubectl, "tiny", Ready=("False", "EngineReadyTimeout"), Stalled="True", Available="False")
-    message = current(body, "Ready")[2]
+    message = hang_for_long(kubectl, given_up, "the engine is given up")
     assert SAID.format("of this spec ") in message
     assert "the logs of its pods tell how far it got" in message
     serve(kubectl)
@@ -74,9 +81,7 @@ def test_engines_that_served_come_back_where_the_next_ones_hang(kubectl: Kubectl
     good = wanted_hash(kubectl)
     apply(kubectl, serving={"maxModelLen": 512})
     eventually(lambda: wanted_hash(kubectl) != good, "the new spec is tried")
-    hang(kubectl)
-    let_the_deadline_pass(kubectl)
-    eventually(lambda: wanted_hash(kubectl) == good, "the template that served is back")
+    hang_for_long(kubectl, lambda: wanted_hash(kubectl) == good, "the template that served is back")
     serve(kubectl)
     body = wait_for_all(kubectl, "tiny", Ready=("False", "RolledBack"), Stalled="True", Available="True")
     message = current(body, "Ready")[2]
