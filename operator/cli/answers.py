@@ -22,13 +22,11 @@ from specdecode_operator.cli.documents import (
     read_nodes,
 )
 from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.engine_doubts import engine_doubts
+from specdecode_operator.services.doubts import plan_doubts
 from specdecode_operator.services.facts import Facts, gather_facts
 from specdecode_operator.services.model_facts import NO_MODELS
-from specdecode_operator.services.pairing import pairing_doubts
 from specdecode_operator.services.plan_status import plan_advice
 from specdecode_operator.services.planning import WaitingForNodes, full_matrix, make_plan
-from specdecode_operator.services.runner_rules import schedule_doubts
 from specdecode_operator.services.spec_problems import spec_problems
 from specdecode_operator.sizing.budget import Budget
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
@@ -265,9 +263,7 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
         choice=plan.choice,
         advice=(
             *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
-            *engine_doubts(chosen.profile, chosen.spec.engine.image),
-            *pairing_doubts(chosen.spec, chosen.profile, NO_MODELS, plan.chosen.tensor),
-            *schedule_doubts(chosen.spec, chosen.pair),
+            *plan_doubts(chosen, NO_MODELS, plan.chosen.tensor),
         ),
     )
 

@@ -1,5 +1,6 @@
-"""Which of vLLM's two model runners serves what is asked for."""
+"""Which of vLLM's two model runners serves what is asked for, and what a draft has of it."""
 
+from specdecode_operator.api.values import Method
 from specdecode_operator.engine.extra_args import last_given
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.settings import EngineSettings, Platform
@@ -15,3 +16,11 @@ def runs_on_v1(settings: EngineSettings, profile: EngineProfile) -> bool:
         return True
     flags = [profile.flags[name] for name in profile.flags_to_v1 if name in profile.flags]
     return any(last_given(flag, settings.extra_args, profile) is not None for flag in flags)
+
+
+def draft_follows_target(method: Method, profile: EngineProfile, *, on_cpu: bool = False) -> bool:
+    """Decide whether the engine fails with a draft that is split otherwise than its target.
+
+    vllm/v1/spec_decode/draft_model.py raises in every worker; model runner V2 ignores what it is told.
+    """
+    return method is Method.DRAFT_MODEL and (on_cpu or profile.runners[method] == _V1)

@@ -18,12 +18,11 @@ from specdecode_operator.api.values import (
 )
 from specdecode_operator.engine.extra_args import last_given
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.runners import runs_on_v1
+from specdecode_operator.engine.runners import draft_follows_target, runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 
 _SPECULATION = "spec.speculation"
 _ASYNCHRONOUS = "--async-scheduling"
-_V1 = "V1"
 _SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
 
 
@@ -205,14 +204,6 @@ def _split_problems(
             " remove it"
         )
         yield Problem("spec.parallelism.draftTensor", str(told), message)
-
-
-def draft_follows_target(method: Method, profile: EngineProfile, *, on_cpu: bool = False) -> bool:
-    """Decide whether the engine fails with a draft that is split otherwise than its target.
-
-    vllm/v1/spec_decode/draft_model.py raises in every worker; model runner V2 ignores what it is told.
-    """
-    return method is Method.DRAFT_MODEL and (on_cpu or profile.runners[method] == _V1)
 
 
 def _slot_problems(

@@ -13,7 +13,7 @@ from specdecode_operator.api.problems import InvalidSpecError
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.services.children import render_children, render_plan
-from specdecode_operator.services.engine_doubts import engine_doubts
+from specdecode_operator.services.doubts import plan_doubts
 from specdecode_operator.services.facts import Facts, check_without_models, gather_facts
 from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.services.intent import Intent, Launch, Obstacle
@@ -21,7 +21,6 @@ from specdecode_operator.services.model_download import commits_read, download_f
 from specdecode_operator.services.model_facts import (
     KnownModels,
     ModelSource,
-    checkpoint_doubts,
     entry,
     known_models,
     path_problems,
@@ -29,12 +28,10 @@ from specdecode_operator.services.model_facts import (
 )
 from specdecode_operator.services.model_job import reading_jobs, reading_trouble, what_was_read
 from specdecode_operator.services.model_storage import refuse_host_path
-from specdecode_operator.services.pairing import pairing_doubts
 from specdecode_operator.services.parent import Parent, parse_spec
 from specdecode_operator.services.plan_status import plan_status, planned_finding
 from specdecode_operator.services.planning import WaitingForNodes, full_matrix, make_plan, passed_over
 from specdecode_operator.services.readiness import stalled, without_engines, working
-from specdecode_operator.services.runner_rules import schedule_doubts
 from specdecode_operator.services.starters import refuse_group_name
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.matrix import MatrixRow
@@ -163,10 +160,7 @@ def _planned(parent: Parent, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, .
     matrix = full_matrix(facts, nodes, plan)
     facts = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)
     finding = planned_finding(facts, plan, passed_over(facts, nodes))
-    doubts = engine_doubts(facts.profile, facts.spec.engine.image)
-    doubts += checkpoint_doubts(facts.spec, facts.pair, known)
-    doubts += pairing_doubts(facts.spec, facts.profile, known, plan.chosen.tensor)
-    doubts += schedule_doubts(facts.spec, facts.pair)
+    doubts = plan_doubts(facts, known, plan.chosen.tensor)
     finding = replace(finding, message="; ".join([finding.message, *doubts]))
     return _Planned(parent, facts, plan, matrix, finding, plan_status(facts, plan))
 

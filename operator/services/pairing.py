@@ -16,7 +16,8 @@ from specdecode_operator.api.values import (
 )
 from specdecode_operator.engine.extra_args import options
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.speculation_rules import draft_follows_target, vocabulary_problems
+from specdecode_operator.engine.runners import draft_follows_target
+from specdecode_operator.engine.speculation_rules import vocabulary_problems
 from specdecode_operator.services.model_facts import KnownModels, model_source
 from specdecode_operator.services.runner_rules import runner_problems
 from specdecode_operator.services.served_models import DRAFT, TARGET
