@@ -1,5 +1,6 @@
 """A Go toolchain and one build with it."""
 
+import json
 import os
 import re
 import shutil
@@ -40,10 +41,15 @@ def build(module: Path, package: str, output: Path, flags: str) -> None:
 
 
 def module_dir(module: Path, dependency: str) -> Path:
-    """Return the downloaded source of a dependency of the module."""
-    command = [str(toolchain(module)), "list", "-m", "-f", "{{.Dir}}", dependency]
-    environment = os.environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod"}
-    return Path(subprocess.check_output(command, cwd=module, env=environment, text=True).strip())
+    """Return the source of a dependency of the module, downloaded where no build has done so before."""
+    # Not `go list -m`: it answers with an empty string for what nothing has downloaded yet.
+    command = [str(toolchain(module)), "mod", "download", "-json", dependency]
+    environment = os.environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
+    done = subprocess.run(command, cwd=module, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip()[-3000:]
+        raise ClusterError(f"downloading the source of {dependency} for {module} failed:\n{said}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def _version(go: Path) -> tuple[int, int]:
