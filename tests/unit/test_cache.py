@@ -62,12 +62,21 @@ def test_a_full_list_drops_what_it_lacks_but_nothing_newer() -> None:
     assert cache.parent(KEY) is None
 
 
-def test_only_what_plans_depend_on_makes_a_node_news() -> None:
-    def node(version: int, gpus: str = "8", **spec: Any) -> dict[str, Any]:
-        labels = {"nvidia.com/gpu.product": "NVIDIA-H200"}
-        metadata = {"name": "n", "labels": labels, "resourceVersion": str(version)}
-        return {"metadata": metadata, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": gpus}}}
+def node(version: int, gpus: str = "8", name: str = "n", **spec: Any) -> dict[str, Any]:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H200"}
+    metadata = {"name": name, "labels": labels, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": gpus}}}
 
+
+def test_a_full_list_drops_nodes_that_it_lacks_but_none_that_joined_after_it() -> None:
+    cache = Cache()
+    for name, version in (("kept", 1), ("missed", 5), ("joined", 6)):
+        cache.put_node(node(version, name=name))
+    cache.retain_nodes([node(1, name="kept")], version=5)
+    assert [found.name for found in cache.nodes()] == ["joined", "kept"]
+
+
+def test_only_what_plans_depend_on_makes_a_node_news() -> None:
     cache = Cache()
     assert cache.put_node(node(1))
     assert not cache.put_node(node(2)), "a heartbeat"

@@ -26,9 +26,12 @@ VALUES: dict[str, Any] = {
     "self.name in ['org/x', 'org/y']": True,
     "'in' in ['in']": True,
     "self.list[1] + self.list.size()": 5,
+    "self.list[0] + self.list[2]": 13,
     "self.name.size()": 5,
     "self.name.matches('^org/[a-z]$')": True,
     "self.name.matches('x')": True,
+    r"'a$b'.matches('^a\\$b$')": True,
+    r"'é'.matches('^\\w$')": False,
     r"self.name.matches('^[^\\s/]+$')": False,
     r"'line\\n' + '\'quoted\''": "line\\n'quoted'",
     "self.empty.all(e, e > 1) && !self.empty.exists(e, e > 1)": True,
@@ -53,7 +56,9 @@ def test_the_end_of_a_text_is_not_before_a_line_feed() -> None:
     assert read_cel("self.matches('^a$')")({"self": "a\n"}) is False
 
 
-@pytest.mark.parametrize("text", ["self.missing", "self.list[3]", "other", "self.missing || self.a == 4"])
+@pytest.mark.parametrize(
+    "text", ["self.missing", "self.list[3]", "self.list[0 - 1]", "other", "self.missing || self.a == 4"]
+)
 def test_what_has_no_value_is_an_error(text: str) -> None:
     with pytest.raises(CelError):
         read_cel(text)({"self": SELF})

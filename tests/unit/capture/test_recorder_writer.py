@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
-from specdecode_operator.capture.recorder.samples import RequestSample
+from specdecode_operator.capture.recorder.samples import RequestSample, StepSample
 from specdecode_operator.capture.recorder.segment import RESERVE_BYTES, Segment, SegmentWriteError
 from specdecode_operator.capture.recorder.writer import ANCHOR_EVERY_S, SYNC_EVERY_S
 from tests.support.engine_standins import EngineCoreOutputs, EngineCoreRequest, chunk, last_chunk
@@ -72,6 +72,17 @@ async def test_what_was_written_makes_room_in_the_queue(make_recorder: Any) -> N
     recorder.writer.close("ordered")
     closed = recorder.lines()[-1]
     assert (closed.requests, closed.steps, closed.dropped) == (20, 20, 0)
+
+
+def test_the_queue_takes_exactly_what_it_has_room_for() -> None:
+    step = StepSample(0, 0.0, None)
+    queue = BoundedQueue(capacity_bytes=2 * step.size_bytes)
+    for _ in range(3):
+        queue.put(step)
+    assert (len(queue), queue.dropped) == (2, 1)
+    queue.get()
+    queue.put(step)
+    assert (len(queue), queue.dropped) == (2, 1)
 
 
 async def test_long_prompts_fill_the_queue_as_they_fill_memory() -> None:

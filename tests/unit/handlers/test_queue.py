@@ -1,7 +1,7 @@
 """The work queue: once a key, one at a time, again after a failure."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -85,6 +85,103 @@ async def test_a_failure_is_tried_again_and_does_not_stop_the_others() -> None:
     async with running(queue, work):
         await done.wait()
     assert attempts == [A, B, A]
+
+
+class Retries:
+    """Virtual time: retries are armed as the queue asks, and fired only by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.delays: list[float] = []
+        self._loop = asyncio.get_running_loop()
+        self._handles: list[tuple[asyncio.TimerHandle, Callable[..., None], tuple[Any, ...]]] = []
+        monkeypatch.setattr(self._loop, "call_later", self._call_later)
+
+    def _call_later(self, delay_s: float, callback: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
+        self.delays.append(delay_s)
+        handle = self._loop.call_at(self._loop.time() + 86_400, callback, *arguments)
+        self._handles.append((handle, callback, arguments))
+        return handle
+
+    def fire(self) -> int:
+        """Let all armed retries come due; return how many there were."""
+        due = [each for each in self._handles if not each[0].cancelled()]
+        self._handles.clear()
+        for handle, callback, arguments in due:
+            handle.cancel()
+            callback(*arguments)
+        return len(due)
+
+
+class Failing:
+    """Work that always fails, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self._changed = asyncio.Condition()
+
+    async def __call__(self, _: Key) -> None:
+        async with self._changed:
+            self.runs += 1
+            self._changed.notify_all()
+        raise RuntimeError
+
+    async def ran(self, times: int) -> None:
+        """Wait until it ran so often; the queue acts on its failure before anybody else runs."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.runs >= times)
+
+
+async def test_a_failing_key_that_is_asked_for_meanwhile_has_one_chain_of_retries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, work = WorkQueue(workers=1), Failing()
+    async with running(queue, work):
+        retries = Retries(monkeypatch)
+        for times in range(1, 4):
+            queue.add(A)  # a change of the object, which does not wait for the retry
+            await work.ran(times)
+        assert retries.fire() == 1, "the retries of earlier failures are off"
+        await work.ran(4)
+
+
+async def test_a_key_that_is_made_anew_begins_with_the_first_delay_and_owes_no_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, work = WorkQueue(workers=1), Failing()
+    async with running(queue, work):
+        retries = Retries(monkeypatch)
+        for times in range(1, 4):
+            queue.add(A)
+            await work.ran(times)
+        queue.forget(A)
+        assert retries.fire() == 0
+        queue.add(A)
+        await work.ran(4)
+    assert retries.delays == [1, 2, 4, 1]
+
+
+async def test_a_key_that_is_forgotten_during_work_is_not_worked_on_again_for_what_came_before() -> None:
+    started, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    worked: list[Key] = []
+
+    async def work(key: Key) -> None:
+        worked.append(key)
+        if key == B:
+            done.set()
+            return
+        started.set()
+        await go_on.wait()
+
+    queue = WorkQueue(workers=1)
+    queue.add(A)
+    async with running(queue, work):
+        await started.wait()
+        queue.add(A)
+        queue.forget(A)
+        go_on.set()
+        queue.add(B)
+        await done.wait()
+    assert worked == [A, B]
 
 
 async def test_a_key_that_keeps_failing_for_days_neither_floods_nor_breaks_the_queue(

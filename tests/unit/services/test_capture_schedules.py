@@ -128,6 +128,9 @@ class TestDue:
         decision = decide(NOON + timedelta(minutes=20), nightly, status=seen(last=NOON - timedelta(days=1)))
         assert (decision.create, decision.news) == ([], [])
 
+    def test_a_capture_may_be_as_late_as_its_deadline(self) -> None:
+        assert decide(NOON + timedelta(seconds=300), hourly(), status=seen()).create
+
     def test_a_capture_that_is_too_late_is_told_and_left_out(self) -> None:
         decision = decide(NOON + timedelta(seconds=301), hourly(), status=seen())
         assert not decision.create

@@ -117,6 +117,19 @@ def summary(live: Body, *pods: Body, paused: bool = False) -> tuple[str, str, bo
 
 
 @pytest.mark.parametrize(
+    ("live", "said"),
+    [
+        (deployment(replicas=3, updated=1, available=2), "1 of 2 engines serve this spec, 1 to come"),
+        (deployment(replicas=3, updated=2, available=1), "1 of 2 engines serve this spec, 1 to come"),
+        (deployment(replicas=2, updated=2, available=2, generation=2), "0 of 2 engines serve this spec, 2 to come"),
+    ],
+    ids=["old ones among those that serve", "not all new ones serve", "the controller has not seen this spec"],
+)
+def test_engines_of_an_earlier_spec_are_not_counted_for_this_one(live: Body, said: str) -> None:
+    assert summarize(read_rollout(live, [], 2), DRAFTING, None, 1).message == said
+
+
+@pytest.mark.parametrize(
     ("updated", "said"),
     [(0, ("Unknown", "RolloutPaused", True, False)), (2, ("True", "Serving", False, False))],
     ids=["held back", "nothing to hold back"],

@@ -104,6 +104,14 @@ def crash_looping(times: int, container: Body = CRASHED) -> Body:
     return pod(containerStatuses=[{**container, "restartCount": times}])
 
 
+def test_restarts_of_an_engine_that_serves_are_no_crashes_of_a_spec(story: Story) -> None:
+    story.apply(**changed(replicas=2))
+    serving = pod("a", containerStatuses=[{"name": "engine", "ready": True, "restartCount": 9}])
+    for _ in range(2):
+        conditions = story.look(1, serving, crash_looping(1), replicas=2)
+    assert stand(conditions)[:2] == ("Unknown", "EngineFailed")
+
+
 def stand(conditions: dict[str, Condition]) -> tuple[str, str, str, str]:
     return (
         conditions["Ready"].status,

@@ -65,6 +65,14 @@ PODS: dict[str, tuple[Body, bool]] = {
     "running": ({"metadata": {}, "status": {"phase": "Running"}}, True),
     "not seen by its node yet": ({"metadata": {}}, True),
     "ending": ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:30Z"}, "status": {"phase": "Running"}}, True),
+    "late by just less than five minutes": (
+        {"metadata": {"deletionTimestamp": "2025-12-31T23:55:01Z"}, "status": {"phase": "Running"}},
+        True,
+    ),
+    "late by five minutes": (
+        {"metadata": {"deletionTimestamp": "2025-12-31T23:55:00Z"}, "status": {"phase": "Running"}},
+        False,
+    ),
     "evicted, which nobody removes": ({"metadata": {}, "status": {"phase": "Failed"}}, False),
     "over": ({"metadata": {}, "status": {"phase": "Succeeded"}}, False),
     "on a node that is lost": (
