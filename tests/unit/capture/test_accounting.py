@@ -85,6 +85,11 @@ def test_what_does_not_fit_is_named(
     assert " != " in found.equation
 
 
+def test_every_line_of_the_client_counts_as_sent(tmp_path: Path) -> None:
+    found = accounted(tmp_path, [client("a"), client("a"), client("good")], [record("a"), record("good")])
+    assert found.equation == "3 sent != 0 HTTP-rejected + 0 never admitted + 1 in the engine (completed 1)"
+
+
 def test_only_the_first_are_named(tmp_path: Path) -> None:
     found = accounted(tmp_path, [client(f"{n:03}") for n in range(50)], [])
     assert (found.mismatches, len(found.shown)) == (50, 20)

@@ -101,6 +101,16 @@ class TestOneServer:
         steps = read_lines_of(tmp_path / "step-stats.jsonl.part")
         assert min(step["ts_ms"] for step in steps) >= first_arrival_ms
 
+    def test_steps_count_from_the_first_measured_arrival_on(self, tmp_path: Path) -> None:
+        recording = Recording(Scenario(requests=1, warmup=0))
+        (request,) = (line for line in recording.segments[0] if line["k"] == "request")
+        steps = [line for line in recording.segments[0] if line["k"] == "step"]
+        steps[0]["t"], steps[1]["t"] = request["arrival_monotonic_s"] - 0.001, request["arrival_monotonic_s"]
+        merged(recording, tmp_path)
+        written = read_lines_of(tmp_path / "step-stats.jsonl.part")
+        assert len(written) == len(steps) - 1
+        assert written[0]["ts_ms"] == pytest.approx((steps[1]["t"] - ZERO_S) * 1000, abs=1e-3)
+
     def test_step_statistics_are_whole_and_ascending(self, tmp_path: Path) -> None:
         recording = Recording(Scenario())
         merged(recording, tmp_path)
@@ -145,10 +155,12 @@ class TestOneServer:
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {"segments", "client.jsonl.part", "trace.jsonl.part", "step-stats.jsonl.part"}
 
-    def test_counts_of_the_recorder_must_hold(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("lost", ["requests", "steps"])
+    def test_counts_of_the_recorder_must_hold(self, tmp_path: Path, lost: str) -> None:
         recording = Recording(Scenario())
-        recording.segments[0][-1]["requests"] += 1
-        with pytest.raises(CaptureError, match="its recorder wrote 15") as failure:
+        end = recording.segments[0][-1]
+        end[lost] += 1
+        with pytest.raises(CaptureError, match=f"its recorder wrote {end['requests']} and {end['steps']}") as failure:
             merged(recording, tmp_path)
         assert failure.value.reason == "SegmentIncomplete"
 

@@ -37,8 +37,11 @@ MODELS = {
     "in a subshell": scripted(f"(cd / && vllm serve {LLAMA_8B})"),
     "by a default": scripted("vllm serve ${MODEL:-" + LLAMA_8B + "}"),
     "by a variable and not its default": scripted("vllm serve ${MODEL:-" + SMALL + "}", MODEL=LLAMA_8B),
+    "by a default for an empty variable": scripted("vllm serve ${MODEL:-" + LLAMA_8B + "}", MODEL=""),
+    "an empty variable that may be empty": scripted("vllm serve ${EXTRA-" + SMALL + "} " + LLAMA_8B, EXTRA=""),
     "an empty variable is no word": scripted(f"vllm serve $EXTRA {LLAMA_8B}", EXTRA=""),
     "output to a file": scripted(f"vllm serve {LLAMA_8B} > /var/log/engine 2>&1"),
+    "behind streams that are joined": scripted(f"vllm serve 2>&1 {LLAMA_8B}"),
     "after a command that is nothing": scripted(f"$NOTHING; vllm serve {LLAMA_8B}", NOTHING=""),
     "in a chain of commands": scripted(f"pip install x && M={LLAMA_8B} && vllm serve $M"),
     "after a change of folder": scripted(f"cd / && M={LLAMA_8B}\nvllm serve $M"),
@@ -79,6 +82,11 @@ OPEN = {
     "set unless set": (scripted(f'[ -n "$M" ] || M={LLAMA_8B}; vllm serve $M'), "$M"),
     "exported if a program runs": (
         scripted(f"nvidia-smi && export NCCL_DEBUG=INFO; vllm serve {LLAMA_8B}"),
+        "spec.engine.env: NCCL_DEBUG",
+    ),
+    "set where a folder is missing": (scripted(f"cd /big || M={LLAMA_8B}; vllm serve $M"), "$M"),
+    "exported where a folder is missing": (
+        scripted(f"cd /big || export NCCL_DEBUG=INFO; vllm serve {LLAMA_8B}"),
         "spec.engine.env: NCCL_DEBUG",
     ),
     "set after a test": (scripted(f"M={LLAMA_8B}; [ -e /big ] && M={LLAMA_70B}; vllm serve $M"), "$M"),

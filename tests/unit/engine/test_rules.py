@@ -18,7 +18,17 @@ SPECULATION = "spec.speculation"
 SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
 
 
-@pytest.mark.parametrize("speculation", [None, DRAFT_MODEL, NGRAM, SCHEDULED, replace(NGRAM, prompt_lookup_max=None)])
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        None,
+        DRAFT_MODEL,
+        NGRAM,
+        SCHEDULED,
+        replace(NGRAM, prompt_lookup_max=None),
+        replace(DRAFT_MODEL, draft_max_model_len=PLAIN.max_model_len),
+    ],
+)
 def test_good_speculation_has_no_problem(speculation: SpeculationSettings | None) -> None:
     assert speculation_problems(replace(PLAIN, speculation=speculation), PROFILE) == []
 

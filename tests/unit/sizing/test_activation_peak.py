@@ -244,6 +244,13 @@ def test_a_model_with_images_encodes_in_the_profile(alone: PairFactory) -> None:
     assert activation_bytes(unprofiled, Parallelism()) < encoding, "no encoder ran in V2's profile before 0.27"
 
 
+@pytest.mark.parametrize(("length", "requests", "images"), [(512, 3, 6), (767, 3, 6), (128, 3, 3), (8192, 1, 32)])
+def test_no_more_images_are_profiled_than_the_requests_of_a_step_can_hold(
+    alone: PairFactory, length: int, requests: int, images: int
+) -> None:
+    assert encoder_items(alone("google/gemma-3-27b-it", max_model_len=length, max_num_seqs=requests)) == images
+
+
 def test_stages_without_logits_need_no_more_than_the_last(make_pair: PairFactory) -> None:
     for version in (V1, "0.32.0"):
         pair = make_pair("FP8", engine_version=version, max_num_seqs=8192)

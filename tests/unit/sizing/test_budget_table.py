@@ -161,6 +161,40 @@ def test_a_share_that_is_not_free_at_start_does_not_fit(make_pair: PairFactory) 
     assert (almost.verdict, almost.binding_term) == (Verdict.TIGHT, Term.SLACK)
 
 
+def test_what_breaks_a_budget_is_told_to_the_byte(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8", memory_utilization_percent=50)
+    plain = estimate(pair, _device(H200), 2)
+    taken = plain.requested_bytes - plain.available_kv_bytes
+    served = taken + plain.needed_kv_bytes
+    expected = {
+        plain.weights_bytes: Term.WEIGHTS,
+        plain.weights_bytes + 1: Term.OVERHEAD,
+        taken: Term.OVERHEAD,
+        taken + 1: Term.KV_CACHE,
+        served - 1: Term.KV_CACHE,
+        served: Term.MARGIN,
+        served + plain.margin_bytes - 1: Term.MARGIN,
+        served + plain.margin_bytes: None,
+    }
+    devices = {requested: replace(_device(H200), total_bytes=2 * requested) for requested in expected}
+    assert {requested: estimate(pair, device, 2).binding_term for requested, device in devices.items()} == expected
+
+
+def test_what_must_be_free_beside_the_budget_is_told_to_the_byte(make_pair: PairFactory) -> None:
+    """The context before the start, 0.6 GiB; then tables and fragments, 0.3, and what verification takes."""
+    pair = make_pair("FP8", memory_utilization_percent=99)
+    context, reserve = round(0.6 * GIB), round(0.3 * GIB)
+    overrun = estimate(pair, _device(H200), 2).overrun_bytes
+    expected = {
+        context - 1: Term.UTILIZATION,
+        context: Term.SLACK,
+        context + reserve + overrun - 1: Term.SLACK,
+        context + reserve + overrun: None,
+    }
+    devices = {free: replace(_device(H200), total_bytes=100 * free) for free in expected}
+    assert {free: estimate(pair, device, 2).binding_term for free, device in devices.items()} == expected
+
+
 def test_a_split_that_does_not_divide_is_refused(make_pair: PairFactory) -> None:
     with pytest.raises(PlanError, match="num_attention_heads 64") as caught:
         estimate(make_pair(), _device(H100), 3)

@@ -1,6 +1,7 @@
 """What a calibration changes in a budget: exactly what was measured, and nothing without a measurement."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,6 +114,17 @@ def test_only_tensor_parallelism_is_corrected(make_pair: PairFactory, h200: Devi
     budget = estimate(calibrated(pair, entry_of(pair, h200, 2, GIB)), h200, split)
     assert budget == estimate(pair, h200, split)
     assert budget.calibration is None
+
+
+@pytest.mark.parametrize(
+    ("graphs", "other_lengths"), [({"graph_mode": "PIECEWISE"}, ()), ({"max_graph_tokens": 64}, ()), ({}, (2,))]
+)
+def test_graphs_that_were_not_measured_are_not_corrected(
+    make_pair: PairFactory, h200: Device, graphs: dict[str, Any], other_lengths: tuple[int, ...]
+) -> None:
+    """Those that the user names, and those of other lengths that the engine goes over to."""
+    pair = replace(make_pair(**graphs), other_draft_lengths=frozenset(other_lengths))
+    assert estimate(calibrated(pair, entry_of(pair, h200, 2, GIB)), h200, 2) == estimate(pair, h200, 2)
 
 
 def test_cpu_has_nothing_to_correct(make_pair: PairFactory, h200: Device) -> None:

@@ -174,6 +174,8 @@ def test_blocks_beside_states_are_whole_kernel_blocks_with_latent_attention() ->
         for version in ("0.26.0", "0.27.0")
     ]
     assert block_sizes == [944, 1024]
+    larger = kv_groups(layers, replace(NEWEST, block_size=384))
+    assert max(group.block_size for group in larger.groups) == 3 * 384, "a larger block that was asked for stays"
 
 
 @pytest.mark.parametrize("empty", [linear(0), replace(full(8, 128), token_bytes=0)])
@@ -188,6 +190,7 @@ def test_a_layer_without_bytes_is_refused(empty: KvLayer) -> None:
         runs((10, linear(500_000)), (10, full(8, 128))),
         runs((10, sliding(8, 128, 1024)), (10, sliding(8, 128, 4096))),
         runs((10, sliding(8, 128, 1024)), (10, sliding(8, 128, 4096)), (10, full(8, 128))),
+        runs((10, chunked(8, 128)), (10, replace(chunked(8, 128), reach_tokens=4096)), (10, full(8, 128))),
     ],
 )
 def test_mixes_that_need_the_hybrid_manager_are_refused_without_it(layers: Layers) -> None:
