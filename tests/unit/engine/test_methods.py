@@ -206,7 +206,8 @@ def test_features_that_do_not_go_with_speculation_are_refused(
     ],
 )
 def test_features_that_go_with_it_pass(speculation: SpeculationSettings | None, extra: tuple[str, ...]) -> None:
-    settings = replace(PLAIN, speculation=speculation, extra_args=extra)
+    # As many tokens in a step as adapters want for 256 requests and K = 5.
+    settings = replace(PLAIN, speculation=speculation, extra_args=extra, max_num_batched_tokens=1536)
     assert feature_problems(settings, PROFILE) == []
 
 

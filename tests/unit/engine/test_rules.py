@@ -27,6 +27,8 @@ SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
         SCHEDULED,
         replace(NGRAM, prompt_lookup_max=None),
         replace(DRAFT_MODEL, draft_max_model_len=PLAIN.max_model_len),
+        replace(NGRAM, prompt_lookup_min=4, prompt_lookup_max=4),
+        replace(NGRAM, schedule=(ScheduleRange(1, 1, 4), ScheduleRange(2, 2, 3), ScheduleRange(3, 8, 0))),
     ],
 )
 def test_good_speculation_has_no_problem(speculation: SpeculationSettings | None) -> None:
@@ -218,13 +220,15 @@ def test_bad_serving_names_field_value_and_fix(settings: EngineSettings, field: 
     [
         PLAIN,
         replace(PLAIN, cpu=CPU, block_size=128),
+        replace(PLAIN, max_num_seqs=PLAIN.max_num_batched_tokens),
         *(replace(PLAIN, cudagraph_mode=mode, speculation=DRAFT_MODEL) for mode in CudagraphMode),
         replace(PLAIN, cudagraph_mode=FULL, extra_args=("--seed=1", "--compilation-config.mode", "3")),
         replace(PLAIN, cudagraph_mode=BOTH, extra_args=("-O0", "--compilation-config.mode=VLLM_COMPILE")),
+        replace(PLAIN, cudagraph_mode=BOTH, extra_args=("-O0", "--compilation-config.mode=3")),
         replace(PLAIN, cudagraph_mode=FULL, extra_args=("-O0",)),
         replace(PLAIN, extra_args=("-cc.mode=3", "--compilation-config", '{"mode": 3}')),
     ],
-    ids=["gpu", "cpu", *CudagraphMode, "one spelling", "compiled", "no pieces", "no mode"],
+    ids=["gpu", "cpu", "a token each", *CudagraphMode, "one spelling", "compiled", "level 3", "no pieces", "no mode"],
 )
 def test_good_serving_has_no_problem(settings: EngineSettings) -> None:
     assert serving_problems(settings, PROFILE) == []
@@ -280,6 +284,13 @@ CONTRADICTIONS = {
         ARG,
         "maxNumSeqs of 4",
     ),
+    "shards on V1": (
+        replace(
+            PLAIN, speculation=replace(NGRAM, method=Method.SUFFIX), extra_args=("--enable-batch-sharded-sampling",)
+        ),
+        ARG,
+        "model runner V2",
+    ),
     "a replay on V1": (
         replace(PLAIN, speculation=replace(NGRAM, method=Method.SUFFIX), extra_args=("--enable-trace-replay",)),
         ARG,
@@ -303,9 +314,9 @@ def test_arguments_that_contradict_the_spec_are_refused(name: str) -> None:
         replace(PLAIN, extra_args=("--cudagraph-capture-sizes", "8", "16")),
         replace(PLAIN, expert_parallel=True, extra_args=("--enable-eplb",)),
         replace(PLAIN, extra_args=("--enable-eplb", "--no-enable-eplb")),
-        replace(PLAIN, max_model_len=512, max_num_batched_tokens=4096, extra_args=("--no-enable-chunked-prefill",)),
+        replace(PLAIN, max_model_len=4096, max_num_batched_tokens=4096, extra_args=("--no-enable-chunked-prefill",)),
         replace(PLAIN, extra_args=("--enable-dbo", "--all2all-backend", "deepep_low_latency")),
-        replace(PLAIN, tensor_parallel_size=2, extra_args=("--enable-batch-sharded-sampling",)),
+        replace(PLAIN, tensor_parallel_size=2, max_num_seqs=2, extra_args=("--enable-batch-sharded-sampling",)),
         replace(PLAIN, speculation=NGRAM, extra_args=("--enable-trace-replay",)),
         replace(PLAIN, extra_args=("--runner", "generate")),
     ],

@@ -135,6 +135,9 @@ def test_verification_beyond_the_profile(make_pair: PairFactory) -> None:
     assert verification_bytes(make_pair("BF16", None), 2) == 0
     v2 = verification_bytes(make_pair(), 2)
     assert v2 == 256 * 6 * 128_256 * 2 * 5 // 2 + 256 * 6 * 128_256 * 4
+    assert verification_bytes(make_pair(), 1) == 256 * 6 * 128_256 * (2 + 2 + 4), "nothing to gather"
+    full_step = make_pair(max_num_seqs=2048)
+    assert verification_bytes(full_step, 1) == 8192 * 128_256 * (2 + 2) + GIB, "as many rows as a step has tokens"
     one, five = (
         verification_bytes(replace(make_pair(engine_version=V1), num_speculative_tokens=tokens), 2) for tokens in (1, 5)
     )

@@ -53,6 +53,10 @@ def test_too_little_kv_space_raises_both_where_needed(pair: Pair) -> None:
     assert plan_on_cpu(longer, 9 * GIB, 3 * GIB).verdict is Verdict.FITS
     roomy = plan_on_cpu(longer, 16 * GIB, 1 * GIB)
     assert [fix.change for fix in roomy.fixes] == ["accelerator.kvCacheGiB: 3"]
+    enough_bytes = roomy.chosen.budget.requested_bytes + 2 * GIB + roomy.chosen.budget.margin_bytes
+    just, lacking = plan_on_cpu(longer, enough_bytes, 1 * GIB), plan_on_cpu(longer, enough_bytes - 1, 1 * GIB)
+    assert [fix.change for fix in just.fixes] == ["accelerator.kvCacheGiB: 3"]
+    assert "accelerator.memoryGiB" in lacking.fixes[0].change
 
 
 def test_ranks_share_memory_and_kv_space(pair: Pair) -> None:

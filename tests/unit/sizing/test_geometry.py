@@ -144,6 +144,14 @@ def test_rows_of_the_rotary_table(llama_config: Config, scaling: Config | None, 
     assert rope.size_bytes(2) == positions * 128 * 2
 
 
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+def test_long_rope_keeps_a_table_of_the_original_length_too(llama_config: Config, kind: str) -> None:
+    """phi3_long_rope_scaled_rope.py: the caches for short and for long requests, one behind the other."""
+    config = llama_config | {"original_max_position_embeddings": 4096, "rope_scaling": {"type": kind}}
+    rope = geometry_from_config("rope", config).ropes[0]
+    assert rope.size_bytes(2) == (4096 + 131_072) * 128 * 2
+
+
 def test_rotary_tables_are_equal_however_the_file_writes_them(llama_config: Config) -> None:
     old = llama_config | {"rope_theta": 500_000.0, "rope_scaling": {"type": "linear", "factor": 8.0}}
     new = llama_config | {"rope_parameters": {"rope_type": "linear", "factor": 8, "rope_theta": 500_000}}

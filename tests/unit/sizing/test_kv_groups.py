@@ -242,6 +242,12 @@ def test_version_0_17_tolerates_fewer_odd_layers_in_a_group() -> None:
     assert counts == {"0.17.1": [10, 7, 6], "0.18.0": [10, 13]}
 
 
+def test_layers_half_as_many_again_are_dealt_out() -> None:
+    for odd, expected in ((14, [10, 14]), (15, [10, 8, 7])):
+        grouping = kv_groups(runs((10, sliding(8, 128, 1024)), (odd, full(8, 128))), NEWEST)
+        assert [group.num_layers for group in grouping.groups] == expected
+
+
 def test_chained_prediction_modules_keep_tokens_beyond_the_window() -> None:
     layers = runs((10, sliding(8, 128, 1025)), (10, full(8, 128)))
     chained = replace(NEWEST, num_speculative_tokens=3, draft_reads_hidden_states=True, prediction_modules=3)

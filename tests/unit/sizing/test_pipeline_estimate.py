@@ -8,6 +8,7 @@ import pytest
 
 from specdecode_operator.sizing.activation import activation_bytes
 from specdecode_operator.sizing.budget import Budget, Pair, Parallelism, estimate
+from specdecode_operator.sizing.catalogue import find_geometry
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.memory import state_bytes
 from specdecode_operator.sizing.overhead import (
@@ -60,6 +61,18 @@ def test_buffers_lie_on_the_stages_that_use_them(make_pair: PairFactory) -> None
     first, middle, last = (state_bytes(pair, split, stage) for stage in stages(pair.target, 3))
     assert (first, middle) == (0, 2 * 8192 * 8192 * 2)
     assert last > middle, "the sampler's buffers beside what the stage receives"
+
+
+@pytest.mark.parametrize(("version", "states"), [("0.32.0", [1, 2, 2]), ("0.19.0", [1, 1, 1])])
+def test_embeddings_that_images_are_put_into_lie_on_each_stage_of_v1(
+    make_pair: PairFactory, version: str, states: list[int]
+) -> None:
+    """V2 has them on the first stage alone; the later ones receive hidden states and residual."""
+    target = find_geometry("google/gemma-3-27b-it")
+    assert target is not None
+    pair = replace(make_pair("BF16", None, engine_version=version, max_num_seqs=1), target=target)
+    one = 8192 * target.hidden_size * 2
+    assert [state_bytes(pair, Parallelism(1, 3), stage) // one for stage in stages(target, 3)] == states
 
 
 @pytest.mark.parametrize(("version", "charged"), [("0.25.0", False), ("0.27.0", True)])
@@ -119,6 +132,18 @@ def test_graphs_of_other_draft_lengths_are_counted(make_pair: PairFactory) -> No
     assert graph_bytes(on_v1, Parallelism(2)) == graph_bytes(
         replace(on_v1, other_draft_lengths=frozenset()), Parallelism(2)
     )
+
+
+@pytest.mark.parametrize(("lengths", "more"), [({0}, 0), ({1}, 0), ({2}, 1), ({0, 1, 2, 3}, 2)])
+def test_a_head_has_graphs_for_each_length_at_which_it_decodes(
+    make_pair: PairFactory, lengths: set[int], more: int
+) -> None:
+    """Its first token comes with the prefill; 0.2 GiB a length."""
+    head = find_geometry("sgl-project/SpecForge:configs/llama3-70B-ealge3.json")
+    plain = replace(make_pair(), method="eagle3", draft=head)
+    pair = replace(plain, other_draft_lengths=frozenset(lengths))
+    of_head = graph_bytes(pair, Parallelism(2)) - graph_bytes(plain, Parallelism(2)) - further_graphs(pair) * 20 * 2**20
+    assert of_head / GIB == pytest.approx(0.2 * more)
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.32.0"])
