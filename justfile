@@ -126,6 +126,11 @@ bench: setup
     @{{ python }} -m bench.recorder
     @{{ python }} -m bench.recorder_overhead
 
+# Count small wrong changes that unit tests let pass: a sample of each area, PATHs, or --all
+[group('checks')]
+mutants *arguments: setup
+    @{{ python }} -m bench.mutants "$@"
+
 # Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --name NAME)
 [group('cluster')]
 cluster-up *arguments: setup
