@@ -20,10 +20,10 @@ _KUEUE: Final = "kueue.x-k8s.io"
 _PROMETHEUS: Final = "monitoring.coreos.com"
 
 OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "specdecodedeployments.specdecode.io": ("get", "list", "watch"),
-    "specdecodecaptures.specdecode.io": ("get", "list", "watch", "create", "patch", "delete"),
-    "specdecodedeployments.specdecode.io/status": ("get", "patch", "update"),
-    "specdecodecaptures.specdecode.io/status": ("get", "patch", "update"),
+    "specdecodedeployments.specdecode.io": ("list", "watch"),
+    "specdecodecaptures.specdecode.io": ("list", "watch", "create", "patch", "delete"),
+    "specdecodedeployments.specdecode.io/status": ("patch",),
+    "specdecodecaptures.specdecode.io/status": ("patch",),
     "configmaps": ("get", "list", "watch", "create", "patch", "delete"),
     "services": ("get", "list", "watch", "create", "patch", "delete"),
     "deployments.apps": ("get", "list", "watch", "create", "patch", "delete"),
@@ -31,11 +31,10 @@ OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "jobs.batch": ("get", "list", "watch", "create", "patch", "delete"),
     "persistentvolumeclaims": ("get", "list", "watch", "create", "patch", "delete"),
     "poddisruptionbudgets.policy": ("get", "list", "watch", "create", "patch", "delete"),
-    "nodes": ("get", "list", "watch"),
+    "nodes": ("list", "watch"),
     "pods": ("get", "list", "watch"),
-    "events": ("create", "patch"),
-    "customresourcedefinitions.apiextensions.k8s.io": ("get", "list", "watch"),
-    "namespaces": ("get", "list", "watch"),
+    "events": ("create",),
+    "customresourcedefinitions.apiextensions.k8s.io": ("list", "watch"),
 }
 """What the operator may do, as manifests/operator-role.yaml grants it."""
 

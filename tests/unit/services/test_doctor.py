@@ -1,11 +1,9 @@
 """What doctor makes of what it is shown: each finding in both states."""
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from specdecode_operator.api.crd import capture_crd, deployment_crd
 from specdecode_operator.services.doctor import gpus, install, namespace
@@ -14,7 +12,6 @@ from specdecode_operator.version import __version__
 from tests.support.objects import H100, H200, pair_70b
 from tests.unit.services.test_children import pod_spec
 
-ROOT = Path(__file__).parents[3]
 BLIND = Unread("you may not look")
 OK, WARN, FAIL = Grade.OK, Grade.WARN, Grade.FAIL
 
@@ -97,18 +94,6 @@ def test_the_operators_rights() -> None:
     check(install.rights_finding("a", []), OK)
     check(install.rights_finding("a", ["patch deployments.apps"]), FAIL, "may not patch deployments.apps")
     check(install.rights_finding("a", BLIND), WARN)
-
-
-def test_the_rights_that_are_asked_for_are_those_of_the_role() -> None:
-    rules = next(yaml.safe_load_all((ROOT / "manifests/operator-role.yaml").read_text()))["rules"]
-    granted: dict[str, set[str]] = {}
-    for rule in rules:
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                plural, slash, subresource = resource.partition("/")
-                name = f"{plural}.{group}" if group else plural
-                granted.setdefault(name + slash + subresource, set()).update(rule["verbs"])
-    assert {name: set(verbs) for name, verbs in install.OPERATOR_RIGHTS.items()} == granted
 
 
 def test_add_ons() -> None:

@@ -1,0 +1,65 @@
+"""The whole operator inside a test: started as its command line starts it, in the test's own event loop."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+
+from devcluster.settings import free_ports
+from specdecode_operator.handlers.main import run_operator
+from specdecode_operator.handlers.state import OperatorState
+
+DEADLINE_S = 60
+
+
+class EmbeddedOperator:
+    """A running operator."""
+
+    def __init__(self, arguments: dict[str, Any], health_port: int) -> None:
+        self.state: OperatorState = arguments["memo"]
+        self.health_port = health_port
+        self.stopped = asyncio.Event()
+
+
+@asynccontextmanager
+async def embedded_operator(
+    monkeypatch: pytest.MonkeyPatch, calibration: Path | None = None
+) -> AsyncIterator[EmbeddedOperator]:
+    """Run it until the block ends; it must end well."""
+    arguments: dict[str, Any] = {}
+    # kopf.run would have an event loop of its own; kopf.operator is the rest of it.
+    monkeypatch.setattr(kopf, "run", lambda **given: arguments.update(given))
+    (port,) = free_ports(1)
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    run_operator(health_port=port, metrics_port=0, calibration=calibration)
+    settings = kopf.OperatorSettings()
+    settings.queueing.idle_timeout = 0.05  # kopf waits so long for each of its workers when it stops
+    running, ready = EmbeddedOperator(arguments, port), asyncio.Event()
+    flags = {"stop_flag": running.stopped, "ready_flag": ready}
+    task = asyncio.create_task(kopf.operator(**arguments, **flags, settings=settings))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await ready.wait()
+        yield running
+    finally:
+        running.stopped.set()
+        async with asyncio.timeout(DEADLINE_S):
+            await task
+        root.handlers[:], root.level = before
+
+
+async def eventually(look: Callable[[], object], what: Callable[[], str]) -> None:
+    """Wait until something holds, in the event loop that it runs in; ``what`` tells what was seen last."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not look():  # noqa: ASYNC110  what is looked at is no event of ours
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        message = f"not within {DEADLINE_S} s: {what()}"
+        raise AssertionError(message) from None
