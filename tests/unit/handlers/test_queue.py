@@ -123,7 +123,7 @@ class Failing:
         async with self._changed:
             self.runs += 1
             self._changed.notify_all()
-        raise RuntimeError
+        raise RuntimeError("it fails")
 
     async def ran(self, times: int) -> None:
         """Wait until it ran so often; the queue acts on its failure before anybody else runs."""
