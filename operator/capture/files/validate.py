@@ -257,7 +257,9 @@ def _check_trace(path: Path, found: Validation) -> None:
 
 
 def _note_what_replay_misses(report: FileReport, totals: TraceTotals) -> None:
-    if not totals.records and not report.broken:
+    if not totals.records and report.broken:
+        return  # What records there are is not known.
+    if not totals.records:
         report.notes.append("holds no record: nothing can be replayed from it")
     elif not totals.with_arrival:
         report.notes.append("no record has arrival_ms: replay by arrival is not possible")

@@ -95,9 +95,12 @@ def test_only_the_first_are_named(tmp_path: Path) -> None:
     assert (found.mismatches, len(found.shown)) == (50, 20)
 
 
-@pytest.mark.parametrize(("ended_by", "mismatches"), [("engine", 1), ("stop_string", 0)])
-def test_tokens_are_compared_where_the_engine_ended_it(tmp_path: Path, ended_by: str, mismatches: int) -> None:
-    found = accounted(tmp_path, [client("a", completion_tokens=4)], [record("a", ended_by=ended_by)])
+@pytest.mark.parametrize(
+    ("ended_by", "mismatches"), [(["engine"], 1), (["stop_string"], 0), (["engine", "stop_string"], 0)]
+)
+def test_tokens_are_compared_where_the_engine_ended_all(tmp_path: Path, ended_by: list[str], mismatches: int) -> None:
+    answers = [record("a", ended_by=each) for each in ended_by]
+    found = accounted(tmp_path, [client("a", n=len(answers), completion_tokens=4)], answers)
     assert found.token_mismatches == mismatches
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.capture.files.gates import gates
 from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
 from specdecode_operator.capture.files.merge import merge
-from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.files.totals import StepTotals, TraceTotals
+from specdecode_operator.capture.files.validate import validate_capture, wants_steps
 from tests.support.recordings import ZERO_S, Recording, Scenario, read_lines_of, write_lines
 
 
@@ -122,6 +124,10 @@ class TestGates:
         (capture / "step-stats.jsonl.part").unlink()
         assert not gate(capture, "missing_steps", steps_wanted=True).passed
 
+    def test_steps_are_asked_for_unless_they_are_declined(self) -> None:
+        records: list[dict[str, Any]] = [{}, {"stepStats": True}, {"stepStats": False}]
+        assert [wants_steps(record) for record in records] == [True, True, False]
+
     def test_steps_that_were_asked_for_and_are_there(self, capture: Path) -> None:
         assert gate(capture, "missing_steps", steps_wanted=True).passed
         assert "missing_steps" not in validate_capture(capture, []).gates, "of other people's files nobody knows"
@@ -198,6 +204,43 @@ class TestGates:
         assert gate(capture, "engine_counters", counters=EngineCounters(**counters)).value == 1
 
 
+class TestLimits:
+    """Measures at their very limits, from totals alone."""
+
+    @pytest.mark.parametrize(("short", "passed"), [(2, True), (3, False)])
+    def test_share_of_short_gaps(self, short: int, passed: bool) -> None:
+        found = gates(TraceTotals(gaps=1000, short_gaps=short), None, None, None)
+        assert found["short_gap_share"].passed is passed
+
+    @pytest.mark.parametrize(("cut", "passed"), [(-1, False), (0, True), (12, True), (13, False)])
+    def test_drafts_cut_from_last_chunks(self, cut: int, passed: bool) -> None:
+        """Three requests with K = 4."""
+        steps = StepTotals(steps=99, accepted=100 + cut, num_spec_tokens=4)
+        found = gates(TraceTotals(records=3, extra_tokens=100), steps, None, None)["step_counters"]
+        assert (found.value, found.passed) == (cut, passed)
+
+    @pytest.mark.parametrize(
+        ("meta", "steps", "limit"),
+        [
+            (TraceMeta(speculative={"num_speculative_tokens": 4}), None, 5),
+            (TraceMeta(speculative={"num_speculative_tokens": 4}), StepTotals(steps=1), 5),
+            (TraceMeta(speculative={"num_speculative_tokens": 4}), StepTotals(steps=1, num_spec_tokens=6), 7),
+            (TraceMeta(schema=1), StepTotals(steps=1), 1),
+            (TraceMeta(schema=1), None, None),
+            (TraceMeta(), StepTotals(steps=1), None),
+        ],
+        ids=["trace", "trace beside steps", "steps first", "no speculation", "no steps", "foreign trace"],
+    )
+    def test_who_tells_how_large_a_chunk_may_be(
+        self, meta: TraceMeta, steps: StepTotals | None, limit: int | None
+    ) -> None:
+        at_limit, beyond = (
+            gates(TraceTotals(meta=meta, largest_chunk=size), steps, None, None)["largest_chunk"]
+            for size in (limit or 99, (limit or 99) + 1)
+        )
+        assert (at_limit.limit, at_limit.passed, beyond.passed) == (limit, True, limit is None)
+
+
 class TestFolders:
     def test_compressed_files_are_found(self, capture: Path) -> None:
         for path in list(capture.glob("*.part")):
@@ -210,6 +253,12 @@ class TestFolders:
     def test_without_client_there_is_no_accounting(self, capture: Path) -> None:
         (capture / "client.jsonl.part").unlink()
         assert "accounting" not in validate_capture(capture, []).gates
+
+    def test_with_an_unreadable_file_there_is_none_either(self, capture: Path) -> None:
+        (capture / "aborted.jsonl.part").write_bytes(b"{}\n")
+        found = validate_capture(capture, [])
+        assert [problem.file for problem in found.problems] == ["aborted.jsonl.part"]
+        assert found.accounting is None
 
     def test_unreadable_client_is_a_problem_with_its_line(self, capture: Path) -> None:
         with (capture / "client.jsonl.part").open("ab") as stream:

@@ -192,6 +192,11 @@ class TestReaderRules:
         found = validated(tmp_path, "trace.jsonl", GOOD_META, GOOD, GOOD[:50], end=b"")
         assert broken(found) == [(3, "torn-line")]
 
+    def test_a_last_line_that_is_whole_but_for_its_end_is_judged_like_others(self, tmp_path: Path) -> None:
+        assert validated(tmp_path, "trace.jsonl", GOOD_META, GOOD, end=b"").problems == []
+        found = validated(tmp_path, "trace.jsonl", GOOD_META, edited(RECORD, ttft_ms=...), end=b"")
+        assert broken(found) == [(2, "missing-field")]
+
     def test_gzip_without_trailer_is_tolerated_and_said(self, tmp_path: Path) -> None:
         whole = gzip.compress(b"\n".join([GOOD_META, GOOD, GOOD, b""]))
         (tmp_path / "trace.jsonl.gz").write_bytes(whole[:-8])
@@ -252,6 +257,10 @@ class TestReaderRules:
         found = validated(tmp_path, "trace.jsonl", *lines)
         assert found.passed
         assert note in found.files[0].notes[0]
+
+    def test_nothing_is_said_of_replay_where_no_record_can_be_read(self, tmp_path: Path) -> None:
+        found = validated(tmp_path, "trace.jsonl", GOOD_META, edited(RECORD, output_tokens=-1))
+        assert (found.passed, found.files[0].notes) == (False, [])
 
 
 class TestKinds:
