@@ -10,9 +10,10 @@ from tests.support.kubectl import Kubectl
 
 @pytest.fixture(scope="module")
 def refusing(crds: Cluster) -> Kubectl:
-    """kubectl in a namespace that all tests here may share: nothing gets into it."""
+    """kubectl in a namespace that all tests here may share, for nothing gets into it."""
     kubectl = Kubectl(crds.kubeconfig, "refusals")
     kubectl.must("create", "namespace", kubectl.namespace)
+    kubectl.must("apply", "--dry-run=server", "--filename=-", stdin=sdd("good", {"target": {"model": "org/target"}}))
     return kubectl
 
 
@@ -24,12 +25,12 @@ def test_bad_spec_is_refused_with_field_and_fix(refusing: Kubectl, bad: Bad) -> 
     complaint = [line for line in answer.stderr.splitlines() if f"{bad.field}:" in line]
     assert complaint, f"{bad.field} is not named in: {answer.stderr}"
     assert any(bad.fix in line for line in complaint), f"{bad.fix!r} is not offered in: {answer.stderr}"
-    assert refusing("get", "sdd", "-o", "name").stdout == ""
 
 
 @pytest.mark.parametrize("name", ["1st", "a" * 53, "a.b"])
 def test_name_that_cannot_name_a_service_is_refused(refusing: Kubectl, name: str) -> None:
     answer = refusing.apply(sdd(name, {"target": {"model": "org/target"}}))
+    assert answer.returncode != 0, "the API server took it"
     assert "metadata.name" in answer.stderr
     assert "use at most 52 of a-z, 0-9 and -" in answer.stderr
 
@@ -38,7 +39,7 @@ def test_name_that_cannot_name_a_service_is_refused(refusing: Kubectl, name: str
 def test_unknown_field_is_refused_by_name(refusing: Kubectl, how: tuple[str, ...]) -> None:
     answer = refusing.apply(sdd("odd", {"target": {"model": "org/target", "modle": "typo"}}), *how)
     assert answer.returncode != 0
-    assert "spec.target.modle" in answer.stderr or ".spec.target.modle" in answer.stderr
+    assert "spec.target.modle" in answer.stderr
 
 
 def sdd(name: str, spec: object) -> str:

@@ -3,9 +3,11 @@
 Run as a module, this file writes that text anew: `./just golden`.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -19,8 +21,10 @@ from specdecode_operator.services.capture.decision import decide
 from specdecode_operator.services.capture.subject import read_capture
 from specdecode_operator.services.capture.surroundings import DeploymentSeen, Surroundings
 from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
 from specdecode_operator.services.intent import Intent
 from specdecode_operator.services.model_download import wanted_downloads
+from specdecode_operator.services.observation import Observation
 from specdecode_operator.services.parent import read_parent
 from tests.support.objects import H100, H200, Body, parent
 
@@ -41,6 +45,12 @@ _LINE_WIDTH = 120
 
 def _intent(body: Body, *, downloaded: bool = True) -> Intent:
     """Decide for an object whose models are in its cache, if it has one."""
+    return _decided(json.dumps(body), downloaded=downloaded)
+
+
+@cache
+def _decided(text: str, *, downloaded: bool) -> Intent:
+    body = json.loads(text)
     owner = read_parent(parent(body["spec"], name=body["metadata"]["name"]))
     sources = wanted_downloads(SpecDecodeDeploymentSpec.model_validate(body["spec"])).values() if downloaded else ()
     return intend(owner, FLEET, groups=True, downloads={source.key: _COMMIT for source in sources})
@@ -79,8 +89,12 @@ def _name(body: Body) -> str:
 
 
 def _ours() -> list[Body]:
-    bodies = [body for path in sorted(EXAMPLES.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text())]
-    return [body for body in bodies if body["apiVersion"].startswith(f"{GROUP}/")]
+    return [body for path in sorted(EXAMPLES.glob("*.yaml")) for body in ours_in(path)]
+
+
+def ours_in(path: Path) -> list[Body]:
+    """Return the objects of our kinds in a file."""
+    return [body for body in yaml.safe_load_all(path.read_text()) if body["apiVersion"].startswith(f"{GROUP}/")]
 
 
 RENDERERS: Mapping[str, Callable[[Body], list[Body]]] = {deployment.KIND: _children, capture.KIND: _captured}
@@ -91,10 +105,20 @@ def golden_texts() -> dict[str, str]:
     """Return the objects of every example that has some, by the name of its file."""
     texts = {}
     for path in sorted(EXAMPLES.glob("*.yaml")):
-        ours = [body for body in yaml.safe_load_all(path.read_text()) if body["apiVersion"].startswith(f"{GROUP}/")]
-        if ours:
+        if ours := ours_in(path):
             texts[path.name] = "".join(_documents(path, ours))
     return texts
+
+
+def statuses() -> dict[str, Body]:
+    """Return the status of every deployment among the examples, by its name."""
+    owners = [body for body in _ours() if body["kind"] == deployment.KIND]
+    return {
+        _name(body): compose_status(
+            read_parent(parent(body["spec"], name=_name(body))), _intent(body), Observation(), NOW
+        ).model_dump(by_alias=True, mode="json", exclude_none=True)
+        for body in owners
+    }
 
 
 def _documents(path: Path, bodies: list[Body]) -> Iterator[str]:

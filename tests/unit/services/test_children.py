@@ -36,10 +36,6 @@ def test_every_child_is_owned_labelled_and_hashed() -> None:
         assert child["metadata"]["annotations"]["specdecode.io/applied-hash"]
 
 
-def test_rendering_is_deterministic() -> None:
-    assert render(pair_70b()) == render(pair_70b())
-
-
 @pytest.mark.parametrize(("replicas", "wanted"), [(1, False), (2, True)])
 def test_a_disruption_budget_exists_where_there_is_something_to_keep(replicas: int, *, wanted: bool) -> None:
     assert ("PodDisruptionBudget" in render(pair_70b(replicas=replicas))) is wanted
