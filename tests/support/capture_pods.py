@@ -17,9 +17,9 @@ from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from tests.support.recordings import ZERO_S, ZERO_WALL_S, Recording, Scenario, write_lines
 
-PATIENT = Patience(recording_s=20, closed_s=20, closed_anyway_s=0.5, image_id_s=2)
-SHORT = Patience(recording_s=0.5, closed_s=0.5, closed_anyway_s=0.5)
-"""For what never comes."""
+PATIENT = Patience(recording_s=60, closed_s=60, closed_anyway_s=0, image_id_s=60)
+NONE = Patience(recording_s=0, closed_s=0, closed_anyway_s=0)
+"""For what never comes: a job looks once."""
 DEADLINE_S = 30.0
 
 

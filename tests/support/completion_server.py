@@ -136,6 +136,7 @@ class CompletionServer:
                 await writer.drain()
             finally:
                 writer.close()
+                await writer.wait_closed()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

@@ -19,6 +19,7 @@ from specdecode_operator.capture.recorder.segment import Segment
 from specdecode_operator.capture.recorder.writer import Writer
 from tests.support.capture_pods import Pod, healthy_engine
 from tests.support.completion_server import CompletionServer, completion_server
+from tests.support.driven_clock import DrivenClock, driven_clock
 from tests.support.engine_standins import ApiServer, OlderOutputProcessor, OutputProcessor, engine_classes
 
 BLOCK_SIZE = 4
@@ -136,3 +137,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a load wait after failures, and connect ahead, no longer than a test needs."""
     monkeypatch.setattr(phases, "FAILURE_PAUSE_S", 0.0)
     monkeypatch.setattr(phases, "CONNECT_AHEAD_S", 0.05)
+
+
+@pytest.fixture
+def clock() -> Iterator[DrivenClock]:
+    """The clock, to be put forward."""
+    with driven_clock() as driven:
+        yield driven

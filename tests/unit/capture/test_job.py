@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import Manifest
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.segment_lines import Header
+from specdecode_operator.capture.files.segments import recorders_closed
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import Job, error_message, report, success_message
 from specdecode_operator.capture.job_finish import Published
@@ -26,8 +28,11 @@ from specdecode_operator.capture.load.engine_ready import MetricsDelta
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from specdecode_operator.engine.metrics import SpeculationReading
-from tests.support.capture_pods import PATIENT, SHORT, HealthyEngine, Pod, Result, environment
+from tests.support.capture_pods import NONE, PATIENT, HealthyEngine, Pod, Result, environment
 from tests.support.recordings import ZERO_S, Recording, Scenario, closed, header, read_lines_of, write_lines
+
+MOMENT_S = 0.001
+"""A deadline that is over as soon as it is looked at."""
 
 
 def failure_of(pod: Pod, load: Callable[[RunSettings, Path, Stop], Awaitable[Result]] | None = None) -> CaptureError:
@@ -135,7 +140,7 @@ class TestPublished:
     def test_image_that_nobody_says_in_time(self, pod: Pod, tmp_path: Path) -> None:
         pod.start()
         (tmp_path / "engine-image-id").write_text("uid-0 docker.io/vllm/vllm-openai@sha256:0")
-        pod.job = Job(pod.environment, PATIENT, tmp_path / "engine-image-id")
+        pod.job = Job(pod.environment, replace(PATIENT, image_id_s=0), tmp_path / "engine-image-id")
         manifest = pod.job.run(pod.load).manifest
         assert manifest.image_id is None
         assert any("the digest of the engine's image is not known" in note for note in manifest.notes)
@@ -163,7 +168,7 @@ async def waits_for_stop(pod: Pod, folder: Path, stop: Stop) -> Result:
 class TestFailures:
     def test_engine_that_is_not_ready(self, tmp_path: Path) -> None:
         pod = Pod(tmp_path, "http://127.0.0.1:9")
-        pod.job = Job(environment(tmp_path, "http://127.0.0.1:9", deadline_seconds=0.3), SHORT)
+        pod.job = Job(environment(tmp_path, "http://127.0.0.1:9", deadline_seconds=MOMENT_S), NONE)
         pod.start()
         failure = failure_of(pod)
         pod.end()
@@ -173,7 +178,7 @@ class TestFailures:
         pod.start()
         for path in pod.places.segments.glob("*1.jsonl"):
             path.unlink()
-        pod.job = Job(pod.environment, SHORT)
+        pod.job = Job(pod.environment, NONE)
         failure = failure_of(pod)
         assert failure.reason == "RecorderMissing"
         assert failure.message.startswith("1 API servers record")
@@ -192,7 +197,7 @@ class TestFailures:
             return write_bytes(path, content)
 
         monkeypatch.setattr(Path, "write_bytes", full)
-        pod.job = Job(pod.environment, SHORT)
+        pod.job = Job(pod.environment, NONE)
         assert failure_of(pod).reason == "DiskFull"
 
     def test_recorder_that_does_not_know_the_engine(self, pod: Pod) -> None:
@@ -260,7 +265,7 @@ class TestFailures:
 
     def test_recorder_that_never_finishes(self, pod: Pod) -> None:
         pod.start(last_lines=False)
-        pod.job = Job(pod.environment, SHORT)
+        pod.job = Job(pod.environment, NONE)
         assert failure_of(pod).reason == "RecorderNotClosed"
 
     def test_lost_lines_fail_the_capture(self, pod: Pod) -> None:
@@ -323,15 +328,15 @@ class TestFailures:
             return await waits_for_stop(pod, folder, stop)
 
         pod.start()
+        pod.job = Job(pod.environment, replace(PATIENT, closed_anyway_s=60))
         failure = failure_of(pod, load)
         assert (failure.reason, failure.message) == ("Cancelled", "stopped before its end: SIGTERM received")
-        # What was recorded is whole nevertheless.
-        assert pod.places.close_file.exists()
+        assert recorders_closed(pod.places.segments), "what was recorded is whole nevertheless"
         assert pod.label.files["client.jsonl.part"] > 0
 
     def test_load_that_takes_too_long(self, tmp_path: Path, engine_url: str) -> None:
         pod = Pod(tmp_path, engine_url)
-        pod.job = Job(environment(tmp_path, engine_url, deadline_seconds=2), SHORT)
+        pod.job = Job(environment(tmp_path, engine_url, deadline_seconds=MOMENT_S), NONE)
         pod.start()
         failure = failure_of(pod, lambda _settings, folder, stop: waits_for_stop(pod, folder, stop))
         pod.end()
@@ -390,7 +395,7 @@ class TestAttemptAfterPublication:
 
     def test_it_says_what_was_published(self, pod: Pod, published: Published) -> None:
         # No engine answers: there is nothing to ask it.
-        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2"), SHORT)
+        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2"), NONE)
         second.prepare(pod.recorder)
         found = second.run(self.never)
         assert success_message(found) == success_message(published)
@@ -413,7 +418,7 @@ class TestAttemptAfterPublication:
             with pytest.raises(KeyboardInterrupt):
                 pod.job.run(pod.load)
         assert pod.label.reason == "Unfinished"
-        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2"), SHORT)
+        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2"), NONE)
         second.prepare(pod.recorder)
         assert second.run(self.never).summary.records == 12
         assert validate_capture(pod.places.final).problems == []
@@ -422,7 +427,7 @@ class TestAttemptAfterPublication:
     @pytest.mark.parametrize("uid", ["capture-2", None], ids=["another", "unknown"])
     @pytest.mark.usefixtures("published")
     def test_files_of_another_capture_of_that_name_are_not_its_own(self, pod: Pod, uid: str | None) -> None:
-        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2", capture_uid=uid), SHORT)
+        second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2", capture_uid=uid), NONE)
         with pytest.raises(CaptureError) as failure:
             second.prepare(pod.recorder)
         assert failure.value.reason == "AlreadyPublished"

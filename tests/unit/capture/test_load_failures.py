@@ -4,7 +4,6 @@ import asyncio
 import os
 import resource
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from tests.support.completion_server import (
     rejection,
     token_event,
 )
+from tests.support.driven_clock import DrivenClock
 from tests.support.load_runs import CLOSED, FAST, names_in, run, settings_for, until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -93,12 +93,22 @@ async def test_what_goes_wrong_is_an_outcome(
         assert ("latency_ms" in line) == ("first_token_ms" in line)
 
 
-async def test_one_that_takes_too_long_is_timed_out(server: CompletionServer, tmp_path: Path) -> None:
-    server.answer = never_answer
+async def test_one_that_takes_too_long_is_timed_out(
+    server: CompletionServer, tmp_path: Path, clock: DrivenClock
+) -> None:
+    async def hang(_request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK_HEAD + chunk(token_event([1000])))
+        await clock.let_arrive()
+        clock.advance(12.5)
+        await asyncio.Event().wait()
+
+    server.answer = hang
     one = {**CLOSED, "concurrency": 1, "requests": 1}
-    _, [line] = await run(settings_for(server, timeoutSeconds=1.5, phases=[one]), tmp_path)
+    async with asyncio.timeout(60):
+        _, [line] = await run(settings_for(server, timeoutSeconds=12.5, phases=[one]), tmp_path)
     assert (line["outcome"], line["chunks"], line["http_status"]) == ("timed_out", 1, 200)
-    assert line["error"] == "not complete after 1.5 s"
+    assert line["error"] == "not complete after 12.5 s"
+    assert 12_500 <= line["finished_ms"] - line["sent_ms"] < 60_000
     assert "first_token_ms" in line
     assert "completion_tokens" not in line
 
@@ -155,14 +165,18 @@ async def test_what_was_not_due_when_a_run_is_stopped_is_no_request_at_all(
     assert (lines, result.outcomes, server.received) == ([], {}, [])
 
 
-async def test_an_engine_that_leaves_before_a_request_is_due_did_not_get_it(server: CompletionServer) -> None:
+async def test_an_engine_that_leaves_before_a_request_is_due_did_not_get_it(
+    server: CompletionServer, clock: DrivenClock
+) -> None:
     client = EngineClient(settings_for(server).engine, timeout_s=30)
     request = CompletionRequest("demo-one-0", Prompt([9]), max_tokens=2, temperature=0.0, ignore_eos=True)
-    due_s = time.monotonic() + 2
+    due_s = clock.time() + 3600
     sending = asyncio.create_task(client.send(client.prepare(request), due_s))
     await server.wait_for_connections(1)
     await server.close_connections()
-    left = await sending
+    clock.advance(3600)
+    async with asyncio.timeout(60):
+        left = await sending
     assert (left.outcome, left.sent_s, left.withdrawn) == ("not_sent", None, False)
     assert left.finished_s >= due_s
 

@@ -23,6 +23,7 @@ from tests.support.completion_server import (
     token_event,
     usage_event,
 )
+from tests.support.driven_clock import DrivenClock
 from tests.support.load_runs import CLOSED, FAST, run, settings_for, until
 from tests.support.recordings import Recording, Scenario
 
@@ -75,20 +76,22 @@ async def test_a_request_is_what_vllm_takes_and_its_line_says_what_became_of_it(
     assert result.stop_reason is None
 
 
-async def test_what_follows_the_last_token_is_not_its_latency(server: CompletionServer, tmp_path: Path) -> None:
+async def test_what_follows_the_last_token_is_not_its_latency(
+    server: CompletionServer, tmp_path: Path, clock: DrivenClock
+) -> None:
     """As with vLLM's own benchmark: usage and end mark of a busy frontend come when the tokens are long there."""
-    tail_s = 0.05
 
     async def late_tail(_request: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(OK_HEAD + chunk(token_event([1, 2])))
-        await writer.drain()
-        await asyncio.sleep(tail_s)
+        await clock.let_arrive()
+        clock.advance(10)
         writer.write(chunk(usage_event(12, 2)) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
 
     server.answer = late_tail
     _, [line] = await run(settings_for(server, phases=[{**CLOSED, "requests": 1}]), tmp_path)
-    assert line["finished_ms"] - line["last_token_ms"] > 900 * tail_s
+    assert line["finished_ms"] - line["last_token_ms"] >= 10_000
     assert line["latency_ms"] == pytest.approx(line["last_token_ms"] - line["sent_ms"], abs=0.002)
+    assert line["latency_ms"] < line["finished_ms"] - line["sent_ms"] - 9_999
     assert line["completion_tokens"] == 2
 
 
