@@ -2,31 +2,32 @@
 
 from collections.abc import Mapping
 
-from tests.support.captures import capture_spec
+from tests.support.captures import SHORT, capture_spec
 from tests.support.field_cases import FieldCase, at, refused
 from tests.support.objects import Body
 
 
+def _workload(**fields: object) -> Body:
+    return capture_spec(workload={**SHORT, **fields})
+
+
 def _phase(pattern: str, **fields: object) -> Body:
-    return capture_spec(workload={"phases": [{"name": "one", "pattern": pattern, "durationSeconds": 60, **fields}]})
+    return _workload(phases=[{"name": "one", "pattern": pattern, "durationSeconds": 20, **fields}])
 
 
 def _dataset(**fields: object) -> Body:
     dataset = {"configMap": {"name": "prompts"}, "path": "a.jsonl", "format": "JSONL", "outputTokens": 64, **fields}
-    return capture_spec(workload={"prompts": {"dataset": dataset}})
+    return _workload(prompts={"dataset": dataset})
 
 
 PLAIN = capture_spec()
-SYNTHETIC = capture_spec(workload={"prompts": {"synthetic": {"promptTokens": 256, "outputTokens": 64}}})
+SYNTHETIC = _workload(prompts={"synthetic": {"promptTokens": 256, "outputTokens": 64}})
 ON_A_CLAIM = _dataset(configMap=None, persistentVolumeClaim={"claimName": "prompts"})
 BURST = _phase("Burst", burstSize=8, burstIntervalSeconds=10)
 STAIRCASE = _phase("Staircase", requestsPerSecond="1", stepSeconds=10, stepRequestsPerSecond="1")
 MULTITURN = _phase("Multiturn", concurrency=2, turns=3, thinkSeconds=1)
-BY_NUMBER = capture_spec(workload={"phases": [{"name": "one", "pattern": "Closed", "concurrency": 2, "requests": 8}]})
-TWO_TEMPERATURES = capture_spec(
-    workload={
-        "temperatures": [{"temperature": "0.0", "sharePercent": 60}, {"temperature": "1.0", "sharePercent": 40}],
-    }
+TWO_TEMPERATURES = _workload(
+    temperatures=[{"temperature": "0.0", "sharePercent": 60}, {"temperature": "1.0", "sharePercent": 40}]
 )
 
 CAPTURE_FIELDS: Mapping[str, FieldCase] = {
@@ -45,8 +46,8 @@ CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "workload.phases[].pattern": at("Poisson", on=_phase("Constant", requestsPerSecond="2")),
     "workload.phases[].concurrency": at(4, on=_phase("Closed", concurrency=2)),
     "workload.phases[].requestsPerSecond": at("4", on=_phase("Constant", requestsPerSecond="2")),
-    "workload.phases[].durationSeconds": at(120, on=BURST),
-    "workload.phases[].requests": at(16, on=BY_NUMBER),
+    "workload.phases[].durationSeconds": at(40, on=BURST),
+    "workload.phases[].requests": at(16, on=PLAIN),
     "workload.phases[].burstSize": at(16, on=BURST),
     "workload.phases[].burstIntervalSeconds": at(20, on=BURST),
     "workload.phases[].stepSeconds": at(20, on=STAIRCASE),

@@ -7,32 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.services.capture.decision import decide
-from specdecode_operator.services.capture.status import compose_status as compose_capture_status
-from specdecode_operator.services.capture.status import is_outlived
-from specdecode_operator.services.capture.subject import read_capture
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
-from tests.support.capture_field_cases import CAPTURE_FIELDS
-from tests.support.captures import capture, deployment_seen, surroundings
-from tests.support.decisions import NOW
+from tests.support.capture_field_cases import BURST, CAPTURE_FIELDS, MULTITURN, PLAIN
 from tests.support.field_cases import DEPLOYMENT_FIELDS, FieldCase
-from tests.support.objects import Body, parent
-from tests.support.schedule_field_cases import SCHEDULE_FIELDS, schedule_outcomes
+from tests.support.field_outcomes import Outcome, capture_outcome, deployment_outcome, forget_outcomes
+from tests.support.objects import Body
+from tests.support.schedule_field_cases import SCHEDULE_FIELDS
 
 CRDS = Path(__file__).parents[2] / "crds"
-Outcome = tuple[Any, Body]
-"""What is wanted for an object, and its status."""
-
-LONG_AGO = {
-    "finishedAt": "2025-01-01T00:00:00Z",
-    "conditions": [
-        {"type": "Succeeded", "status": "True", "reason": "Published", "message": "m", "observedGeneration": 1}
-        | {"lastTransitionTime": "2025-01-01T00:00:00Z"}
-    ],
-}
 
 
 def leaves(schema: Body, path: str = "") -> Iterator[str]:
@@ -57,25 +38,6 @@ def fields() -> Iterator[tuple[str, str]]:
             yield crd["spec"]["names"]["kind"], field
 
 
-def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
-    """Objects that are wanted for a spec, and its status."""
-    owner = read_parent(parent(spec))
-    intent = intend(owner, case.nodes)
-    status = compose_status(owner, intent, Observation(), NOW)
-    wanted = (intent.children, schedule_outcomes(spec.get("captures", [])))
-    return wanted, status.model_dump(by_alias=True, mode="json", exclude_none=True)
-
-
-def capture_outcome(spec: Body, _: FieldCase) -> Outcome:
-    """What is written for a capture that may start, its status, and whether it goes once it ended long ago."""
-    subject = read_capture(capture(spec))
-    engine = deployment_seen(engines_wanted=1)
-    decision = decide(subject, surroundings(deployment=engine, dataset={"data": {"a.jsonl": ""}}), NOW)
-    status = compose_capture_status(subject, decision, NOW)
-    goes = is_outlived(read_capture(capture(spec, status=LONG_AGO)), NOW)
-    return (decision.writes, goes), status.model_dump(by_alias=True, mode="json", exclude_none=True)
-
-
 KINDS: Mapping[str, tuple[Mapping[str, FieldCase], Callable[[Body, FieldCase], Outcome]]] = {
     "SpecDecodeCapture": (CAPTURE_FIELDS, capture_outcome),
     "SpecDecodeDeployment": ({**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS}, deployment_outcome),
@@ -95,6 +57,14 @@ def test_every_kind_is_walked() -> None:
 
 def test_no_case_is_for_a_field_that_is_gone() -> None:
     assert {(kind, field) for kind, (cases, _) in KINDS.items() for field in cases} <= set(fields())
+
+
+def test_the_same_spec_gives_the_same_outcome() -> None:
+    """Only then is a difference the field's."""
+    for spec in (PLAIN, BURST, MULTITURN):
+        before = capture_outcome(spec)
+        forget_outcomes()
+        assert capture_outcome(spec) == before
 
 
 @pytest.mark.parametrize(("kind", "field"), [each for each in fields() if each[0] in KINDS])

@@ -1,0 +1,111 @@
+"""What comes of an object's fields: what is made and done, without the places where a field is only copied to."""
+
+import dataclasses
+import json
+from functools import cache
+from typing import Any
+
+from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
+from specdecode_operator.capture.recorder.settings import STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
+from specdecode_operator.services.capture.decision import decide
+from specdecode_operator.services.capture.job import LOAD
+from specdecode_operator.services.capture.status import compose_status as compose_capture_status
+from specdecode_operator.services.capture.status import is_outlived
+from specdecode_operator.services.capture.subject import read_capture
+from specdecode_operator.services.decision import intend
+from specdecode_operator.services.deployment_status import compose_status
+from specdecode_operator.services.observation import Observation
+from specdecode_operator.services.overlay import ENGINE_CONTAINER
+from specdecode_operator.services.parent import read_parent
+from tests.support.captures import capture, deployment_seen, surroundings
+from tests.support.decisions import NOW
+from tests.support.field_cases import FieldCase
+from tests.support.objects import Body, parent
+from tests.support.schedule_field_cases import schedule_outcomes
+from tests.support.simulated_load import DATASETS, simulated_load
+
+Outcome = tuple[Any, Body]
+"""What is made and done for an object, and its status."""
+
+_COPIES = ("specdecode.io/applied-hash", "specdecode.io/template-hash", "plan.json")
+"""Of all that is in an object, and of all that its plan was made from."""
+
+_TOLD = (SETTINGS_VARIABLE, TOKEN_IDS_VARIABLE, STEPS_VARIABLE)
+"""Variables that hold fields as they are, for programs that are asked here what they make of them."""
+
+_LONG_AGO = {
+    "finishedAt": "2025-01-01T00:00:00Z",
+    "conditions": [
+        {"type": "Succeeded", "status": "True", "reason": "Published", "message": "m", "observedGeneration": 1}
+        | {"lastTransitionTime": "2025-01-01T00:00:00Z"}
+    ],
+}
+
+
+def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
+    """Objects that are wanted for a spec with what becomes of its captures, and its status."""
+    owner = read_parent(parent(spec))
+    intent = intend(owner, case.nodes)
+    status = compose_status(owner, intent, Observation(), NOW)
+    scheduled = [
+        dataclasses.replace(decision, create=[_created(body) for body in decision.create])
+        for decision in schedule_outcomes(spec.get("captures", []))
+    ]
+    return (_without_copies(intent.children), scheduled), _dumped(status)
+
+
+def capture_outcome(spec: Body, _: FieldCase | None = None) -> Outcome:
+    """What is written for a capture that may start, what is recorded and sent then, whether it goes long after."""
+    done, status = _capture_outcome(json.dumps(spec, sort_keys=True))
+    return done, status
+
+
+@cache
+def _capture_outcome(spec_text: str) -> Outcome:
+    spec = json.loads(spec_text)
+    subject = read_capture(capture(spec))
+    seen = surroundings(deployment=deployment_seen(engines_wanted=1), dataset={"data": DATASETS})
+    decision = decide(subject, seen, NOW)
+    goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW)
+    writes = dataclasses.replace(decision.writes, job=None)
+    job = _job_outcome(decision.writes.job) if decision.writes.job else None
+    return (writes, job, goes), _dumped(compose_capture_status(subject, decision, NOW))
+
+
+def forget_outcomes() -> None:
+    """Let what comes of a capture be found out anew."""
+    _capture_outcome.cache_clear()
+    simulated_load.cache_clear()
+
+
+def _job_outcome(job: Body) -> Any:
+    """The Job without the settings that stand in it, and what those are for: the requests, and what is recorded."""
+    pod = job["spec"]["template"]["spec"]
+    containers = {each["name"]: each for each in [*pod["initContainers"], *pod["containers"]]}
+    environments = {name: _literal(container) for name, container in containers.items()}
+    settings = environments[LOAD][SETTINGS_VARIABLE].replace("$$", "$")
+    for container in containers.values():
+        container["env"] = [each for each in container.get("env") or [] if each["name"] not in _TOLD]
+    return _without_copies(job), Settings.from_environment(environments[ENGINE_CONTAINER]), simulated_load(settings)
+
+
+def _literal(container: Body) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container.get("env") or [] if "value" in each}
+
+
+def _created(body: Body) -> Any:
+    """A capture that a schedule creates: for its spec, what comes of one."""
+    return {name: part for name, part in body.items() if name != "spec"}, capture_outcome(body["spec"])
+
+
+def _without_copies(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_copies(part) for name, part in value.items() if name not in _COPIES}
+    if isinstance(value, list | tuple):
+        return [_without_copies(part) for part in value]
+    return value
+
+
+def _dumped(status: Any) -> Body:
+    dumped: Body = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dumped
