@@ -302,6 +302,8 @@ def test_a_crash_is_written_down_once_and_not_for_ever(story: Story) -> None:
     assert memory is not None
     fourth = replace(history, crashed=history.crashed | {("0", "1", "3")})
     assert with_crashes(memory, fourth) == memory, "three are believed"
+    other = replace(history, template="b", crashed=frozenset({("0", "1", "0")}))
+    assert with_crashes(memory, other) == replace(memory, groups=other), "those of another template are not counted"
     assert with_crashes(memory, replace(history, crashed=frozenset())) == replace(memory, groups=None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import PodTemplate
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.cluster.fleet import NodeFacts
 from specdecode_operator.services.decision import intend
 from specdecode_operator.services.findings import Finding
@@ -15,7 +15,7 @@ from specdecode_operator.services.overlay import overlay_problems
 from specdecode_operator.services.parent import read_parent
 from specdecode_operator.services.readiness import summarize
 from specdecode_operator.services.rollout import read_rollout
-from tests.support.objects import H200, Body, deployment, pair_70b, parent, pod, tiny_cpu
+from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8),)
 DRAFTING = Finding("SpeculationActive", ConditionStatus.TRUE, "Drafting", "acceptance 71%")
@@ -172,3 +172,50 @@ def test_a_lost_node_is_told_and_its_pod_started_elsewhere(status: Body) -> None
     assert summary(live, lost) == ("Unknown", "NodeLost", True, False)
     unscheduled = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}])
     assert summary(live, lost, unscheduled)[1] == "Unschedulable", "what its successor lacks says more"
+
+
+def test_what_the_controller_said_of_an_earlier_spec_says_nothing_of_this_one() -> None:
+    live = deployment(replicas=2, updated=2, available=0, generation=2)
+    refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    live["status"]["conditions"] = [OVERDUE, refused]
+    earlier = read_rollout(live, [], 2)
+    assert (earlier.overdue, earlier.trouble) == (False, None)
+    live["status"]["observedGeneration"] = 2
+    present = read_rollout(live, [], 2)
+    assert present.overdue
+    assert present.trouble is not None
+    assert (present.trouble.reason, present.trouble.message) == (
+        "PodsRefused",
+        "no engine pod can be created: exceeded quota",
+    )
+
+
+def test_how_an_engine_ends_that_is_to_go_is_no_trouble() -> None:
+    ending = pod("llama-old", containerStatuses=[ended(137)])
+    ending["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
+    assert summary(deployment(replicas=2, updated=2, available=1), ending)[1] == "Starting"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "generation", "found"),
+    [
+        (ConditionStatus.TRUE, "Serving", 1, "ReplicasLost"),
+        (ConditionStatus.TRUE, "SpeculationInactive", 1, "ReplicasLost"),
+        (ConditionStatus.FALSE, "ReplicasLost", 1, "ReplicasLost"),
+        (ConditionStatus.TRUE, "Suspended", 1, "Starting"),
+        (ConditionStatus.TRUE, "Serving", 0, "Starting"),
+    ],
+)
+def test_replicas_are_lost_only_by_a_spec_that_had_them(
+    status: ConditionStatus, reason: str, generation: int, found: str
+) -> None:
+    before = Condition(
+        type="Ready",
+        status=status,
+        reason=reason,
+        message="",
+        observed_generation=generation,
+        last_transition_time="2026-01-01T00:00:00Z",
+    )
+    rollout = read_rollout(deployment(replicas=2, updated=2, available=1), [], 2)
+    assert summarize(rollout, DRAFTING, before, 1).reason == found

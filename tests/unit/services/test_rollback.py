@@ -205,6 +205,16 @@ def test_a_changed_spec_is_tried_and_what_serves_is_the_next_good_one(story: Sto
     assert story.template_hash == second
 
 
+@pytest.mark.parametrize("idle", [{"suspend": True}, {"replicas": 0}])
+def test_a_spec_that_nobody_let_start_has_not_served(story: Story, idle: Body) -> None:
+    story.apply(**changed(**idle))
+    assert story.look(0, replicas=0)["Ready"].status == "True"
+    story.apply(**changed())
+    story.look(0, crash_looping(0, REFUSED))
+    assert story.look(1)["Ready"].reason == "RolledBack"
+    assert story.template_hash == story.good
+
+
 def test_engines_that_served_before_are_not_taken_back_for_what_befalls_them_later() -> None:
     story = Story()
     story.apply()
