@@ -1,0 +1,26 @@
+"""A problem shows the value that the spec has, so that people find what they wrote."""
+
+import pytest
+
+from specdecode_operator.api.base import Body
+from tests.unit.services.test_pairing import BAD, problems
+from tests.unit.services.test_rules_told_early import BROKEN
+
+SPECS = [spec for spec, _, _ in BAD.values()]
+SPECS += [spec for cases in BROKEN.values() for spec, _ in cases if isinstance(spec, dict)]
+
+
+def given(spec: Body, field: str) -> object:
+    """What a spec has at a field's path; None where it has nothing."""
+    value: object = {"spec": spec}
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_problem_of_a_plain_field_shows_what_is_written_there(spec: Body) -> None:
+    shown = [(found.value, given(spec, found.field)) for found in problems(spec)]
+    plain = [(str(value), str(written)) for value, written in shown if isinstance(written, str | int)]
+    # Two models whose vocabularies differ: the sizes tell more than the names.
+    assert [each for each in plain if each[0] != each[1] and not each[0].startswith("vocabulary of ")] == []
