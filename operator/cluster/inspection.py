@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 
 from specdecode_operator.api.base import Body
@@ -121,7 +122,8 @@ async def _load_kubeconfig(context: str | None) -> str:
         contexts, current = config.list_kube_config_contexts(file)
     except config.ConfigException as error:
         raise ClusterError(f"{where}: no cluster can be told from it ({error}): name a kubeconfig") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        # The client takes for granted that it is YAML, and a mapping.
         raise ClusterError(f"{where}: cannot be read ({type(error).__name__}): name a kubeconfig") from error
     names = [each["name"] for each in contexts]
     if context is not None and context not in names:

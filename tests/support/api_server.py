@@ -161,6 +161,8 @@ class ApiServer:
         parts = request.path.strip("/").split("/")
         if (found := self._discovery(parts)) is not None:
             return web.json_response(found)
+        if parts[-1] == "subjectaccessreviews":
+            return web.json_response(self._review(await request.json()))
         try:
             call = self._call(request, parts)
             self.requests.append(f"{call.permission} {call.name}".rstrip())
@@ -172,7 +174,14 @@ class ApiServer:
             body = json.loads(text) if (text := await request.text()) else {}
             return web.json_response(self._answer(call, request, body))
         except RefusalError as error:
+            if str(error).startswith("<"):
+                return web.Response(status=error.status, text=str(error))  # a proxy's word, not a server's
             return web.json_response({"kind": "Status", "message": str(error)}, status=error.status)
+
+    def _review(self, question: Body) -> Body:
+        asked = question["spec"]["resourceAttributes"]
+        allowed = self.granted is None or f"{asked['verb']} {asked['resource']}" in self.granted
+        return {**question, "status": {"allowed": allowed}}
 
     def _answer(self, call: _Call, request: web.Request, body: Body) -> Body:
         if call.verb == "list":
@@ -180,8 +189,9 @@ class ApiServer:
             # A real list leaves out what its kind says already.
             items = [
                 {field: value for field, value in each.items() if field not in {"kind", "apiVersion"}}
-                for (plural, _, _), each in sorted(self._objects.items())
-                if plural == call.resource.qualified_plural and _matches(each, selector)
+                for (plural, namespace, _), each in sorted(self._objects.items())
+                if plural == call.resource.qualified_plural and call.namespace in ("", namespace)
+                if _matches(each, selector)
             ]
             return {"metadata": {"resourceVersion": str(self._version)}, "items": items}
         if call.verb == "create":

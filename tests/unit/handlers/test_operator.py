@@ -1,8 +1,12 @@
 """The whole operator against an API server in memory: what it asks for, its start, its health and its end."""
 
+import asyncio
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 import yaml
 
@@ -16,9 +20,17 @@ from specdecode_operator.cluster.resources import (
     POD,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    WATCHED,
 )
+from specdecode_operator.handlers import lifecycle
 from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
-from specdecode_operator.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
+from specdecode_operator.labels import (
+    CAPTURE_LABEL,
+    CAPTURED_DEPLOYMENT_LABEL,
+    OWNED_SELECTOR,
+    PUBLISHED_LABEL,
+    SCHEDULE_LABEL,
+)
 from specdecode_operator.services.doctor.install import OPERATOR_RIGHTS
 from specdecode_operator.services.manifests import child_labels, owned, owner_reference
 from specdecode_operator.services.parent import read_parent
@@ -143,3 +155,69 @@ def test_the_role_grants_exactly_the_rights_that_are_listed(file: str) -> None:
     # The rules of the chart hold no template.
     rules = (ROOT / file).read_text().partition("\nrules:\n")[2].partition("\n---\n")[0]
     assert role_rights(yaml.safe_load(rules)) == LISTED
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}{path}") as found:
+        return found.status, found.read().decode()
+
+
+async def test_what_watches_bring_is_carried_out_also_after_they_broke_off(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded_operator(monkeypatch) as operator:
+        add(api, "llama", tiny_cpu(suspend=True))
+        await eventually(lambda: ready(api, "llama"), lambda: "it is seen")
+        api.end_watches()
+        api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(replicas=0))
+        await eventually(lambda: ready(api, "llama")["reason"] == "ScaledToZero", lambda: "the change is seen")
+        api.remove(SPECDECODE_DEPLOYMENT, "llama")
+        await eventually(lambda: not operator.state.cache.parents(), lambda: "its end is seen")
+        status, _ = await asyncio.to_thread(answer, operator.health_port, "/healthz")
+        assert status == 200
+    assert not [each for each in api.requests if each.startswith("patch specdecodedeployments.specdecode.io ")], (
+        "kopf keeps nothing on objects: neither annotations nor finalizers"
+    )
+
+
+async def test_a_start_that_fails_is_tried_again(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_RETRY_S", 0.01)
+    api.refusals["list nodes"] = (500, "etcd is slow")
+    api.before["list nodes"] = lambda: api.before.update({"list nodes": api.refusals.clear})
+    add(api, "llama", tiny_cpu(suspend=True))
+    async with embedded_operator(monkeypatch):
+        await eventually(lambda: ready(api, "llama"), lambda: "it works")
+    assert api.requests[:2] == ["list nodes", "list nodes"]
+
+
+async def test_a_task_that_ended_makes_the_operator_unhealthy(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with embedded_operator(monkeypatch) as operator:
+        operator.state._tasks[0].cancel()
+        await asyncio.wait(operator.state._tasks[:1])
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await asyncio.to_thread(answer, operator.health_port, "/healthz")
+    assert refused.value.code == 500
+
+
+def test_kopf_asks_for_belongings_by_our_label_and_keeps_no_state_of_its_own_in_metadata() -> None:
+    settings = kopf.OperatorSettings()
+    lifecycle.configure(settings)
+    for each in WATCHED:
+        known = kopf.Resource(each.group, "v1", each.plural, kind=each.kind)
+        assert [*settings.watching.label_selectors.collect(known)] == [OWNED_SELECTOR]
+    ours = kopf.Resource("specdecode.io", "v1alpha1", "specdecodedeployments")
+    assert not [*settings.watching.label_selectors.collect(ours)]
+    assert not settings.posting.enabled
+
+
+@pytest.mark.parametrize(
+    ("host", "server"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
+)
+def test_in_a_pod_the_api_server_is_reached_by_address(monkeypatch: pytest.MonkeyPatch, host: str, server: str) -> None:
+    account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
+    monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: account)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    found = lifecycle.login()
+    assert found is not None
+    assert (found.server, found.token) == (server, "t")

@@ -1,0 +1,49 @@
+"""What is remembered of children that were applied."""
+
+import tracemalloc
+from itertools import count
+from typing import Any, cast
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.resources import SERVICE
+from specdecode_operator.handlers.inventory import Inventory
+from specdecode_operator.services.manifests import owned
+
+KEY = Key("team", "llama")
+
+
+class FakeCluster:
+    """Gives a new UID to each object that is made."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    async def apply(self, body: Body) -> Body:
+        return {**body, "metadata": {**body["metadata"], "uid": f"{next(self._numbers):036}", "resourceVersion": "1"}}
+
+    async def delete(self, _: Body) -> None:
+        pass
+
+
+async def test_of_children_that_were_deleted_nothing_is_kept() -> None:
+    """An object lives for years; a Job of it, for each model that is read, for minutes."""
+    inventory = Inventory(cast("Cluster", FakeCluster()), cache := Cache(), [SERVICE])
+    child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
+
+    async def live() -> None:
+        await inventory.apply(KEY, child, None)
+        await inventory.delete(KEY, cache.belongings(KEY, "Service")[0])
+
+    await live()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(500):
+            await live()
+        grown_bytes = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes < 500 * 50, "a digest is a hundred bytes"

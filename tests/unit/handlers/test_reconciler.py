@@ -1,0 +1,394 @@
+"""One reconcile against an API server in memory: the order of its steps, and what stands in its way."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.engine_probe import EngineProbe
+from specdecode_operator.cluster.errors import ClusterError, ConflictError
+from specdecode_operator.cluster.resources import (
+    CHILDREN,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    EVENT,
+    JOB,
+    NODE,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
+    SERVICE,
+    SPECDECODE_DEPLOYMENT,
+    Resource,
+)
+from specdecode_operator.handlers.calibration_file import CalibrationFile
+from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.labels import READS_FOR_LABEL
+from specdecode_operator.services.model_facts import CONFIG_MAP_NAME
+from specdecode_operator.services.parent import read_parent
+from tests.support.api_server import ApiServer
+from tests.support.http_server import serving
+from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu, waiting
+from tests.unit.cluster.test_engine_probe import Metrics
+from tests.unit.services.test_model_facts import answers, undescribed
+
+STATUS = "patch specdecodedeployments.specdecode.io/status llama"
+CHILD_WRITES = ["patch configmaps llama-plan", "patch services llama", "patch deployments.apps llama"]
+
+
+class World:
+    """A cluster with one object of ours, and an operator that sees all of it before each look."""
+
+    def __init__(self, api: ApiServer, cluster: Cluster) -> None:
+        self.api = api
+        self._cluster = cluster
+        self.calibration = CalibrationFile(None)
+        self.restart()
+
+    def restart(self) -> None:
+        """Let another process take over."""
+        self.cache, self.residuals, self.probe = Cache(), ResidualCollector(), EngineProbe()
+        self.reconciler = Reconciler(self._cluster, self.cache, self.probe, self.residuals, self.calibration)
+
+    def add(self, spec: Body, name: str = "llama", **more: Any) -> Body:
+        return self.api.create(
+            SPECDECODE_DEPLOYMENT, {"metadata": {"namespace": "team", "name": name}, "spec": spec, **more}
+        )
+
+    def all(self, resource: Resource) -> list[Body]:
+        return [body for name in self.api.names(resource) if (body := self.api.find(resource, name))]
+
+    def see(self) -> None:
+        """Bring the cache up to what there is, as watches do."""
+        for body in self.all(SPECDECODE_DEPLOYMENT):
+            self.cache.put_parent(SPECDECODE_DEPLOYMENT.kind, body)
+        for resource in (*CHILDREN, POD):
+            bodies = self.all(resource)
+            for body in bodies:
+                self.cache.put(resource.kind, body)
+            self.cache.retain(resource.kind, bodies, 10**9)
+        for node in self.all(NODE):
+            self.cache.put_node(node)
+
+    async def look(self) -> list[str]:
+        """Reconcile once; return what was written."""
+        self.see()
+        self.api.requests.clear()
+        await self.reconciler.reconcile(read_parent(self.object).key)
+        return self.api.writes()
+
+    @property
+    def object(self) -> Body:
+        found = self.api.find(SPECDECODE_DEPLOYMENT, "llama")
+        assert found is not None
+        return found
+
+    def said(self, type_: str = "Ready") -> tuple[str, str, str]:
+        """Status, reason and message of a condition."""
+        (found,) = (each for each in self.object["status"]["conditions"] if each["type"] == type_)
+        return found["status"], found["reason"], found["message"]
+
+    def told(self) -> list[str]:
+        """Reasons of all Events."""
+        return [body["reason"] for body in self.all(EVENT)]
+
+    def start_engines(self, name: str = "llama-1", **status: Any) -> None:
+        """Let the Deployment have a pod of its template."""
+        (deployment,) = self.all(DEPLOYMENT)
+        template = deployment["spec"]["template"]["metadata"]
+        ready = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+        pod = {"metadata": {**template, "namespace": "team", "name": name}, "status": status or ready}
+        self.api.create(POD, pod)
+
+    def serve(self, engines: int = 1) -> None:
+        """Let the Deployment's controller count engines that serve."""
+        counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), engines)
+        self.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 9, **counts})
+
+
+@pytest.fixture
+async def world(api: ApiServer, cluster: Cluster) -> World:
+    return World(api, cluster)
+
+
+@pytest.fixture
+def engine_port() -> Iterator[int]:
+    from http.server import HTTPServer
+
+    server = HTTPServer(("127.0.0.1", 0), Metrics)
+    with serving(server):
+        yield server.server_port
+
+
+class TestSteps:
+    async def test_names_are_checked_then_children_are_applied_then_the_status_tells(self, world: World) -> None:
+        world.add(tiny_cpu())
+        world.see()
+        await world.reconciler.reconcile(read_parent(world.object).key)
+        asked = [each for each in world.api.requests if "events" not in each]
+        checks = [each.replace("patch", "get") for each in CHILD_WRITES]
+        assert asked == [*checks, *CHILD_WRITES, STATUS]
+        assert world.told() == ["Starting", "Fits"]
+
+    async def test_a_second_look_writes_nothing_though_the_api_server_filled_fields_in(self, world: World) -> None:
+        world.add(tiny_cpu())
+        assert await world.look() == [*CHILD_WRITES, STATUS]
+        assert (world.api.find(SERVICE, "llama") or {})["spec"]["clusterIP"]
+        assert await world.look() == []
+
+    async def test_another_process_applies_all_once_for_it_does_not_know_what_was_answered(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.restart()
+        versions = [body["metadata"]["resourceVersion"] for each in CHILDREN for body in world.all(each)]
+        assert await world.look() == CHILD_WRITES
+        assert versions == [body["metadata"]["resourceVersion"] for each in CHILDREN for body in world.all(each)]
+        assert await world.look() == []
+
+    async def test_what_others_changed_is_undone_and_nothing_else_written(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        service = world.api.find(SERVICE, "llama") or {}
+        world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": []})
+        assert await world.look() == ["patch services llama"]
+        assert (world.api.find(SERVICE, "llama") or {})["spec"] == service["spec"]
+
+    async def test_another_plan_is_told_as_an_event(self, world: World) -> None:
+        for number, product in enumerate((H100, H200)):
+            node = {"metadata": {"name": f"n{number}", "labels": {"nvidia.com/gpu.product": product}}}
+            world.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+        world.add(pair_70b())
+        await world.look()
+        assert "PlanChanged" not in world.told()
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=pair_70b(parallelism={"tensor": 4}))
+        await world.look()
+        assert world.told().count("PlanChanged") == 1
+
+    async def test_engines_that_serve_are_remembered_before_the_status_says_so(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.serve()
+        assert await world.look() == ["patch configmaps llama-last-good", STATUS]
+        assert await world.look() == []
+
+    async def test_what_cannot_be_remembered_is_told_in_the_status(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.serve()
+        world.api.refusals["patch configmaps"] = (403, "no")
+        await world.look()
+        assert world.said()[1] == "Forbidden"
+        del world.api.refusals["patch configmaps"]
+        await world.look()
+        assert world.said()[1] == "Serving"
+
+
+class TestModels:
+    @pytest.fixture
+    async def read(self, world: World) -> World:
+        """The pods of both Jobs have read their models."""
+        world.add(undescribed())
+        await world.look()
+        assert world.said()[1] == "ResolvingModel"
+        assert len(world.all(JOB)) == 2
+        for number, pod in enumerate(answers(undescribed())):
+            labels = {**pod["metadata"]["labels"], READS_FOR_LABEL: "llama"}
+            meta = {**pod["metadata"], "labels": labels, "namespace": "team", "name": f"reader-{number}"}
+            world.api.create(POD, {**pod, "metadata": meta})
+        return world
+
+    async def test_what_was_read_is_kept_before_its_jobs_go(self, read: World) -> None:
+        written = await read.look()
+        assert written[0] == f"patch configmaps {CONFIG_MAP_NAME}"
+        assert [each.split()[0] for each in written if "jobs" in each] == ["delete", "delete"]
+        assert "patch deployments.apps llama" in written
+
+    async def test_no_job_goes_while_it_cannot_be_kept(self, read: World) -> None:
+        read.api.refusals["create configmaps"] = (403, "exceeded quota: small")
+        assert not [each for each in await read.look() if each.startswith("delete")]
+        assert read.said()[1] == "RefusedForNow"
+
+    async def test_a_strangers_config_map_is_left_alone(self, read: World) -> None:
+        theirs = read.api.create(CONFIG_MAP, {"metadata": {"namespace": "team", "name": CONFIG_MAP_NAME}, "data": {}})
+        assert await read.look() == [STATUS]
+        assert read.said()[:2] == ("False", "ChildNameConflict")
+        assert read.api.find(CONFIG_MAP, CONFIG_MAP_NAME) == theirs
+
+
+class TestObstacles:
+    async def test_a_taken_name_stops_all_writes(self, world: World) -> None:
+        world.api.create(SERVICE, {"metadata": {"namespace": "team", "name": "llama"}, "spec": {}})
+        world.add(tiny_cpu())
+        assert await world.look() == [STATUS]
+        assert world.said()[:2] == ("False", "ChildNameConflict")
+        assert world.said("Stalled")[0] == "True"
+        world.api.remove(SERVICE, "llama")
+        assert await world.look() == [*CHILD_WRITES, STATUS]
+
+    @pytest.mark.parametrize(
+        ("owner", "reason"),
+        [
+            ({}, "WaitingForCleanup"),
+            ({"name": "other"}, "ChildNameConflict"),
+            ({"kind": "Deployment"}, "ChildNameConflict"),
+            ({"apiVersion": "example.org/v1"}, "ChildNameConflict"),
+        ],
+        ids=["an earlier object of this name", "another object", "another kind", "a kind of others"],
+    )
+    async def test_only_what_an_earlier_object_of_the_name_left_is_waited_for(
+        self, world: World, owner: Body, reason: str
+    ) -> None:
+        left_by = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "name": "llama"}
+        meta = {"namespace": "team", "name": "llama", "ownerReferences": [{**left_by, "uid": "earlier", **owner}]}
+        world.api.create(SERVICE, {"metadata": meta, "spec": {}})
+        world.add(tiny_cpu())
+        assert await world.look() == [STATUS]
+        assert world.said()[1] == reason
+
+    @pytest.mark.parametrize("told_before", [False, True])
+    async def test_a_failing_api_server_is_told_once_for_a_spec(self, world: World, *, told_before: bool) -> None:
+        world.add(tiny_cpu())
+        if told_before:
+            world.api.refusals["create services"] = (403, "no")
+            await world.look()
+        before = world.object.get("status")
+        world.api.refusals["create services"] = (500, "etcd is slow")
+        if told_before:
+            with pytest.raises(ClusterError, match="etcd is slow"):
+                await world.look()
+            assert world.object["status"] == before, "what it says still holds; the queue tries again"
+        else:
+            await world.look()
+            assert world.said() == ("Unknown", "ApiServerError", "patch services team/llama: etcd is slow")
+
+    async def test_a_refused_child_names_the_pod_template_only_where_there_is_one(self, world: World) -> None:
+        world.add(tiny_cpu())
+        world.api.refusals["create deployments.apps"] = (422, "spec.template is wrong")
+        await world.look()
+        assert world.said()[:2] == ("False", "ChildRefused")
+        assert "podTemplate" not in world.said()[2]
+        world.api.change(
+            SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(podTemplate={"metadata": {"labels": {"team": "a"}}})
+        )
+        await world.look()
+        assert "spec.podTemplate is merged into it" in world.said()[2]
+
+    async def test_a_stumble_of_the_operator_is_told_without_its_words_and_tried_again(self, world: World) -> None:
+        class Broken(CalibrationFile):
+            def read(self) -> Any:
+                message = "token hunter2"
+                raise RuntimeError(message)
+
+        world.calibration = Broken(None)
+        world.restart()
+        world.add(tiny_cpu())
+        with pytest.raises(RuntimeError):
+            await world.look()
+        assert world.said()[1] == "InternalError"
+        assert "hunter2" not in str(world.object["status"])
+
+    async def test_events_that_cannot_be_posted_hold_nothing_up(self, world: World) -> None:
+        world.add(tiny_cpu())
+        world.api.refusals["create events"] = (403, "no")
+        assert await world.look() == [*CHILD_WRITES, STATUS]
+
+
+class TestDeletion:
+    @pytest.mark.parametrize("is_leaving", [False, True], ids=["gone", "being deleted"])
+    async def test_nothing_is_written_for_what_is_gone(self, world: World, *, is_leaving: bool) -> None:
+        world.add(tiny_cpu())
+        key = read_parent(world.object).key
+        if is_leaving:
+            meta = {**world.object["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            world.api.change(SPECDECODE_DEPLOYMENT, "llama", metadata=meta)
+            world.see()
+        await world.reconciler.reconcile(key)
+        assert world.api.requests == []
+
+    async def test_one_that_goes_in_the_middle_is_forgotten_though_no_event_says_so(self, world: World) -> None:
+        world.add(tiny_cpu())
+        key = read_parent(world.object).key
+        world.see()
+        world.api.before["patch services"] = lambda: world.api.remove(SPECDECODE_DEPLOYMENT, "llama")
+        await world.reconciler.reconcile(key)
+        assert world.cache.parent(key) is None
+        assert world.told() == []
+        world.api.requests.clear()
+        await world.reconciler.reconcile(key)
+        assert world.api.requests == []
+
+    async def test_one_made_anew_in_the_middle_does_not_get_the_status_of_its_predecessor(self, world: World) -> None:
+        world.add(tiny_cpu())
+        key = read_parent(world.object).key
+        world.see()
+
+        def replace() -> None:
+            world.api.remove(SPECDECODE_DEPLOYMENT, "llama")
+            world.add(tiny_cpu(replicas=2))
+
+        world.api.before[STATUS.removesuffix(" llama")] = replace
+        with pytest.raises(ConflictError):
+            await world.reconciler.reconcile(key)
+        assert "status" not in world.object
+        assert STATUS in await world.look()
+
+    async def test_its_residual_goes_from_the_metrics(self, world: World, engine_port: int) -> None:
+        world.add(pair_70b(serving={"maxModelLen": 8192, "port": engine_port}))
+        node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
+        world.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+        await world.look()
+        world.start_engines()
+        world.serve()
+        await world.look()
+        assert [sample for family in world.residuals.collect() for sample in family.samples]
+        world.cache.drop_parent(SPECDECODE_DEPLOYMENT.kind, world.object)
+        await world.reconciler.reconcile(read_parent(world.object).key)
+        assert not [sample for family in world.residuals.collect() for sample in family.samples]
+
+
+class TestEngines:
+    async def test_an_engine_is_unreachable_after_three_rounds_of_silence_in_a_row(
+        self, world: World, engine_port: int
+    ) -> None:
+        world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
+        await world.look()
+        world.start_engines()
+        world.serve()
+        reasons = []
+        for address in ("127.0.0.1", "::1", "::1", "127.0.0.1", "::1", "::1", "::1", "127.0.0.1"):
+            pod = world.api.find(POD, "llama-1") or {}
+            world.api.change(POD, "llama-1", status={**pod["status"], "podIP": address})
+            await world.look()
+            reasons.append(world.said("SpeculationActive")[1])
+        known = reasons[0]
+        assert known != "Unreachable"
+        assert reasons == [known] * 6 + ["Unreachable", known]
+
+    async def test_pods_of_other_templates_are_not_asked(self, world: World, engine_port: int) -> None:
+        world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
+        await world.look()
+        world.start_engines()
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(serving={"maxModelLen": 512, "port": 1}))
+        world.serve()
+        await world.look()
+        world.serve()
+        await world.look()
+        assert "Unreachable" not in str(world.object["status"])
+        assert "observed" not in world.object["status"]
+
+    async def test_who_names_a_claim_too_is_told_to_a_pod_that_waits_for_it(self, world: World) -> None:
+        elsewhere = {"volume": {"persistentVolumeClaim": {"claimName": "else"}}}
+        world.add(tiny_cpu())
+        world.add(tiny_cpu(), name="sharer")
+        world.add(tiny_cpu(models=elsewhere), name="other")
+        claim = {"metadata": {"namespace": "team", "name": "tiny-models"}}
+        world.api.create(PERSISTENT_VOLUME_CLAIM, claim)
+        await world.look()
+        message = "0/1 nodes are available: 1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod"
+        unscheduled = {"type": "PodScheduled", "status": "False", "message": message}
+        world.start_engines(conditions=[unscheduled], containerStatuses=[waiting("PodInitializing")])
+        await world.look()
+        assert world.said()[1] == "VolumeInUse"
+        assert "SpecDecodeDeployment sharer names it too" in world.said()[2]

@@ -1,0 +1,292 @@
+"""What the operator sees at its start and later, whatever watches miss, and how it ends."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.deployment import KIND
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.cluster.resources import (
+    LEADER_WORKER_SET,
+    NODE,
+    POD,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+    WATCHED,
+)
+from specdecode_operator.handlers import queue
+from specdecode_operator.handlers import state as module
+from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
+from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.services.manifests import child_labels
+from tests.support.api_server import ApiServer
+from tests.support.captures import capture_spec
+from tests.support.embedded_operator import eventually
+from tests.support.objects import H100, Body, tiny_cpu
+from tests.unit.services.test_group_rollout import WIDE, spec_at
+
+LLAMA = Key("team", "llama")
+GROUPS = LEADER_WORKER_SET.qualified_plural
+
+
+def add(api: ApiServer, name: str = "llama", spec: Body | None = None) -> None:
+    body = {"metadata": {"namespace": "team", "name": name}, "spec": spec or tiny_cpu(suspend=True)}
+    api.create(SPECDECODE_DEPLOYMENT, body)
+
+
+def add_node(api: ApiServer, name: str) -> None:
+    node = {"metadata": {"name": name, "labels": {"nvidia.com/gpu.product": H100}}}
+    api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+
+
+def reason(api: ApiServer, type_: str = "Ready", name: str = "llama") -> str | None:
+    status = (api.find(SPECDECODE_DEPLOYMENT, name) or {}).get("status", {})
+    return next((each["reason"] for each in status.get("conditions", []) if each["type"] == type_), None)
+
+
+class Rounds:
+    """The clock of the resync: a round begins when the test says so."""
+
+    def __init__(self) -> None:
+        self._begin: asyncio.Queue[None] = asyncio.Queue()
+        self._waits = asyncio.Event()
+
+    async def sleep(self, _: float) -> None:
+        """Wait for the next round."""
+        self._waits.set()
+        await self._begin.get()
+
+    async def go(self, rounds: int = 1) -> None:
+        """Let some rounds go by."""
+        await self._waits.wait()
+        for _ in range(rounds):
+            self._waits.clear()
+            self._begin.put_nowait(None)
+            await self._waits.wait()
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    made = Rounds()
+
+    class Clock:
+        sleep = staticmethod(made.sleep)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+    monkeypatch.setattr(module, "asyncio", Clock())
+    return made
+
+
+@pytest.fixture
+async def state(api: ApiServer, rounds: Rounds) -> AsyncIterator[OperatorState]:
+    """An operator without watches, not yet started."""
+    state = OperatorState()
+    yield state
+    await state.stop()
+
+
+class TestStart:
+    async def test_nodes_and_children_are_known_before_the_first_object_is_looked_at(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        add(api, spec=spec_at(WIDE))
+        add_node(api, "a")
+        add_node(api, "b")
+        await state.start()
+        await rounds.go()
+        await eventually(lambda: reason(api), lambda: "the object has a status")
+        assert reason(api, "Planned") == "Fits"
+        assert api.names(LEADER_WORKER_SET) == ["llama-lws"]
+
+    async def test_only_what_carries_our_label_is_asked_for(self, api: ApiServer, state: OperatorState) -> None:
+        add(api)
+        labels = child_labels(LLAMA)
+        for name, given in (("ours", labels), ("theirs", {**labels, MANAGED_BY_LABEL: "somebody"})):
+            api.create(POD, {"metadata": {"namespace": "team", "name": name, "labels": given}})
+        await state.start()
+        assert [pod["metadata"]["name"] for pod in state.cache.belongings(LLAMA, POD.kind)] == ["ours"]
+        assert labels[MANAGED_BY_LABEL] == MANAGER
+
+    async def test_it_may_be_tried_again_after_the_cluster_failed(self, api: ApiServer, state: OperatorState) -> None:
+        add(api)
+        api.refusals["list nodes"] = (500, "etcd is slow")
+        with pytest.raises(ClusterError, match="etcd is slow"):
+            await state.start()
+        assert state.cache.parents() == ()
+        del api.refusals["list nodes"]
+        await state.start()
+        state.check()
+        assert state.cache.parents() == (LLAMA,)
+
+    @pytest.mark.parametrize("status", [404, 403])
+    async def test_a_cluster_without_groups_of_pods_is_none_the_worse(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, status: int
+    ) -> None:
+        api.refusals[f"list {GROUPS}"] = (status, "no")
+        add(api, spec=spec_at(WIDE))
+        add_node(api, "a")
+        add_node(api, "b")
+        await state.start()
+        await rounds.go()
+        await eventually(lambda: reason(api, "Planned"), lambda: "the object is planned")
+        assert not state.cache.has_groups
+        api.refusals.clear()
+        await rounds.go()
+        await eventually(lambda: "llama-lws" in api.names(LEADER_WORKER_SET), lambda: "they are used once they come")
+
+    async def test_any_other_kind_that_cannot_be_seen_holds_the_start_up(
+        self, api: ApiServer, state: OperatorState
+    ) -> None:
+        for resource in (each for each in WATCHED if each != LEADER_WORKER_SET):
+            api.refusals = {f"list {resource.qualified_plural}": (403, "no")}
+            with pytest.raises(ClusterError):
+                await state.start()
+
+    async def test_a_crd_that_is_missing_holds_nothing_up(self, api: ApiServer, state: OperatorState) -> None:
+        del api.served[SPECDECODE_CAPTURE.qualified_plural]
+        add(api)
+        await state.start()
+        assert state.cache.parents() == (LLAMA,)
+
+
+class TestResync:
+    async def test_objects_of_a_kind_that_no_watch_has_brought_are_listed_each_round(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await state.start()
+        add(api)
+        await rounds.go()
+        await eventually(lambda: reason(api) == "Suspended", lambda: "it is found without a watch")
+        state.watched.add(KIND)
+        add(api, "later")
+        api.requests.clear()
+        await rounds.go()
+        assert f"list {SPECDECODE_DEPLOYMENT.qualified_plural}" not in api.requests
+        assert f"list {SPECDECODE_CAPTURE.qualified_plural}" in api.requests
+
+    async def test_what_watches_missed_is_seen_with_the_next_full_list(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        for name in ("llama", "stays"):
+            add(api, name)
+        labels = child_labels(LLAMA)
+        api.create(POD, {"metadata": {"namespace": "team", "name": "p", "labels": labels}})
+        add_node(api, "n")
+        await state.start()
+        state.watched.update((KIND, SPECDECODE_CAPTURE.kind))
+        await rounds.go()
+        names = ("llama", "stays")
+        await eventually(
+            lambda: {reason(api, name=name) for name in names} == {"Suspended"}, lambda: "nothing is left to write"
+        )
+        assert len(state.cache.nodes()) == len(state.cache.belongings(LLAMA, POD.kind)) == 1
+        for resource, name in ((SPECDECODE_DEPLOYMENT, "llama"), (POD, "p"), (NODE, "n")):
+            api.remove(resource, name)
+        await rounds.go(18)
+        assert LLAMA in state.cache.parents(), "no full list yet"
+        await rounds.go()
+        assert state.cache.parents() == (Key("team", "stays"),)
+        assert state.cache.nodes() == ()
+        assert state.cache.belongings(LLAMA, POD.kind) == []
+
+    async def test_it_outlives_a_cluster_that_fails_for_a_while(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await state.start()
+        api.refusals[f"list {GROUPS}"] = (500, "etcd is slow")
+        add(api)
+        await rounds.go(3)
+        state.check()
+        api.refusals.clear()
+        await rounds.go()
+        await eventually(lambda: reason(api) == "Suspended", lambda: "work goes on")
+
+    async def test_everything_is_looked_at_again_each_round_but_what_keeps_failing(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+
+        async def reconcile(_: Any, key: Key) -> None:
+            looked.append(key.name)
+            if key.name == "fails":
+                raise RuntimeError
+
+        monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
+        monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+        for name in ("llama", "fails"):
+            add(api, name)
+        await state.start()
+        await rounds.go()
+        await eventually(lambda: sorted(looked) == ["fails", "llama"], lambda: f"both are looked at: {looked}")
+        await rounds.go()
+        await eventually(lambda: looked.count("llama") == 2, lambda: f"once more: {looked}")
+        assert looked.count("fails") == 1, "it has a slower rhythm of its own"
+
+
+class TestRelations:
+    async def test_captures_are_carried_out_by_their_own_reconciler(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        add(api)
+        meta = {"namespace": "team", "name": "demo"}
+        api.create(SPECDECODE_CAPTURE, {"metadata": meta, "spec": capture_spec(deployment="nobody")})
+        await state.start()
+        await rounds.go()
+        await eventually(
+            lambda: "phase" in (api.find(SPECDECODE_CAPTURE, "demo") or {}).get("status", {}), lambda: "it has a phase"
+        )
+
+
+class TestHealth:
+    async def test_it_is_well_while_its_tasks_work(self, api: ApiServer, state: OperatorState) -> None:
+        await state.start()
+        state.check()
+
+    @pytest.mark.parametrize("ended", [0, 1], ids=["the queue", "the resync"])
+    async def test_a_task_that_ended_is_told(self, api: ApiServer, state: OperatorState, ended: int) -> None:
+        await state.start()
+        state._tasks[ended].cancel()
+        await asyncio.wait([state._tasks[ended]])
+        with pytest.raises(OperatorStuckError, match="has ended"):
+            state.check()
+
+    @pytest.mark.parametrize(("waited_s", "stuck"), [(299.0, False), (301.0, True)])
+    async def test_an_object_that_no_worker_takes_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, waited_s: float, *, stuck: bool
+    ) -> None:
+        state = OperatorState()
+        state.queue.add(LLAMA)
+        began = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: began + waited_s)
+        if stuck:
+            with pytest.raises(OperatorStuckError, match="waited for more than 300 s"):
+                state.check()
+        else:
+            state.check()
+
+
+class TestStop:
+    async def test_work_ends_and_nothing_is_asked_afterwards(self, api: ApiServer, rounds: Rounds) -> None:
+        add(api)
+        state = OperatorState()
+        await state.start()
+        await rounds.go()
+        await eventually(lambda: reason(api) == "Suspended", lambda: "it works")
+        before = asyncio.all_tasks()
+        await state.stop()
+        assert len(before - asyncio.all_tasks()) >= 2 + 16, "the resync, the queue, and its workers"
+        api.requests.clear()
+        state.queue.add(LLAMA)
+        for _ in itertools.repeat(None, 10):
+            await asyncio.sleep(0)
+        assert api.requests == []
+
+    async def test_it_may_be_stopped_before_it_was_started(self) -> None:
+        await OperatorState().stop()

@@ -1,0 +1,170 @@
+"""What is looked at after each event of a watch."""
+
+import asyncio
+from typing import Any, cast
+
+import kopf
+import pytest
+
+from specdecode_operator.api import capture, deployment
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.resources import CONFIG_MAP, POD, WATCHED
+from specdecode_operator.handlers import watch
+from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL
+from tests.support.objects import H200, Body
+
+LLAMA, OTHER = Key("team", "llama"), Key("team", "other")
+DEMO = Key("team", "demo", capture.KIND)
+LAST = Key("last", "last")
+_DEADLINE_S = 60
+
+
+def body(name: str, version: int = 1, *, namespace: str = "team", **parts: Any) -> Body:
+    metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}-{name}", "resourceVersion": str(version)}
+    return {"metadata": {**metadata, **parts.pop("metadata", {})}, **parts}
+
+
+def demo(version: int = 1, **spec: Any) -> Body:
+    return body("demo", version, spec={"deployment": "llama", **spec})
+
+
+def labelled(name: str, version: int = 1, **labels: str) -> Body:
+    known = {"deployment": DEPLOYMENT_LABEL, "capture": CAPTURE_LABEL, "facts": MODEL_FACTS_LABEL}
+    return body(name, version, metadata={"labels": {known[key]: value for key, value in labels.items()}})
+
+
+def event(type_: str | None, seen: Body) -> Any:
+    return {"type": type_, "object": seen}
+
+
+@pytest.fixture
+async def state() -> OperatorState:
+    """An operator that knows two deployments, one in another namespace, and a capture of the first."""
+    state = OperatorState()
+    for each in (body("llama"), body("other"), body("llama", namespace="elsewhere")):
+        await watch.on_deployment(event(None, each), state)
+    await watch.on_capture(event(None, demo()), state)
+    assert await looked_at(state) == [LLAMA, OTHER, Key("elsewhere", "llama"), DEMO]
+    return state
+
+
+async def looked_at(state: OperatorState) -> list[Key]:
+    """Work the queue off; return what it held, in order."""
+    found: list[Key] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        found.append(key)
+        if key == LAST:
+            done.set()
+
+    state.queue.add(LAST)
+    task = asyncio.create_task(state.queue.run(work))
+    async with asyncio.timeout(_DEADLINE_S):
+        await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return found[:-1]
+
+
+async def belonging(state: OperatorState, kind: str, type_: str, seen: Body) -> list[Key]:
+    resource = next(each for each in WATCHED if each.kind == kind)
+    known = kopf.Resource(resource.group, "v1", resource.plural, kind=kind)
+    await watch.on_belonging(event(type_, seen), known, state)
+    return await looked_at(state)
+
+
+class TestObjects:
+    async def test_a_deployment_is_looked_at_with_its_captures_once_for_many_events(self, state: OperatorState) -> None:
+        for version in (2, 3, 4):
+            await watch.on_deployment(event("MODIFIED", body("llama", version)), state)
+        assert await looked_at(state) == [LLAMA, DEMO]
+        assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "4"
+
+    async def test_events_that_come_late_bring_nothing_old_back(self, state: OperatorState) -> None:
+        await watch.on_deployment(event("MODIFIED", body("llama", 9)), state)
+        await watch.on_deployment(event("MODIFIED", body("llama", 8)), state)
+        assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "9"
+        await watch.on_deployment(event("DELETED", body("llama", 10)), state)
+        await watch.on_deployment(event("MODIFIED", body("llama", 9)), state)
+        assert state.cache.parent(LLAMA) is None
+
+    async def test_one_that_is_gone_is_looked_at_once_more_so_that_it_is_forgotten(self, state: OperatorState) -> None:
+        await watch.on_deployment(event("DELETED", body("llama", 2)), state)
+        assert state.cache.parent(LLAMA) is None
+        assert await looked_at(state) == [LLAMA, DEMO]
+
+    async def test_a_capture_is_looked_at_with_the_deployment_whose_gpus_it_may_have(
+        self, state: OperatorState
+    ) -> None:
+        await watch.on_capture(event("MODIFIED", demo(2, suspend=True)), state)
+        assert await looked_at(state) == [DEMO, LLAMA]
+        await watch.on_capture(event("DELETED", demo(3)), state)
+        assert await looked_at(state) == [DEMO, LLAMA], "the deployment has its GPUs back"
+        assert state.cache.captures_of(LLAMA) == []
+
+    async def test_a_capture_of_nobody_brings_no_deployment(self, state: OperatorState) -> None:
+        lost = body("lost", spec={"deployment": "nobody"})
+        await watch.on_capture(event("ADDED", lost), state)
+        await watch.on_capture(event("ADDED", body("empty")), state)
+        assert await looked_at(state) == [Key("team", name, capture.KIND) for name in ("lost", "empty")]
+
+    async def test_a_watch_that_brought_an_object_works_for_its_kind(self) -> None:
+        state = OperatorState()
+        await watch.on_deployment(event(None, body("llama")), state)
+        assert state.watched == {deployment.KIND}
+
+
+class TestNodes:
+    @staticmethod
+    def node(version: int, gpus: int = 8) -> Body:
+        labels = {"nvidia.com/gpu.product": H200}
+        metadata = {"name": "n", "labels": labels, "resourceVersion": str(version)}
+        return {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
+
+    async def test_all_deployments_are_planned_anew_when_gpus_change_and_only_then(self, state: OperatorState) -> None:
+        everyone = [LLAMA, OTHER, Key("elsewhere", "llama")]
+        for type_, seen, looked in (
+            ("ADDED", self.node(1), everyone),
+            ("MODIFIED", self.node(2), []),
+            ("MODIFIED", self.node(3, gpus=4), everyone),
+            ("DELETED", self.node(4), everyone),
+            ("DELETED", self.node(5), []),
+        ):
+            await watch.on_node(event(type_, seen), state)
+            assert await looked_at(state) == looked, (type_, seen)
+
+
+class TestBelongings:
+    @pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED"])
+    async def test_what_a_deployment_owns_brings_it_and_its_captures(self, state: OperatorState, type_: str) -> None:
+        assert await belonging(state, POD.kind, type_, labelled("p", deployment="llama")) == [DEMO, LLAMA]
+
+    async def test_what_a_capture_owns_brings_it_alone(self, state: OperatorState) -> None:
+        assert await belonging(state, POD.kind, "ADDED", labelled("p", capture="demo")) == [DEMO]
+
+    @pytest.mark.parametrize("labels", [{"deployment": "nobody"}, {"capture": "nobody"}, {}], ids=str)
+    async def test_what_belongs_to_nobody_brings_nobody(self, state: OperatorState, labels: dict[str, str]) -> None:
+        assert await belonging(state, POD.kind, "ADDED", labelled("p", **labels)) == []
+
+    async def test_a_deleted_one_is_seen_no_more(self, state: OperatorState) -> None:
+        await belonging(state, POD.kind, "ADDED", labelled("p", deployment="llama"))
+        assert len(state.cache.belongings(LLAMA, POD.kind)) == 1
+        await belonging(state, POD.kind, "DELETED", labelled("p", 2, deployment="llama"))
+        assert state.cache.belongings(LLAMA, POD.kind) == []
+
+    async def test_what_was_read_of_models_brings_all_of_its_namespace(self, state: OperatorState) -> None:
+        facts = {**labelled("facts", facts="true"), "data": {"model": "{}"}}
+        assert await belonging(state, CONFIG_MAP.kind, "ADDED", facts) == [LLAMA, OTHER]
+
+
+def test_every_kind_that_belongs_to_an_object_is_watched_by_our_label() -> None:
+    handlers = kopf.get_default_registry()._watching.get_all_handlers()
+    found = {
+        (str(each.selector.group or ""), each.selector.any_name or each.selector.plural): each.labels
+        for each in handlers
+        if each.fn is cast("Any", watch.on_belonging)
+    }
+    ours = {"app.kubernetes.io/managed-by": "specdecode-operator"}
+    assert found == {(each.group, each.plural): ours for each in WATCHED}
