@@ -182,12 +182,19 @@ async def test_three_hundred_at_once(server: CompletionServer, tmp_path: Path) -
     assert {line["scheduled_ms"] for line in lines} == {lines[0]["scheduled_ms"]}
 
 
-async def test_a_phase_with_a_duration_ends(server: CompletionServer, tmp_path: Path) -> None:
-    phase = {"name": "short", "pattern": "Closed", "concurrency": 2, "durationSeconds": 0.2}
+async def test_a_phase_with_a_duration_ends(server: CompletionServer, tmp_path: Path, clock: DrivenClock) -> None:
+    """What is in flight then still ends: each answer takes 20 s, and the third is begun after 40 s."""
+
+    async def answer_late(request: Received, writer: asyncio.StreamWriter) -> None:
+        clock.advance(20)
+        await answer_in_full(request, writer)
+
+    server.answer = answer_late
+    phase = {"name": "short", "pattern": "Closed", "concurrency": 1, "durationSeconds": 50}
     result, lines = await run(settings_for(server, phases=[phase]), tmp_path)
-    assert lines
     assert result.phases[0].planned is None
-    assert all(line["scheduled_ms"] <= result.phases[0].started_ms + 200 for line in lines)
+    assert [line["outcome"] for line in lines] == ["completed"] * 3
+    assert result.phases[0].ended_ms - result.phases[0].started_ms >= 60_000
 
 
 async def test_warm_up_comes_first_and_apart(server: CompletionServer, tmp_path: Path) -> None:

@@ -102,8 +102,9 @@ def test_a_head_is_proposed_only_when_one_was_made_for_the_target(
 
 @pytest.mark.parametrize("precision", ["INT8", "INT4"])
 def test_a_precision_without_a_checkpoint_is_never_proposed(make_pair: PairFactory, precision: str) -> None:
-    for change in _fixes(make_pair("FP8", min_concurrency=20)):
-        assert precision not in change
+    changes = _fixes(make_pair("FP8", min_concurrency=20))
+    assert changes
+    assert [change for change in changes if precision in change] == []
 
 
 def test_of_heads_of_one_size_the_first_is_proposed() -> None:
