@@ -1,13 +1,17 @@
 """What of ``spec.engine.extraArgs`` does not go with speculation, or with its absence."""
 
+import json
 from collections.abc import Iterator
 
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import Method
-from specdecode_operator.engine.extra_args import last_given, options
+from specdecode_operator.engine.extra_args import Option, last_given, options
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
+
+_NO_PROBABILITY = 1e-5
+"""What passes for none (vllm/sampling_params.py, _SAMPLING_EPS)."""
 
 _READS_HIDDEN_STATES = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 
@@ -69,10 +73,20 @@ def _processor_problems(
 def _sampling_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/sampling_params.py _validate_spec_decode: every request without a min_p of its own would be refused."""
     for option in options(settings.extra_args, profile):
-        told = option.path == "min_p" or (not option.path and '"min_p"' in option.value)
-        if option.flag.name == "--override-generation-config" and told:
+        if option.flag.name == "--override-generation-config" and _least_probability(option) > _NO_PROBABILITY:
             message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"
             yield _problem(option.index, settings, message)
+
+
+def _least_probability(option: Option) -> float:
+    """Return the min_p that an option sets; 0 where it sets none, or what vLLM's parser will refuse."""
+    try:
+        value = json.loads(option.value)
+    except ValueError:
+        return 0
+    told = {option.path: value} if option.path else value
+    found = told.get("min_p") if isinstance(told, dict) else None
+    return found if isinstance(found, int | float) else 0
 
 
 def _given(name: str, settings: EngineSettings, profile: EngineProfile) -> tuple[int, str] | None:

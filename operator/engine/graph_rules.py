@@ -30,11 +30,15 @@ _IN_PIECES = ("3", "VLLM_COMPILE")
 """The one mode of compilation that cuts a model into pieces (CompilationMode)."""
 
 
+_SMALL_SIZES, _SIZES_APART = (1, 2, 4), 8
+"""The sizes of graphs in tokens: some, then every so many, up to 256 (vllm/config/vllm.py, _set_cudagraph_sizes)."""
+
+
 def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
     """Return what the engine would refuse, or silently change, about CUDA graphs."""
     return [
         *_needless_problems(settings),
-        *_size_problems(settings),
+        *_size_problems(settings, profile),
         *_schedule_problems(settings, profile),
         *_compilation_problems(settings, profile),
         *_option_problems(settings, profile),
@@ -58,13 +62,28 @@ def _needless_problems(settings: EngineSettings) -> Iterator[Problem]:
         yield Problem(_LARGEST, str(largest), message)
 
 
-def _size_problems(settings: EngineSettings) -> Iterator[Problem]:
-    """vllm/config/compilation.py, adjust_cudagraph_sizes_for_spec_decode: sizes are multiples of K + 1."""
+def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """vllm/config/compilation.py, adjust_cudagraph_sizes_for_spec_decode: multiples of K + 1, on model runner V1.
+
+    V2 takes fewer: it then has no graph of a step that verifies.
+    """
     largest, speculation = settings.max_cudagraph_capture_size, settings.speculation
-    if largest is not None and speculation is not None and largest <= speculation.num_speculative_tokens:
-        verified = speculation.num_speculative_tokens + 1
-        message = f"must be at least {verified}, the tokens that one request has verified"
+    in_pieces = settings.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.enforce_eager
+    if largest is None or speculation is None or in_pieces or settings.platform is Platform.CPU:
+        return
+    needed = _next_size(speculation.num_speculative_tokens + 1)
+    # Lengths that change leave pieces only.
+    if largest < needed and not speculation.schedule and runs_on_v1(settings, profile):
+        message = (
+            f"must be at least {needed}, the first size that takes the {speculation.num_speculative_tokens + 1} tokens "
+            "that one request has verified"
+        )
         yield Problem(_LARGEST, str(largest), message)
+
+
+def _next_size(tokens: int) -> int:
+    """Return the first size, no smaller than so many tokens, that vLLM captures (vllm/config/vllm.py)."""
+    return next((size for size in _SMALL_SIZES if size >= tokens), -(-tokens // _SIZES_APART) * _SIZES_APART)
 
 
 def _schedule_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:

@@ -64,16 +64,24 @@ GOOD = {
     "cpu-sampling": replace(CPU, speculation=replace(DRAFT_MODEL, draft_sampling=DraftSampling.PROBABILISTIC)),
     "ngram-one-bound": replace(GPU, speculation=SpeculationSettings(Method.NGRAM, 2, prompt_lookup_max=3)),
 }
-BAD = {
-    "vocabulary": (
-        replace(GPU, speculation=replace(DRAFT_MODEL, draft_model=OTHER_VOCABULARY)),
-        "same vocabulary size",
+ON_THE_EDGE = {
+    "as many tokens as requests": replace(GPU, max_num_batched_tokens=64),
+    "as many tokens as a prompt may have": replace(
+        GPU, max_num_batched_tokens=512, extra_args=("--no-enable-chunked-prefill",)
     ),
-    "draft-length": (replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=513)), "max_model_len"),
-    "no-tokens": (replace(GPU, speculation=replace(NGRAM, num_speculative_tokens=0)), "num_speculative_tokens"),
-    "lookup": (replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=5)), "prompt_lookup_min"),
-    "batch": (replace(GPU, max_num_batched_tokens=32), "max_num_seqs"),
+    "a draft as long as its target": replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=512)),
+    "a lookup of one length": replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=4)),
+    "a range of all tokens": replace(GPU, speculation=replace(DRAFT_MODEL, schedule=(ScheduleRange(1, 1, 5),))),
+    "a step of one draft": replace(GPU, max_num_seqs=1, max_num_batched_tokens=7, speculation=DRAFT_MODEL),
+    "a step of all drafts": replace(
+        GPU, max_num_batched_tokens=64 * 6, speculation=DRAFT_MODEL, extra_args=("--enable-lora",)
+    ),
+    "a request a rank": replace(
+        GPU, tensor_parallel_size=8, max_num_seqs=8, extra_args=("--enable-batch-sharded-sampling",)
+    ),
+    "one graph": replace(GPU, max_cudagraph_capture_size=1, speculation=DRAFT_MODEL),
 }
+"""The last values that a rule lets pass: one further, and it is a case of refusal_cases.py."""
 SCHEDULES = [((1, 4, 1),), ((3, 8, 2), (20, 30, 0)), ((1, 16, 0), (17, 64, 3)), ((60, 900, 1),)]
 
 PASSING_EXTRA = [
@@ -102,6 +110,7 @@ FAILING_EXTRA = [
     "--seed 1 2",
     "-O fast",
     "-tp2",
+    "--speculative-model x",
 ]
 
 
@@ -224,37 +233,6 @@ SEVERAL_NODES = {
     ),
 }
 """Engines on several nodes, each with how many; on nodes of 8 GPUs the plan comes to these."""
-
-REFUSED_TOGETHER = {
-    "adapters": (
-        replace(GPU, speculation=DRAFT_MODEL, max_num_batched_tokens=300, extra_args=("--enable-lora",)),
-        "Consider increasing max_num_batched_tokens",
-    ),
-    "fast prefill": (
-        replace(METHODS[Method.EAGLE3], extra_args=("--kv-sharing-fast-prefill",)),
-        "not compatible with EAGLE",
-    ),
-    "metrics of nothing": (
-        replace(GPU, extra_args=("--per-request-spec-decode-metrics", "summary")),
-        "requires speculative decoding",
-    ),
-    "sizes beside a largest": (
-        replace(GPU, max_cudagraph_capture_size=48, extra_args=("--cudagraph-capture-sizes", "8", "16")),
-        "customized max_cudagraph_capture_size",
-    ),
-    "experts that move without any": (replace(GPU, extra_args=("--enable-eplb",)), "must be True to use EPLB"),
-    "whole prompts in a short step": (
-        replace(GPU, max_model_len=8192, extra_args=("--no-enable-chunked-prefill",)),
-        "smaller than max_model_len",
-    ),
-    "two microbatches": (replace(GPU, extra_args=("--enable-dbo",)), "Microbatching currently only supports"),
-    "shards of one GPU": (replace(GPU, extra_args=("--enable-batch-sharded-sampling",)), "nothing to shard"),
-    "another split": (
-        replace(GPU, tensor_parallel_size=4, speculation=replace(DRAFT_MODEL, draft_tensor_parallel_size=2)),
-        "cannot be other value than 1 or target model tensor_parallel_size",
-    ),
-}
-"""What the engine refuses beside speculation, with its words."""
 
 
 def write_models(folder: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dump_engine_flags import cli_args, flags, serve_parser, speculative_keys
+from engine_later import CHECKS
 from prometheus_client import REGISTRY, generate_latest
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -62,6 +63,9 @@ def start(argv: list[str]) -> dict[str, Any]:
     return {
         "method": speculative.method if speculative else None,
         "num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
+        "num_speculative_tokens_per_batch_size": (
+            speculative.num_speculative_tokens_per_batch_size if speculative else None
+        ),
         "extra_draft_slots": speculative.max_num_new_slots_for_drafting if speculative else None,
         "runner": "V2" if config.use_v2_model_runner else "V1",
         "async_scheduling": scheduler.async_scheduling,
@@ -85,6 +89,11 @@ def start(argv: list[str]) -> dict[str, Any]:
         "rejection_sample_method": speculative.rejection_sample_method if speculative else None,
         "draft_sample_method": speculative.draft_sample_method if speculative else None,
     }
+
+
+def after_start(argv: list[str], check: str) -> None:
+    """Fail where the engine does once its configuration stands: see engine_later.py."""
+    CHECKS[check](engine_config(argv))
 
 
 def place(argv: list[str]) -> dict[str, Any]:
@@ -166,6 +175,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         speculative_keys,
         options_of,
         start,
+        after_start,
         place,
         metrics,
         schedule,

@@ -141,6 +141,7 @@ def test_vocabularies_must_be_equal() -> None:
     assert "128256" in problem.message
 
 
+ON_V1 = SpeculationSettings(Method.SUFFIX, 4)
 MODE, ARG = "spec.serving.cudagraphMode", "spec.engine.extraArgs[0]"
 NONE, FULL, BOTH = CudagraphMode.NONE, CudagraphMode.FULL, CudagraphMode.FULL_AND_PIECEWISE
 BAD_SERVING = [
@@ -153,10 +154,10 @@ BAD_SERVING = [
         "on the CPU",
     ),
     (
-        replace(PLAIN, speculation=DRAFT_MODEL, max_cudagraph_capture_size=5),
+        replace(PLAIN, speculation=ON_V1, max_cudagraph_capture_size=7),
         "spec.serving.maxCudagraphCaptureSize",
-        "5",
-        "at least 6",
+        "7",
+        "at least 8",
     ),
     (replace(PLAIN, cpu=CPU, block_size=128, cudagraph_mode=FULL), MODE, "FULL", "on the CPU; remove it"),
     (replace(PLAIN, enforce_eager=True, cudagraph_mode=NONE), MODE, "NONE", "serving.enforceEager; remove one"),
@@ -227,8 +228,11 @@ def test_bad_serving_names_field_value_and_fix(settings: EngineSettings, field: 
         replace(PLAIN, cudagraph_mode=BOTH, extra_args=("-O0", "--compilation-config.mode=3")),
         replace(PLAIN, cudagraph_mode=FULL, extra_args=("-O0",)),
         replace(PLAIN, extra_args=("-cc.mode=3", "--compilation-config", '{"mode": 3}')),
+        replace(PLAIN, speculation=ON_V1, max_cudagraph_capture_size=8),
+        replace(PLAIN, speculation=replace(ON_V1, num_speculative_tokens=3), max_cudagraph_capture_size=4),
+        replace(PLAIN, speculation=ON_V1, max_cudagraph_capture_size=1, cudagraph_mode=CudagraphMode.PIECEWISE),
+        replace(PLAIN, speculation=DRAFT_MODEL, max_cudagraph_capture_size=1),
     ],
-    ids=["gpu", "cpu", "a token each", *CudagraphMode, "one spelling", "compiled", "level 3", "no pieces", "no mode"],
 )
 def test_good_serving_has_no_problem(settings: EngineSettings) -> None:
     assert serving_problems(settings, PROFILE) == []
@@ -323,6 +327,11 @@ def test_arguments_that_contradict_the_spec_are_refused(name: str) -> None:
 )
 def test_arguments_that_go_with_the_spec_pass(settings: EngineSettings) -> None:
     assert serving_problems(settings, PROFILE) == []
+
+
+@pytest.mark.parametrize("line", ["--override-generation-config.min_p=0", '--override-generation-config={"min_p":0.0}'])
+def test_a_min_p_of_nothing_is_none(line: str) -> None:
+    assert feature_problems(replace(PLAIN, speculation=NGRAM, extra_args=(line,)), PROFILE) == []
 
 
 @pytest.mark.parametrize(

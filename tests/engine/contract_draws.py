@@ -1,0 +1,56 @@
+"""Settings drawn at random, good and bad."""
+
+from hypothesis import strategies as st
+
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, KvCacheDtype, Method, RejectionSampling
+from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
+from tests.engine.contract_cases import CPU, DRAFT, STARTING_EXTRA, TARGET
+
+ranges = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(0, 8)), max_size=4).map(
+    lambda parts: tuple(ScheduleRange(min(a, b), max(a, b), k) for a, b, k in sorted(parts))
+)
+lookups = st.none() | st.integers(1, 8)
+drafts = st.builds(
+    SpeculationSettings,
+    method=st.just(Method.DRAFT_MODEL),
+    num_speculative_tokens=st.integers(1, 32),
+    schedule=ranges,
+    draft_model=st.just(DRAFT),
+    draft_online_quantization=st.none() | st.sampled_from(OnlineQuantization),
+    draft_max_model_len=st.none() | st.integers(1, 131_072),
+    rejection_sampling=st.none() | st.sampled_from(RejectionSampling),
+    draft_sampling=st.none() | st.sampled_from(DraftSampling),
+)
+ngrams = st.builds(
+    SpeculationSettings,
+    method=st.just(Method.NGRAM),
+    num_speculative_tokens=st.integers(1, 32),
+    schedule=ranges,
+    prompt_lookup_min=lookups,
+    prompt_lookup_max=lookups,
+)
+names = st.text(alphabet="aB3-_./:= {}@", min_size=1, max_size=12)
+any_settings = st.builds(
+    EngineSettings,
+    model=st.just(TARGET),
+    served_model_names=st.lists(names, min_size=1, max_size=3).map(tuple),
+    max_model_len=st.integers(16, 131_072),
+    max_num_seqs=st.integers(1, 2048),
+    max_num_batched_tokens=st.integers(1, 65_536),
+    kv_cache_dtype=st.sampled_from(KvCacheDtype).map(str),
+    block_size=st.integers(1, 16).map(lambda number: 16 * number),
+    memory_utilization_percent=st.integers(1, 100),
+    tensor_parallel_size=st.sampled_from([1, 2, 4, 8, 16]),
+    pipeline_parallel_size=st.sampled_from([1, 2, 4]),
+    data_parallel_size=st.sampled_from([1, 2]),
+    port=st.integers(1024, 65_535),
+    shutdown_timeout_s=st.integers(0, 3600),
+    dtype=st.sampled_from(["auto", "bfloat16"]),
+    online_quantization=st.none() | st.sampled_from(OnlineQuantization),
+    enforce_eager=st.booleans(),
+    cudagraph_mode=st.none() | st.sampled_from(CudagraphMode),
+    max_cudagraph_capture_size=st.none() | st.integers(1, 1024),
+    speculation=st.none() | drafts | ngrams,
+    cpu=st.none() | st.just(CPU.cpu),
+    extra_args=st.sampled_from(STARTING_EXTRA).map(str.split).map(tuple) | st.just(()),
+)

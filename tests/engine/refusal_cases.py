@@ -1,0 +1,277 @@
+"""What our rules refuse of the engine's settings, each with what the real vLLM does instead of starting as told."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
+from specdecode_operator.engine.settings import (
+    CpuSettings,
+    EngineSettings,
+    ScheduleRange,
+    SuffixSettings,
+)
+from tests.engine.contract_cases import CPU, DRAFT, DRAFT_MODEL, EAGLE_PATH, GPU, METHODS, NGRAM
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Parser or configuration end with these words."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Later:
+    """The configuration stands, and a check of engine_later.py ends with these words."""
+
+    check: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Changed:
+    """It starts, but not as told: a key of its configuration says something else."""
+
+    key: str
+    becomes: Any
+
+
+@dataclass(frozen=True)
+class Ours:
+    """It starts as told, and the rule is ours: for what vLLM does then, and where that is written, or for our sake."""
+
+    reason: str
+
+
+Verdict = Refused | Later | Changed | Ours
+"""What the real vLLM does with a line that our rules would never have rendered."""
+
+
+def drafting(method: Method, base: EngineSettings | None = None, **changes: Any) -> EngineSettings:
+    """Return settings with a method, and changes of its own settings."""
+    settings = METHODS[method]
+    assert settings.speculation is not None
+    speculation = replace(settings.speculation, **changes)
+    if base is None:
+        return replace(settings, speculation=speculation)
+    return replace(base, model=settings.model, speculation=speculation)
+
+
+def scheduled(*ranges: tuple[int, int, int], base: EngineSettings = GPU) -> EngineSettings:
+    """Return settings with K by the number of running requests."""
+    return replace(base, speculation=replace(DRAFT_MODEL, schedule=tuple(ScheduleRange(*each) for each in ranges)))
+
+
+def extra(*arguments: str, base: EngineSettings = GPU) -> EngineSettings:
+    """Return settings with further arguments."""
+    return replace(base, extra_args=arguments)
+
+
+ON_V1 = METHODS[Method.MEDUSA]
+"""What model runner V1 serves on a GPU."""
+
+NO_GRAPHS = CudagraphMode.NONE
+IGNORED_KEY = (
+    "vllm/config/speculative.py, __post_init__, reads it with another method only: what is written has no effect"
+)
+
+SERVING: dict[str, tuple[EngineSettings, Verdict]] = {
+    "name like a flag": (
+        replace(GPU, served_model_names=("one", "-x")),
+        Refused("unrecognized arguments: -x"),
+    ),
+    "number like a flag": (
+        replace(GPU, served_model_names=("-1",)),
+        Ours("argparse takes numbers and texts with blanks, and vLLM's parser sees paths in some of those"),
+    ),
+    "fewer tokens than requests": (
+        replace(GPU, max_num_batched_tokens=63),
+        Refused("must be greater than or equal to max_num_seqs (64)"),
+    ),
+    "blocks without a kernel": (replace(GPU, block_size=24), Later("block_size", "No common block size")),
+    "blocks without a kernel on the CPU": (replace(CPU, block_size=48), Later("block_size", "No common block size")),
+    "graphs of the CPU": (replace(CPU, cudagraph_mode=CudagraphMode.FULL), Changed("cudagraph_mode", "NONE")),
+    "sizes of graphs of the CPU": (replace(CPU, max_cudagraph_capture_size=48), Changed("cudagraph_mode", "NONE")),
+    "graphs of an eager engine": (
+        replace(GPU, enforce_eager=True, cudagraph_mode=CudagraphMode.PIECEWISE),
+        Changed("cudagraph_mode", "NONE"),
+    ),
+    "sizes of graphs of an eager engine": (
+        replace(GPU, enforce_eager=True, max_cudagraph_capture_size=48),
+        Changed("--max-cudagraph-capture-size", 0),
+    ),
+    "sizes of no graphs": (
+        replace(GPU, cudagraph_mode=NO_GRAPHS, max_cudagraph_capture_size=48),
+        Changed("--max-cudagraph-capture-size", 0),
+    ),
+    "graphs too small for a draft": (
+        replace(ON_V1, max_cudagraph_capture_size=7),
+        Later("graph_sizes", "No valid cudagraph sizes after rounding to multiple of 5"),
+    ),
+    "whole graphs of lengths that change": (
+        replace(
+            drafting(Method.MEDUSA, schedule=(ScheduleRange(1, 8, 2),)), cudagraph_mode=CudagraphMode.FULL_DECODE_ONLY
+        ),
+        Changed("cudagraph_mode", "PIECEWISE"),
+    ),
+    "pieces of what is not compiled": (
+        extra("-O0", base=replace(GPU, cudagraph_mode=CudagraphMode.PIECEWISE)),
+        Changed("cudagraph_mode", "NONE"),
+    ),
+    "kind of graphs beside its field": (
+        extra("--compilation-config", '{"cudagraph_mode": "NONE"}'),
+        Ours("spec.serving.cudagraphMode says it, and the plan counts on that"),
+    ),
+    "two spellings of one flag": (
+        extra("-cc.mode=3", base=replace(GPU, cudagraph_mode=NO_GRAPHS)),
+        Changed("cudagraph_mode", "FULL_AND_PIECEWISE"),
+    ),
+}
+"""Of everything but speculation: serving_rules.py and graph_rules.py."""
+
+COMBINED: dict[str, tuple[EngineSettings, Verdict]] = {
+    "sizes beside a largest": (
+        extra("--cudagraph-capture-sizes", "8", "16", base=replace(GPU, max_cudagraph_capture_size=48)),
+        Refused("customized max_cudagraph_capture_size"),
+    ),
+    "experts that move without any": (extra("--enable-eplb"), Refused("must be True to use EPLB")),
+    "whole prompts in a short step": (
+        extra("--no-enable-chunked-prefill", base=replace(GPU, max_num_batched_tokens=511)),
+        Refused("(511) is smaller than max_model_len (512)"),
+    ),
+    "two microbatches": (extra("--enable-dbo"), Refused("Microbatching currently only supports")),
+    "shards of one GPU": (extra("--enable-batch-sharded-sampling"), Refused("nothing to shard")),
+    "shards of fewer requests": (
+        extra("--enable-batch-sharded-sampling", base=replace(GPU, tensor_parallel_size=8, max_num_seqs=7)),
+        Refused("max_num_seqs (7) is below tensor_parallel_size (8)"),
+    ),
+    "shards on V1": (
+        extra("--enable-batch-sharded-sampling", base=ON_V1),
+        Refused("does not support: batch-sharded sampling"),
+    ),
+    "traces on V1": (extra("--enable-trace-replay", base=ON_V1), Refused("trace replay requires Model Runner V2")),
+    "no generation": (
+        extra("--runner", "pooling"),
+        Ours("vllm/config/model.py: the engine then answers no completion, which is all that is asked here"),
+    ),
+    "metrics of nothing": (
+        extra("--per-request-spec-decode-metrics", "summary"),
+        Refused("requires speculative decoding"),
+    ),
+    "adapters": (
+        extra("--enable-lora", base=replace(GPU, speculation=DRAFT_MODEL, max_num_batched_tokens=64 * 6 - 1)),
+        Refused("Consider increasing max_num_batched_tokens"),
+    ),
+    "fast prefill": (
+        extra("--kv-sharing-fast-prefill", base=METHODS[Method.EAGLE3]),
+        Refused("not compatible with EAGLE"),
+    ),
+    "logits processors on V1": (
+        extra("--logits-processors", "a.b:C", base=ON_V1),
+        Later("logits_processors", "Custom logits processors are not supported"),
+    ),
+    "least probability of every request": (
+        extra("--override-generation-config.min_p", "0.1", base=replace(GPU, speculation=NGRAM)),
+        Later("request", "not yet supported with speculative decoding"),
+    ),
+}
+"""Of ``spec.engine.extraArgs``: combination_rules.py and feature_rules.py."""
+
+SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
+    "no tokens": (
+        replace(GPU, speculation=replace(NGRAM, num_speculative_tokens=0)),
+        Refused("Input should be greater than 0"),
+    ),
+    "range that ends before it begins": (scheduled((5, 4, 2)), Later("schedule", "range start must be <= end")),
+    "less than no tokens": (scheduled((1, 4, -1)), Later("schedule", "values must be >= 0")),
+    "more tokens than K": (
+        scheduled((1, 4, 6)),
+        Ours("vllm/v1/spec_decode/dynamic/utils.py caps it at K and says nothing"),
+    ),
+    "ranges that overlap": (
+        scheduled((1, 4, 2), (4, 6, 1)),
+        Later("schedule", "ranges must be non-overlapping and sorted"),
+    ),
+    "draft of a lookup": (replace(GPU, speculation=replace(NGRAM, draft_model=DRAFT)), Ours(IGNORED_KEY)),
+    "draft beside own layers": (
+        drafting(Method.MTP, draft_model=DRAFT),
+        Refused("Unsupported speculative method: 'mtp'"),
+    ),
+    "no draft": (drafting(Method.EAGLE, draft_model=None), Refused("without speculative model")),
+    "draft longer than its target": (
+        replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=513)),
+        Refused("speculative_max_model_len=513 cannot be larger than target_max_model_len=512"),
+    ),
+    "path that flips the method": (
+        replace(GPU, speculation=replace(DRAFT_MODEL, draft_model=EAGLE_PATH)),
+        Changed("method", "eagle"),
+    ),
+    "suffixes of another method": (
+        replace(GPU, speculation=replace(NGRAM, suffix=SuffixSettings(8))),
+        Ours(IGNORED_KEY),
+    ),
+    "lookup of a draft": (replace(GPU, speculation=replace(DRAFT_MODEL, prompt_lookup_max=4)), Ours(IGNORED_KEY)),
+    "lookup the wrong way round": (
+        replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=5)),
+        Refused("prompt_lookup_min=5 must be <= prompt_lookup_max=4"),
+    ),
+    "checks in blocks on V1": (
+        drafting(Method.MEDUSA, rejection_sampling=RejectionSampling.BLOCK),
+        Ours("vllm/v1/sample/rejection_sampler.py never reads it: it checks token by token, and says nothing"),
+    ),
+    "samples of a lookup": (
+        replace(GPU, speculation=replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)),
+        Ours("vllm/v1/worker/gpu/spec_decode/speculator.py alone reads it, which a lookup is not: no effect"),
+    ),
+    "dspark on the CPU": (
+        drafting(Method.DSPARK, base=CPU),
+        Refused("Model Runner V"),
+    ),
+    "lookup on a GPU that is not there": (
+        drafting(Method.NGRAM_GPU, base=CPU),
+        Ours(
+            "vllm/v1/worker/gpu_model_runner.py, __init__, pins memory, which takes NVIDIA's driver; "
+            "test_recorder_methods.py sees it fail"
+        ),
+    ),
+    "draft model in stages": (
+        replace(GPU, pipeline_parallel_size=2, speculation=DRAFT_MODEL),
+        Ours(
+            "vllm/v1/spec_decode/draft_model.py and vllm/v1/worker/gpu/spec_decode/standalone_ar: nothing refuses it, "
+            "and each draft is built of the layers of one stage"
+        ),
+    ),
+    "stages of a head": (
+        replace(METHODS[Method.EAGLE], pipeline_parallel_size=2),
+        Refused("Pipeline parallelism is not supported for this model"),
+    ),
+    "lengths that change, with copies": (
+        replace(scheduled((1, 8, 2)), data_parallel_size=2),
+        Changed("num_speculative_tokens_per_batch_size", None),
+    ),
+    "another split": (
+        replace(GPU, tensor_parallel_size=4, speculation=replace(DRAFT_MODEL, draft_tensor_parallel_size=2)),
+        Refused("cannot be other value than 1 or target model tensor_parallel_size"),
+    ),
+    "whole draft of a split target": (
+        replace(
+            CPU,
+            tensor_parallel_size=2,
+            cpu=CpuSettings(kv_cache_gib=2, cores=2),
+            speculation=replace(DRAFT_MODEL, draft_tensor_parallel_size=1),
+        ),
+        Later("draft_split", "must be the same. Got 1 and 2"),
+    ),
+    "step too short for a draft": (
+        replace(GPU, max_num_seqs=1, max_num_batched_tokens=6, speculation=DRAFT_MODEL),
+        Ours("vllm/v1/core/sched/scheduler.py, schedule, cuts every draft off, so that none is ever verified whole"),
+    ),
+    "asynchronous lookup": (
+        extra("--async-scheduling", base=replace(GPU, speculation=NGRAM)),
+        Refused("async scheduling is only supported with"),
+    ),
+}
+"""Of speculation: speculation_rules.py."""
+
+REFUSALS = {**SERVING, **COMBINED, **SPECULATING}
+"""A case for every place of the rules that says no, in the newest version or in an older one."""

@@ -1,0 +1,184 @@
+"""What our rules refuse, the real vLLM does not take either: no rule is stricter than what it stands for.
+
+`test_contract.py` shows the other direction. Each place of the rules that says
+no has a case in `refusal_cases.py` or `refused_pairs.py` that comes to no
+other place; its line is rendered as if no rule were there, and the real parser
+and configuration are asked. Where vLLM takes a line, the case says why we do
+not, and this holds for as long as vLLM takes it.
+"""
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, assume, given
+from hypothesis import settings as hypothesis_settings
+
+from specdecode_operator import engine as engine_rules
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine import extra_args
+from specdecode_operator.engine.arguments import command_line
+from specdecode_operator.engine.extra_args import extra_args_problems
+from specdecode_operator.engine.feature_rules import feature_problems
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
+from specdecode_operator.engine.serving_rules import serving_problems
+from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.engine.speculation_rules import speculation_problems
+from specdecode_operator.services import pairing, runner_rules
+from tests.engine.contract_cases import FAILING_EXTRA, TARGET, with_models_under
+from tests.engine.contract_checks import Vllm
+from tests.engine.contract_draws import any_settings
+from tests.engine.engine_versions import NEWEST
+from tests.engine.refusal_cases import REFUSALS, Changed, Later, Refused, Verdict
+from tests.engine.refusal_sites import refusal_sites, sites_visited
+from tests.engine.refused_pairs import PAIRS
+from tests.engine.refused_specs import settings_despite
+
+NOT_OF_THE_ENGINE = {
+    "environment.owned_variable_problems": "variables that the operator itself sets",
+    "profiles._unknown": "versions that nobody here knows",
+    "serving_rules.image_problems": "images of versions that nobody here knows",
+    "speculation_rules.speculation_problems": "methods that a version is not known to have: every known one has all",
+    "extra_args.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
+}
+"""Places that say no to what an engine never sees, or that other tables are about."""
+
+
+def modules() -> list[ModuleType]:
+    """Return what says no for the engine's sake."""
+    names = [module.name for module in pkgutil.iter_modules(engine_rules.__path__)]
+    return [*(importlib.import_module(f"{engine_rules.__name__}.{name}") for name in names), pairing, runner_rules]
+
+
+def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
+    """What all rules of the engine say of settings."""
+    return [
+        *serving_problems(settings, profile),
+        *speculation_problems(settings, profile),
+        *feature_problems(settings, profile),
+    ]
+
+
+def told_of(settings: EngineSettings) -> Callable[[], object]:
+    """Return how to ask the rules of the newest version that says no."""
+    newest_first = map(find_profile, reversed(KNOWN_VERSIONS))
+    profile = next(profile for profile in newest_first if problems(settings, profile))
+    return lambda: problems(settings, profile)
+
+
+def test_every_place_that_says_no_has_a_case_of_its_own(tmp_path: Path) -> None:
+    askers = {name: told_of(settings) for name, (settings, _) in REFUSALS.items()}
+    askers |= {name: lambda body=body: settings_despite(body, tmp_path) for name, (body, _) in PAIRS.items()}
+    assert len(askers) == len(REFUSALS) + len(PAIRS)
+    known = refusal_sites(modules())
+    visited = {}
+    for name, ask in askers.items():
+        with sites_visited() as places:
+            ask()
+        visited[name] = places & known
+    assert {name: places for name, places in visited.items() if len(places) != 1} == {}, "one place a case"
+    assert set.union(*visited.values()) == known - set(NOT_OF_THE_ENGINE)
+
+
+def departure(vllm: Vllm, settings: EngineSettings, verdict: Verdict) -> str:
+    """Return what vLLM does otherwise than the verdict says; empty where it does that."""
+    oracle, line = vllm.oracle(settings), command_line(settings, vllm.profile)[2:]
+    started = oracle.ask("start", line)
+    if isinstance(verdict, Refused):
+        said = started.error or "takes it"
+        return "" if verdict.words in said else said
+    if started.error:
+        return started.error
+    if isinstance(verdict, Later):
+        said = oracle.ask("after_start", line, verdict.check).error or "takes it"
+        return "" if verdict.words in said else said
+    if isinstance(verdict, Changed):
+        found = started.value[verdict.key]
+        return "" if found == verdict.becomes else f"{verdict.key} is {found}"
+    return ""
+
+
+def of_this_version(vllm: Vllm) -> Iterator[tuple[str, EngineSettings, Verdict]]:
+    """Yield the cases that a version's rules refuse, but for flags that only later versions have."""
+    for name, (settings, verdict) in REFUSALS.items():
+        known = not set(settings.extra_args) & set(vllm.profile.later_flags)
+        if known and problems(settings, vllm.profile):
+            yield name, with_models_under(vllm.models, settings), verdict
+
+
+def test_what_our_rules_refuse_the_engine_does_not_take(vllm: Vllm) -> None:
+    departures = {name: departure(vllm, *case) for name, *case in of_this_version(vllm)}
+    assert {name: what for name, what in departures.items() if what} == {}
+
+
+def test_pairs_that_our_rules_refuse_the_engine_does_not_take(vllm: Vllm, tmp_path: Path) -> None:
+    if vllm.profile.version != NEWEST:
+        pytest.skip("the pairs are of the newest version")
+    departures = {}
+    for name, (body, verdict) in PAIRS.items():
+        settings, _ = settings_despite(body, tmp_path / name.replace(" ", "-"))
+        departures[name] = departure(vllm, settings, verdict)
+    assert {name: what for name, what in departures.items() if what} == {}
+
+
+def proven() -> dict[str, set[type]]:
+    """Return the verdicts on each place, of all cases that come to it."""
+    found: dict[str, set[type]] = {}
+    for settings, verdict in REFUSALS.values():
+        with sites_visited() as places:
+            problems(settings, find_profile(NEWEST))
+        for place in places:
+            found.setdefault(place, set()).add(type(verdict))
+    return found
+
+
+REFUSED_AT_START = {place for place, verdicts in proven().items() if verdicts == {Refused}}
+
+
+@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(settings=any_settings)
+def test_whatever_comes_to_such_a_place_is_refused(vllm: Vllm, settings: EngineSettings) -> None:
+    with sites_visited() as places:
+        told = problems(settings, vllm.profile)
+    assume(places & REFUSED_AT_START)
+    assert not vllm.start(settings).ok, told
+
+
+OURS = {
+    "--": "says nothing, as the last argument",
+    "--tensor-parallel-size 4": "a field says it",
+    "--tensor-par 4": "a field says it",
+}
+"""Arguments that vLLM's parser takes, and why we do not."""
+
+
+def complaints() -> Iterator[str]:
+    """Yield a pattern for each text that extra_args.py returns of an argument."""
+    for node in ast.walk(ast.parse(Path(extra_args.__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Return) and node.value is not None:
+            for text in ast.walk(node.value):
+                if isinstance(text, ast.JoinedStr):
+                    yield "".join(
+                        re.escape(part.value) if isinstance(part, ast.Constant) else ".*" for part in text.values
+                    )
+                elif isinstance(text, ast.Constant) and isinstance(text.value, str) and " " in text.value:
+                    yield re.escape(text.value)
+
+
+def test_every_complaint_about_an_argument_has_a_case() -> None:
+    lines = [*FAILING_EXTRA, *OURS]
+    profiles = [find_profile(version) for version in KNOWN_VERSIONS]
+    later = [(profile, flag) for profile in profiles for flag in profile.later_flags]
+    asked = [*((profiles[-1], line) for line in lines), *later]
+    said = [problem.message for profile, line in asked for problem in extra_args_problems(line.split(), profile)]
+    assert [text for text in complaints() if not any(re.search(text, message) for message in said)] == []
+
+
+def test_arguments_that_are_ours_to_refuse_are_taken(vllm: Vllm) -> None:
+    answers = {line: vllm.cpu.ask("options_of", [TARGET, *line.split()]).error for line in OURS}
+    assert answers == dict.fromkeys(OURS)

@@ -1,0 +1,116 @@
+"""A rule that the API server runs repeats one of the engine's, which `test_refusals.py` asks about, or is our own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.api.admission import as_stored
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.cel import Rule
+from specdecode_operator.api.cel_expression import read_cel
+from specdecode_operator.api.deployment import Engine, SpecDecodeDeploymentSpec
+from specdecode_operator.api.models_rules import SOURCES
+from specdecode_operator.api.models_source import HostPath, Models, ModelVolume
+from specdecode_operator.api.rules import RULES
+from specdecode_operator.engine.arguments import command_line
+from tests.component.rejection_cases import BAD
+from tests.engine.contract_cases import MODELS
+from tests.engine.contract_checks import Vllm
+from tests.engine.engine_versions import NEWEST
+from tests.engine.refused_specs import settings_despite
+from tests.support.objects import Body
+
+DRAFTS = {"eagle": "head", "eagle3": "head3", "medusa": "several-heads", "dflash": "block", "dspark": "linked-block"}
+"""What drafts in `contract_cases.py`, by method; a model of its own for the others."""
+
+PLACES = (Models, ModelVolume, HostPath, Engine)
+"""Models of the spec that say where things come from, of which the engine sees a path."""
+
+OURS = {
+    "K without a method": "there is no method that would read it",
+    "head with checkpoints": "what vLLM makes of a head while loading is not known to sizing",
+    "schedule without a method": "there is no method that would read it",
+    "checking of nothing": "there is no method that would read it",
+    "range beyond maxNumSeqs": "such a range never counts: it is a slip of the pen",
+    "CPU without cores": "the pod's limit, which the engine does not see",
+    "CPU without memory": "the pod's limit, which the engine does not see",
+    "CPU without KV cache": "0 GiB is vLLM's word for a default of its own, which sizing does not count on",
+    "cores on GPU": "no meaning there",
+    "memory on GPU": "no meaning there",
+    "KV cache on GPU": "no meaning there: the share of the GPU decides",
+    "product on CPU": "no meaning there",
+    "GPUs a node on CPU": "no meaning there",
+    "KV cache takes all memory": "the pod is killed for memory once weights are loaded",
+    "product twice": "a slip of the pen",
+    "more at once than may run": "sizing's own: the engine is not told",
+    "served name twice": "a slip of the pen",
+}
+"""What breaks a rule that no rule of the engine repeats, and why there is one."""
+
+
+def body_of(text: str) -> Body:
+    """Return a spec of the rejection cases, with models whose config.json is known."""
+    body: Body = {"target": {"model": "org/target"}, "serving": {}, **yaml.safe_load(text)}
+    body["target"] = {"config": MODELS["target"]} | body["target"]
+    body["serving"] = {"maxModelLen": 8192} | body["serving"]
+    speculation = body.get("speculation", {})
+    if "draft" in speculation:
+        draft = MODELS[DRAFTS.get(speculation["method"], "draft")]
+        body["speculation"] = speculation | {"draft": {"config": draft} | speculation["draft"]}
+    if body.get("accelerator", {}).get("type") == "CPU":
+        body["engine"] = {"image": "registry.example/vllm-cpu:v0.32.0"}
+    return body
+
+
+def parts(model: Any) -> Iterator[ApiModel]:
+    """Yield an object and all that are in it."""
+    if isinstance(model, ApiModel):
+        yield model
+        for name in type(model).model_fields:
+            value = getattr(model, name)
+            for each in value if isinstance(value, list) else [value]:
+                yield from parts(each)
+
+
+def broken(spec: SpecDecodeDeploymentSpec) -> list[Rule]:
+    """Return the rules that a spec breaks."""
+    return [
+        rule
+        for part in parts(spec)
+        for rule in RULES.get(type(part), ())
+        if not read_cel(rule.holds)({"self": as_stored(part)})
+    ]
+
+
+def of_the_engine() -> list[Rule]:
+    """Return the rules on what the engine is told."""
+    return [rule for owner, rules in RULES.items() if owner not in PLACES for rule in rules if rule not in SOURCES]
+
+
+def test_every_rule_repeats_one_of_the_engine_or_says_whose_it_is(vllm: Vllm, tmp_path: Any) -> None:
+    if vllm.profile.version != NEWEST:
+        pytest.skip("the rules are those of the newest version")
+    rules, departures, seen = of_the_engine(), {}, []
+    for name, bad in BAD.items():
+        try:
+            spec = SpecDecodeDeploymentSpec.model_validate(body_of(bad.spec))
+        except ValueError:
+            continue  # a field is bad by itself
+        found = [rule for rule in broken(spec) if rule in rules]
+        if not found:
+            continue
+        settings, told = settings_despite(body_of(bad.spec), tmp_path / str(len(seen)))
+        seen += found
+        if name not in OURS:
+            repeated = any(problem.field.startswith(bad.field) for problem in told)
+            departures[name] = "" if repeated else f"no rule of the engine says so: {told}"
+        elif told:
+            departures[name] = f"a rule of the engine says so: {told}"
+        else:
+            line = command_line(settings, vllm.profile)[2:]
+            departures[name] = vllm.oracle(settings).ask("start", line).error or ""
+    assert {name: what for name, what in departures.items() if what} == {}
+    assert [rule for rule in rules if rule not in seen] == [], "no case breaks it"
+    assert set(OURS) <= set(departures)
