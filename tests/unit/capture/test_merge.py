@@ -149,6 +149,14 @@ class TestOneServer:
         (aborted,) = read_lines_of(tmp_path / "aborted.jsonl.part")
         assert (aborted["request_id"], aborted["ended_by"], aborted["phase"]) == ("demo-closed-1", "abort", "closed")
 
+    def test_request_of_which_the_client_knows_nothing_is_kept_without_its_side(self, tmp_path: Path) -> None:
+        """Somebody else asked the engine meanwhile."""
+        recording = Recording(Scenario(requests=2))
+        recording.clients = [line for line in recording.clients if line["id"] != "demo-closed-1"]
+        assert merged(recording, tmp_path).records == 2
+        found = {record["request_id"]: record.get("phase") for record in records(tmp_path)}
+        assert found == {"demo-closed-0": "closed", "demo-closed-1": None}
+
     def test_no_file_of_aborted_where_there_is_none(self, tmp_path: Path) -> None:
         merged(Recording(Scenario()), tmp_path)
         assert not (tmp_path / "aborted.jsonl.part").exists()
