@@ -141,12 +141,9 @@ class OperatorState:
         """See the LeaderWorkerSets, where the cluster has them; they may come at any time."""
         try:
             await self._look_at_belongings(cluster, LEADER_WORKER_SET)
-            served = True
+            self.cache.has_groups = True
         except (NotFoundError, ForbiddenError):
-            served = False
-        if served != self.cache.has_groups:
-            self.cache.has_groups = served
-            self.add_all()
+            self.cache.has_groups = False
 
     async def _look_at_objects(self, cluster: Cluster, resource: Resource) -> None:
         with suppress(NotFoundError):  # without its CRD there is no such kind

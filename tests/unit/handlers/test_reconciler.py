@@ -366,17 +366,19 @@ class TestEngines:
         assert known != "Unreachable"
         assert reasons == [known] * 6 + ["Unreachable", known]
 
-    async def test_pods_of_other_templates_are_not_asked(self, world: World, engine_port: int) -> None:
-        world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
+    async def test_engines_of_an_earlier_spec_are_not_asked_for_this_one(self, world: World, engine_port: int) -> None:
+        def spec(length: int) -> Body:
+            return tiny_cpu(serving={"maxModelLen": length, "port": engine_port})
+
+        world.add(spec(1024))
         await world.look()
-        world.start_engines()
-        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(serving={"maxModelLen": 512, "port": 1}))
-        world.serve()
+        world.start_engines("old")
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=spec(512))
         await world.look()
-        world.serve()
-        await world.look()
-        assert "Unreachable" not in str(world.object["status"])
         assert "observed" not in world.object["status"]
+        world.start_engines("new")
+        await world.look()
+        assert world.object["status"]["observed"]["engines"] == 1
 
     async def test_who_names_a_claim_too_is_told_to_a_pod_that_waits_for_it(self, world: World) -> None:
         elsewhere = {"volume": {"persistentVolumeClaim": {"claimName": "else"}}}
