@@ -26,7 +26,7 @@ from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
 from specdecode_operator.services.manifests import child_labels
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
-from tests.support.embedded_operator import eventually
+from tests.support.embedded_operator import DEADLINE_S, eventually
 from tests.support.objects import H100, Body, tiny_cpu
 from tests.unit.services.test_group_rollout import WIDE, spec_at
 
@@ -63,11 +63,12 @@ class Rounds:
 
     async def go(self, rounds: int = 1) -> None:
         """Let some rounds go by."""
-        await self._waits.wait()
-        for _ in range(rounds):
-            self._waits.clear()
-            self._begin.put_nowait(None)
+        async with asyncio.timeout(DEADLINE_S):
             await self._waits.wait()
+            for _ in range(rounds):
+                self._waits.clear()
+                self._begin.put_nowait(None)
+                await self._waits.wait()
 
 
 @pytest.fixture
@@ -84,12 +85,18 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
     return made
 
 
+async def stop(state: OperatorState) -> None:
+    """Stop an operator; one that does not end is a failure and no hanging test."""
+    async with asyncio.timeout(DEADLINE_S):
+        await state.stop()
+
+
 @pytest.fixture
 async def state(api: ApiServer, rounds: Rounds) -> AsyncIterator[OperatorState]:
     """An operator without watches, not yet started."""
     state = OperatorState()
     yield state
-    await state.stop()
+    await stop(state)
 
 
 class TestStart:
@@ -280,7 +287,7 @@ class TestStop:
         await rounds.go()
         await eventually(lambda: reason(api) == "Suspended", lambda: "it works")
         before = asyncio.all_tasks()
-        await state.stop()
+        await stop(state)
         assert len(before - asyncio.all_tasks()) >= 2 + 16, "the resync, the queue, and its workers"
         api.requests.clear()
         state.queue.add(LLAMA)
@@ -289,4 +296,4 @@ class TestStop:
         assert api.requests == []
 
     async def test_it_may_be_stopped_before_it_was_started(self) -> None:
-        await OperatorState().stop()
+        await stop(OperatorState())
