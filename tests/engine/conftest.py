@@ -1,9 +1,10 @@
 """Finding a place where the real vLLM can be imported."""
 
+import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,12 @@ from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
-from tests.engine.engine_process import Engine
+from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import NEWEST, OLDER, find_packages
-from tests.engine.oracle_process import Oracle
+from tests.engine.kv_draws import CASES, as_question, case
+from tests.engine.oracle_batches import Truth
+from tests.engine.oracle_process import Copy, Oracle
+from tests.engine.recorder_server import Server, make_models, starting
 
 ENGINE_VARIABLE = "SPECDECODE_ENGINE"
 
@@ -36,16 +40,86 @@ def engine() -> Engine:
     return engine
 
 
+@pytest.fixture(scope="session")
+def h100(engine: Engine) -> Iterator[Oracle]:
+    """The newest vLLM, which believes that it runs on H100s, with all that copies of it are asked for."""
+    with Oracle(engine, h100=True, modules=("sizing_oracle", "kv_oracle")) as oracle:
+        yield oracle
+
+
+@pytest.fixture(scope="session")
+def cpu(engine: Engine) -> Iterator[Oracle]:
+    """The newest vLLM, as the CPU build that it is."""
+    with Oracle(engine) as oracle:
+        yield oracle
+
+
 @pytest.fixture(scope="session", params=[*(pytest.param(version, marks=pytest.mark.long) for version in OLDER), NEWEST])
 def vllm(request: pytest.FixtureRequest, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     """Yield one version after the other; the older ones are long."""
     version = request.param
-    older = None if version == NEWEST else find_packages(version)
-    if version != NEWEST and older is None:
-        pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
-    models = tmp_path_factory.mktemp("models")
+    models = tmp_path_factory.mktemp("contract")
     write_models(models)
-    with ExitStack() as stack:
-        h100 = stack.enter_context(Oracle(engine, older=older, h100=True))
-        cpu = stack.enter_context(Oracle(engine, older=older))
+    if version == NEWEST:
+        yield Vllm(find_profile(version), request.getfixturevalue("h100"), request.getfixturevalue("cpu"), models)
+        return
+    older = find_packages(version)
+    if older is None:
+        pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
+    with Oracle(engine, older=older, h100=True) as h100, Oracle(engine, older=older) as cpu:
         yield Vllm(find_profile(version), h100, cpu, models)
+
+
+@pytest.fixture(scope="session")
+def truth(h100: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """Return vLLM's answers to the cases of sizing."""
+    return Truth(h100, tmp_path_factory.mktemp("truth"))
+
+
+@pytest.fixture(scope="session")
+def kv_begun(h100: Oracle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Copy, Path]:
+    """Return what divides the KV caches of all draws, and where the answers will be."""
+    folder = tmp_path_factory.mktemp("kv")
+    answers = folder / "answers.json"
+    questions = [as_question(case(seed)) for seed in range(CASES)]
+    return h100.begin("kv_oracle", folder, answers, given=json.dumps(questions)), answers
+
+
+@pytest.fixture(scope="session")
+def kv_answers(kv_begun: tuple[Copy, Path]) -> list[dict[str, Any]]:
+    """Return how the newest vLLM divides the KV caches of all draws."""
+    copy, answers = kv_begun
+    copy.wait()
+    found: list[dict[str, Any]] = json.loads(answers.read_text())
+    return found
+
+
+@pytest.fixture(scope="session")
+def models(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a tiny target and its draft."""
+    return make_models(engine, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def small_cache(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An engine that has begun to start: one request of the greatest length fits, eight of the usual one do not."""
+    # 39 blocks of 32 tokens.
+    options = ("--block-size=32", "--num-gpu-blocks-override=40")
+    with starting(engine, models, tmp_path_factory.mktemp("small-cache"), *options) as server:
+        yield server
+
+
+BEGUN_AHEAD = ("h100", "cpu", "models", "small_cache", "kv_begun")
+"""What takes long and is waited for late, in the order in which it is begun."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def begun_ahead(request: pytest.FixtureRequest) -> None:
+    """Begin at once what the chosen tests will ask for, beside each other and beside these tests."""
+    chosen = [item for item in request.session.items if HERE in item.path.parents]
+    wanted = {name for item in chosen if isinstance(item, pytest.Function) for name in item.fixturenames}
+    for name in BEGUN_AHEAD:
+        if name in wanted:
+            request.getfixturevalue(name)
+    if "truth" in wanted:
+        request.getfixturevalue("truth").ask(quick=True)

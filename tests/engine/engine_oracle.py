@@ -17,11 +17,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import engine_copies
 from dump_engine_flags import cli_args, flags, serve_parser, speculative_keys
 from engine_later import CHECKS
 from prometheus_client import REGISTRY, generate_latest
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models import registry
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -182,6 +184,8 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         cpu_block_size,
         target_traits,
         variables,
+        engine_copies.begin,
+        engine_copies.ended,
     )
 }
 
@@ -201,6 +205,8 @@ def answer(question: list[Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer until nobody asks."""
+    registry._run_in_subprocess = lambda inspect: inspect()  # or each architecture costs a process, and 6 s
+    engine_copies.WITH_PARENT_ONLY.append(int(sys.argv[1]))
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
         for line in sys.stdin:
             answers.write(json.dumps(answer(json.loads(line))) + "\n")

@@ -6,11 +6,16 @@ to the file named by the first argument. A case is::
     {"stages": [[[LAYER, COUNT], ...], ...], "settings": KvSettings, "max_model_len": L, "available_bytes": [N, ...]}
 
 with the fields of the project's own data classes. The engine's functions see
-specifications made by hand and a configuration of just what they read.
+specifications made by hand and a configuration of just what they read; what
+that configuration decides by itself, the engine's own code decides.
 """
 
+import ast
+import inspect
 import json
+import os
 import sys
+import textwrap
 from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +24,8 @@ from typing import Any
 
 import torch
 import vllm.config.vllm as main_config
+from vllm import platforms
+from vllm.config import SpeculativeConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.backend import MultipleOf
@@ -58,21 +65,41 @@ class Gpu(Platform):
         return [Backend]
 
 
+class Speculation:
+    """What the engine's functions read of a draft, decided by its own configuration."""
+
+    use_eagle = SpeculativeConfig.use_eagle
+    use_eagle_block_drop = SpeculativeConfig.use_eagle_block_drop
+    use_multi_module_mtp = SpeculativeConfig.use_multi_module_mtp
+    disable_eagle_block_drop = False
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        """Draft by the target's hidden states, with so many modules, or with a model of its own."""
+        self.method = "mtp" if said["draft_reads_hidden_states"] else "draft_model"
+        self.num_speculative_tokens = said["num_speculative_tokens"]
+        hf_config = SimpleNamespace(num_nextn_predict_layers=said["prediction_modules"])
+        self.draft_model_config = SimpleNamespace(hf_config=hf_config)
+
+
+def decide_on_manager(config: Any) -> None:
+    """Run the statements of VllmConfig.__post_init__ that say whether layers of several kinds are managed as such."""
+    source = textwrap.dedent(inspect.getsource(main_config.VllmConfig.__post_init__))
+    (function,) = ast.parse(source).body
+    deciding = [one for one in function.body if "need_disable_hybrid_kv_cache_manager" in ast.unparse(one)]
+    assert len(deciding) > 2, "vLLM decides elsewhere now"
+    names = vars(main_config) | {"self": config, "current_platform": platforms.current_platform}
+    exec(compile(ast.Module(deciding, []), "vllm", "exec"), names)
+
+
 def configuration(case: dict[str, Any]) -> SimpleNamespace:
     """Return what the engine's functions read of its configuration."""
     said = case["settings"]
     layers = [layer for stage in case["stages"] for layer, _ in stage]
-    chunked = any(layer["kind"] == "chunked" for layer in layers)
-    chunked_refused = said["draft_reads_hidden_states"] or not said["chunked_hybrid"]
-    speculative = SimpleNamespace(
-        method="eagle",
-        use_eagle=lambda: said["draft_reads_hidden_states"],
-        use_eagle_block_drop=lambda: said["draft_reads_hidden_states"],
-        use_multi_module_mtp=lambda: min(said["prediction_modules"], said["num_speculative_tokens"]) > 1,
-    )
+    chunks = [layer["reach_tokens"] for layer in layers if layer["kind"] == "chunked"]
+    os.environ["VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"] = str(int(said["chunked_hybrid"]))
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
-            disable_hybrid_kv_cache_manager=not said["hybrid_manager"] or (chunked and chunked_refused),
+            disable_hybrid_kv_cache_manager=None if said["hybrid_manager"] else True,
             async_scheduling=said["async_scheduling"],
             max_num_batched_tokens=said["max_num_batched_tokens"],
         ),
@@ -91,14 +118,19 @@ def configuration(case: dict[str, Any]) -> SimpleNamespace:
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
         model_config=SimpleNamespace(
-            max_model_len=case["max_model_len"], original_max_model_len=None, hf_config=SimpleNamespace(model_type="x")
+            max_model_len=case["max_model_len"],
+            original_max_model_len=None,
+            hf_config=SimpleNamespace(model_type="x"),
+            attention_chunk_size=max(chunks, default=None),
         ),
-        speculative_config=speculative,
+        kv_transfer_config=None,
+        speculative_config=Speculation(said),
         num_speculative_tokens=said["num_speculative_tokens"],
         use_v2_model_runner=said["v2_runner"],
     )
     for name in ("max_concurrent_batches", "max_in_flight_tokens", "num_prefill_lookahead_tokens"):
         setattr(config, name, getattr(main_config.VllmConfig, name).fget(config))
+    decide_on_manager(config)
     return config
 
 

@@ -2,6 +2,13 @@
 
 What is built on the meta device is what vLLM makes before a checkpoint is
 loaded. Sizing counts what stays afterwards. docs/sizing.md names the same rules.
+
+The amounts here are our own arithmetic, not vLLM's: without a file nothing is
+loaded, so that no function of vLLM can be asked what goes, and which layers
+stay in 16 bits it reads from files alone. Both amounts come from the same
+layers of sizing as the bytes that are compared; what they cannot hide is a layer
+that is wrong, for that shows in every format without a rule. A rule holds for
+the formats that it names and no other.
 """
 
 from collections.abc import Callable, Iterator

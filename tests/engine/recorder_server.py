@@ -40,6 +40,10 @@ class Server:
     observer_folder: Path
     log: Path
 
+    def wait_until_healthy(self) -> None:
+        """Return once it serves; fail where it ends."""
+        eventually(lambda: _is_healthy(self), "the engine is healthy", START_S)
+
     def close_recording(self) -> None:
         """Order the recorder to close, and wait for its word."""
         (self.segments_folder / "close").touch()
@@ -73,6 +77,24 @@ class Server:
 
 @contextmanager
 def serving(
+    engine: Engine,
+    models: Path,
+    folder: Path,
+    *options: str,
+    speculation: Line | None = None,
+    packages: Sequence[Path] = (),
+    **environment: str,
+) -> Iterator[Server]:
+    """Start an engine, wait until it is healthy, and end it: see `starting`."""
+    with starting(
+        engine, models, folder, *options, speculation=speculation, packages=packages, **environment
+    ) as server:
+        server.wait_until_healthy()
+        yield server
+
+
+@contextmanager
+def starting(
     engine: Engine,
     models: Path,
     folder: Path,
@@ -120,7 +142,6 @@ def serving(
         )
     server = Server(f"http://127.0.0.1:{port}", process, segments, observed, log)
     try:
-        eventually(lambda: _is_healthy(server), "the engine is healthy", START_S)
         yield server
     finally:
         _end(process)

@@ -25,16 +25,23 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.images.engine_environment import install_engine_environment
-from tests.engine.engine_process import HERE, Engine
+from tests.engine.engine_process import Engine
+from tests.engine.oracle_process import Oracle
 
 
-def ask(engine: Engine, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return vLLM's answers to all cases, in their order, from one process."""
-    with tempfile.TemporaryDirectory() as folder:
-        answers = Path(folder) / "answers.json"
-        engine.run(str(HERE / "sizing_oracle.py"), str(answers), text_in=json.dumps(cases))
-        result: list[dict[str, Any]] = json.loads(answers.read_text(encoding="utf-8"))
-    return result
+class Asked:
+    """Cases that a vLLM is busy with."""
+
+    def __init__(self, oracle: Oracle, folder: Path, cases: list[dict[str, Any]]) -> None:
+        """Ask, in one copy of an oracle on H100s."""
+        self._answers = folder / "answers.json"
+        self._copy = oracle.begin("sizing_oracle", folder, self._answers, given=json.dumps(cases))
+
+    def get(self) -> list[dict[str, Any]]:
+        """Return the answers to all cases, in their order."""
+        self._copy.wait()
+        result: list[dict[str, Any]] = json.loads(self._answers.read_text(encoding="utf-8"))
+        return result
 
 
 def main() -> None:
@@ -44,7 +51,9 @@ def main() -> None:
     parser.add_argument("answers", type=Path)
     options = parser.parse_args()
     engine = Engine.at(Path(install_engine_environment()))
-    answers = ask(engine, json.loads(options.cases.read_text(encoding="utf-8")))
+    cases = json.loads(options.cases.read_text(encoding="utf-8"))
+    with Oracle(engine, h100=True) as oracle, tempfile.TemporaryDirectory() as folder:
+        answers = Asked(oracle, Path(folder), cases).get()
     options.answers.write_text(json.dumps(answers, indent=1), encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ import pytest
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import Job
 from tests.engine.engine_process import Engine
-from tests.engine.recorder_server import NGRAM, Line, Server, make_models, serving
+from tests.engine.recorder_server import NGRAM, Line, Server, serving
 from tests.support.recordings import read_lines_of
 
 REQUESTS = 24
@@ -18,11 +18,6 @@ OUTPUT_TOKENS = 240
 """So many that prompt lookup is right now and then: about once in 300 tokens of a model of random weights."""
 
 DRAFT_MODEL: Line = {"method": "draft_model", "num_speculative_tokens": 3}
-
-
-@pytest.fixture(scope="module")
-def models(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_models(engine, tmp_path_factory.mktemp("models"))
 
 
 def settings(volume: Path, url: str, models: Path) -> dict[str, Any]:

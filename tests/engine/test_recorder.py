@@ -22,19 +22,12 @@ from tests.engine.recorder_checks import (
     speculation_of,
 )
 from tests.engine.recorder_clients import Question, ask_all, prompt, repetitive
-from tests.engine.recorder_server import make_models, serving
+from tests.engine.recorder_server import Server, serving
 from tests.support.waiting import eventually
 
-# 39 blocks of 32 tokens: one request of the greatest length fits, eight of the usual one do not.
-SMALL_CACHE = ("--block-size=32", "--num-gpu-blocks-override=40")
 
-
-@pytest.fixture(scope="module")
-def models(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_models(engine, tmp_path_factory.mktemp("models"))
-
-
-def test_records_what_the_engine_did(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_records_what_the_engine_did(small_cache: Server) -> None:
+    server = small_cache
     streams = [repetitive(f"stream-{number}", number, max_tokens=150) for number in range(24)]
     odd = [
         repetitive("leaver", max_tokens=900, leaves_after=5),
@@ -42,54 +35,52 @@ def test_records_what_the_engine_did(engine: Engine, models: Path, tmp_path: Pat
         repetitive("twins", n=2, temperature=1.0),
         Question("too-long", prompt(2000)),
     ]
-    with serving(engine, models, tmp_path, *SMALL_CACHE) as server:
-        before = server.counters()
-        answers = ask_all(server.url, streams + odd, at_once=8)
-        eventually(lambda: len(lines_of(server, "request")) == len(streams) + 4, "all requests are written")
-        eventually(lambda: lines_of(server, "step")[-1]["scheduler"]["num_running_reqs"] == 0, "the engine is idle")
-        after = server.counters()
-        server.close_recording()
-        later = ask_all(server.url, [repetitive("later")], at_once=1)
+    server.wait_until_healthy()
+    before = server.counters()
+    answers = ask_all(server.url, streams + odd, at_once=8)
+    eventually(lambda: len(lines_of(server, "request")) == len(streams) + 4, "all requests are written")
+    eventually(lambda: lines_of(server, "step")[-1]["scheduler"]["num_running_reqs"] == 0, "the engine is idle")
+    after = server.counters()
+    server.close_recording()
+    later = ask_all(server.url, [repetitive("later")], at_once=1)
 
-        records = requests_by_name(server)
-        whole = {question.name: records[question.name] for question in streams}
-        assert_whole(server)
-        assert_as_observed(server, whole)
-        assert any(max(record["chunk_tokens"]) > 1 for record in whole.values())
-        for name, record in whole.items():
-            assert (record["finish_reason"], record["ended_by"]) == ("length", "engine")
-            assert sum(record["chunk_tokens"]) == 150
-            assert len(record["chunk_s"]) >= answers[name].chunks
-            assert record["arrival_monotonic_s"] <= record["queued_s"] <= record["scheduled_s"] < record["chunk_s"][0]
-        steps = lines_of(server, "step")
-        assert speculation(steps) == speculation_of(after) - speculation_of(before)
-        assert any(step["scheduler"]["iteration_details"] for step in steps)
-        assert (
-            sum(record["preemptions"] for record in lines_of(server, "request"))
-            == after["vllm:num_preemptions_total"]
-            > 0
-        )
+    records = requests_by_name(server)
+    whole = {question.name: records[question.name] for question in streams}
+    assert_whole(server)
+    assert_as_observed(server, whole)
+    assert any(max(record["chunk_tokens"]) > 1 for record in whole.values())
+    for name, record in whole.items():
+        assert (record["finish_reason"], record["ended_by"]) == ("length", "engine")
+        assert sum(record["chunk_tokens"]) == 150
+        assert len(record["chunk_s"]) >= answers[name].chunks
+        assert record["arrival_monotonic_s"] <= record["queued_s"] <= record["scheduled_s"] < record["chunk_s"][0]
+    steps = lines_of(server, "step")
+    assert speculation(steps) == speculation_of(after) - speculation_of(before)
+    assert any(step["scheduler"]["iteration_details"] for step in steps)
+    assert (
+        sum(record["preemptions"] for record in lines_of(server, "request")) == after["vllm:num_preemptions_total"] > 0
+    )
 
-        leaver = records["leaver"]
-        assert (leaver["finish_reason"], leaver["ended_by"]) == ("abort", "abort")
-        assert chunks_of(leaver) == server.observed()[leaver["id"]][: len(leaver["chunk_s"])]
+    leaver = records["leaver"]
+    assert (leaver["finish_reason"], leaver["ended_by"]) == ("abort", "abort")
+    assert chunks_of(leaver) == server.observed()[leaver["id"]][: len(leaver["chunk_s"])]
 
-        stopped = records["stopped"]
-        assert answers["stopped"].finish_reasons == ["stop"]
-        assert (stopped["finish_reason"], stopped["ended_by"], stopped["stop_reason"]) == (
-            "stop",
-            "stop_string",
-            "5454",
-        )
-        assert chunks_of(stopped) == server.observed()[stopped["id"]][: len(stopped["chunk_s"])]
+    stopped = records["stopped"]
+    assert answers["stopped"].finish_reasons == ["stop"]
+    assert (stopped["finish_reason"], stopped["ended_by"], stopped["stop_reason"]) == (
+        "stop",
+        "stop_string",
+        "5454",
+    )
+    assert chunks_of(stopped) == server.observed()[stopped["id"]][: len(stopped["chunk_s"])]
 
-        twins = [line for line in lines_of(server, "request") if "twins" in line["external_id"]]
-        assert sorted(line["id"][:2] for line in twins) == ["0_", "1_"]
+    twins = [line for line in lines_of(server, "request") if "twins" in line["external_id"]]
+    assert sorted(line["id"][:2] for line in twins) == ["0_", "1_"]
 
-        assert answers["too-long"].status == 400
-        assert "too-long" not in records
-        assert later["later"].status == 200
-        assert "later" not in records
+    assert answers["too-long"].status == 400
+    assert "too-long" not in records
+    assert later["later"].status == 200
+    assert "later" not in records
 
 
 @pytest.mark.long

@@ -1,45 +1,23 @@
 """The recorder around the classes of every vLLM that it is made for."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
-import pytest
-
 from specdecode_operator.capture.recorder_bundle import write_bundle
-from tests.engine.engine_process import DEADLINE_S, HERE, QUIET, Engine
-from tests.engine.engine_versions import NEWEST, OLDER, find_packages
-from tests.engine.recorder_server import make_models
+from tests.engine.contract_checks import Vllm
+from tests.engine.engine_process import HERE
 
 TRIMS_FROM = "0.32"
 """The first that cuts what follows a stop string."""
 
 
-@pytest.fixture(scope="module")
-def models(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_models(engine, tmp_path_factory.mktemp("models"))
-
-
-@pytest.mark.parametrize("version", [*(pytest.param(version, marks=pytest.mark.long) for version in OLDER), NEWEST])
-def test_records_with_the_classes_of(version: str, engine: Engine, models: Path, tmp_path: Path) -> None:
-    older = None if version == NEWEST else find_packages(version)
-    if older is None and version != NEWEST:
-        pytest.skip(f"vLLM {version} is not installed: ./just engine-versions")
-    plugins, segments = tmp_path / "plugins", tmp_path / "segments"
+def test_records_with_the_classes_of(vllm: Vllm, models: Path, tmp_path: Path) -> None:
+    version, plugins, segments = vllm.profile.version, tmp_path / "plugins", tmp_path / "segments"
     segments.mkdir()
     write_bundle(plugins)
-    done = subprocess.run(
-        [engine.python, HERE / "recorder_on_classes.py", segments, models / "target"],
-        env=os.environ
-        | QUIET
-        | {"PYTHONPATH": os.pathsep.join(str(each) for each in (plugins, older, engine.packages) if each)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    # As on PYTHONPATH: the plugin is found by its entry point.
+    script, tokenizer = HERE / "recorder_on_classes.py", models / "target"
+    vllm.cpu.begin(script, tmp_path / "copy", segments, tokenizer, packages=[plugins]).wait()
     (path,) = segments.glob("*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
 
