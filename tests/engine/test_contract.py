@@ -59,6 +59,7 @@ from tests.engine.contract_cases import (
 )
 from tests.engine.contract_checks import Vllm, check_parsed, check_started
 from tests.engine.contract_draws import any_settings
+from tests.engine.differences import assert_none
 from tests.engine.engine_versions import NEWEST, OLDER
 
 EXAMPLES = [
@@ -93,7 +94,7 @@ def test_what_is_just_allowed_is_taken(vllm: Vllm) -> None:
             ours = serving_problems(settings, vllm.profile) + speculation_problems(settings, vllm.profile)
             ours += feature_problems(settings, vllm.profile)
             refused[name] = [*ours, *filter(None, [vllm.start(settings).error])]
-    assert {name: said for name, said in refused.items() if said} == {}
+    assert_none(f"{name}: {said}" for name, said in refused.items() if said)
 
 
 @pytest.mark.parametrize("mode", CudagraphMode)

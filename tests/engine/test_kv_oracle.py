@@ -47,4 +47,6 @@ def differences(seed: int, theirs: dict[str, Any]) -> Iterator[str]:
     except SizingError as refusal:
         found = {"error": str(refusal)}
     if not ("error" in found and "error" in theirs):
-        yield from (f"seed {seed}, {described(one)}: {term}" for term in differing_terms(found, theirs))
+        terms = "; ".join(differing_terms(found, theirs))
+        if terms:
+            yield f"seed {seed}: {terms}; {described(one)}"

@@ -33,6 +33,7 @@ from specdecode_operator.services import pairing, runner_rules
 from tests.engine.contract_cases import FAILING_EXTRA, TARGET, with_models_under
 from tests.engine.contract_checks import Vllm
 from tests.engine.contract_draws import any_settings
+from tests.engine.differences import assert_none
 from tests.engine.engine_versions import NEWEST
 from tests.engine.refusal_cases import REFUSALS, Changed, Later, Refused, Verdict
 from tests.engine.refusal_sites import refusal_sites, sites_visited
@@ -113,7 +114,7 @@ def of_this_version(vllm: Vllm) -> Iterator[tuple[str, EngineSettings, Verdict]]
 
 def test_what_our_rules_refuse_the_engine_does_not_take(vllm: Vllm) -> None:
     departures = {name: departure(vllm, *case) for name, *case in of_this_version(vllm)}
-    assert {name: what for name, what in departures.items() if what} == {}
+    assert_none(f"{name}: {what}" for name, what in departures.items() if what)
 
 
 def test_pairs_that_our_rules_refuse_the_engine_does_not_take(vllm: Vllm, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_pairs_that_our_rules_refuse_the_engine_does_not_take(vllm: Vllm, tmp_pa
     for name, (body, verdict) in PAIRS.items():
         settings, _ = settings_despite(body, tmp_path / name.replace(" ", "-"))
         departures[name] = departure(vllm, settings, verdict)
-    assert {name: what for name, what in departures.items() if what} == {}
+    assert_none(f"{name}: {what}" for name, what in departures.items() if what)
 
 
 def proven() -> dict[str, set[type]]:

@@ -18,6 +18,7 @@ from specdecode_operator.engine.arguments import command_line
 from tests.component.rejection_cases import BAD
 from tests.engine.contract_cases import MODELS
 from tests.engine.contract_checks import Vllm
+from tests.engine.differences import assert_none
 from tests.engine.engine_versions import NEWEST
 from tests.engine.refused_specs import settings_despite
 from tests.support.objects import Body
@@ -111,6 +112,6 @@ def test_every_rule_repeats_one_of_the_engine_or_says_whose_it_is(vllm: Vllm, tm
         else:
             line = command_line(settings, vllm.profile)[2:]
             departures[name] = vllm.oracle(settings).ask("start", line).error or ""
-    assert {name: what for name, what in departures.items() if what} == {}
+    assert_none(f"{name}: {what}" for name, what in departures.items() if what)
     assert [rule for rule in rules if rule not in seen] == [], "no case breaks it"
     assert set(OURS) <= set(departures)
