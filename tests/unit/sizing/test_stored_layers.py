@@ -1,0 +1,122 @@
+"""How checkpoints and kernels store single layers: zero points, padding, and layers that are left alone."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.checkpoint_bytes import checkpoint_disagreement
+from specdecode_operator.sizing.config import geometry_from_config
+from specdecode_operator.sizing.divisibility import tensor_problems
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.layers import Layer, SelectiveScan
+from specdecode_operator.sizing.linear_bytes import takes_marlin
+from specdecode_operator.sizing.precision import DEFAULT_FORMATS, Precision
+from specdecode_operator.sizing.rank_layers import LinearLayer, Split
+from specdecode_operator.sizing.weights import layer_bytes, weight_bytes
+from tests.support.objects import TINY_CONFIG
+from tests.unit.sizing.test_quantized_checkpoints import compressed
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def tiny(quantization: dict[str, Any], **changes: Any) -> ModelGeometry:
+    """Four layers: hidden size 256, four heads of 64 and two for keys and values, 512 wide between."""
+    return geometry_from_config("tiny", {**TINY_CONFIG, **changes, "quantization_config": quantization})
+
+
+def stored(geometry: ModelGeometry) -> int:
+    assert geometry.checkpoint_precision is not None
+    return weight_bytes(geometry, geometry.checkpoint_precision, Split(1))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_asymmetric_checkpoint_has_a_zero_point_for_each_group(bits: int) -> None:
+    plain, zeros = (
+        stored(tiny(compressed(bits, "int", "group", group_size=64, symmetric=symmetric)))
+        for symmetric in (True, False)
+    )
+    # Groups of inputs times outputs: queries, keys and values; output; gate and up; down.
+    points = 4 * (256 + 2 * 128) + 4 * 256 + 4 * 2 * 512 + 8 * 256
+    assert zeros - plain == 4 * points * bits // 8
+
+
+@pytest.mark.parametrize(
+    ("left_out", "as_if"),
+    [
+        ("model.layers.1*", ["model.layers.1.self_attn", "model.layers.1.mlp"]),
+        ("*.mlp.down_proj", ["mlp.down_proj"]),
+        ("*layers.?.mlp", []),
+        ("*.down", []),
+        ("*own_proj", ["mlp.down_proj"]),
+    ],
+)
+def test_a_glob_names_whole_parts_of_modules(left_out: str, as_if: list[str]) -> None:
+    assert stored(tiny(BLOCKS | {"modules_to_not_convert": [left_out]})) == stored(
+        tiny(BLOCKS | {"modules_to_not_convert": as_if})
+    )
+
+
+def test_layers_that_are_left_out_take_more() -> None:
+    assert stored(tiny(BLOCKS | {"modules_to_not_convert": ["mlp.down_proj"]})) > stored(tiny(BLOCKS))
+
+
+def test_files_are_compared_in_the_checkpoints_own_precision() -> None:
+    geometry = tiny(BLOCKS, hidden_size=2048, intermediate_size=8192, vocab_size=2048)
+    eight_bits = stored(geometry)
+    asked: dict[str, Any] = {"output_head": True, "bytes_by_dtype": {}, "bytes_by_part": {}}
+    assert checkpoint_disagreement(geometry, eight_bits, **asked) is None
+    sixteen_bits = weight_bytes(geometry, Precision.BF16, Split(1))
+    assert "more than" in str(checkpoint_disagreement(geometry, sixteen_bits, **asked))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "hidden", "width"), [(1, (3072, 3072), 2944), (8, (3072, 3072), 384)], ids=["one GPU", "eight"]
+)
+def test_experts_in_mxfp4_are_padded(tensor: int, hidden: tuple[int, int], width: int) -> None:
+    """gpt-oss: 128 experts of 2880, hidden size 2880; the hidden size to 256, a rank's part to 128."""
+    geometry = find_geometry("openai/gpt-oss-120b")
+    assert geometry is not None
+    weights = (hidden[0] * 2 * width + width * hidden[1]) * 17 // 32
+    biases = (2 * width + hidden[1]) * 2
+    router = (2880 * 128 + 128) * 2
+    found = layer_bytes(geometry.layers[0], geometry, DEFAULT_FORMATS[Precision.MXFP4], Split(tensor))
+    assert found.feed_forward_bytes == 128 * (weights + biases) + router
+
+
+def test_a_state_of_mamba_1_stays_in_16_bits(llama_8b: ModelGeometry) -> None:
+    layer = Layer(SelectiveScan(width=8192, state_size=16, step_rank=256, conv_kernel=4), None)
+    eight, sixteen = (
+        layer_bytes(layer, llama_8b, DEFAULT_FORMATS[each], Split(2)).mixer_bytes
+        for each in (Precision.FP8, Precision.BF16)
+    )
+    # In, what goes into and out of the state, the time step with its bias, out.
+    assert sixteen == 2 * (4096 * 8192 + 4096 * (256 + 32) + (256 + 1) * 4096 + 4096 * 4096)
+    assert eight == sixteen
+
+
+@pytest.mark.parametrize(
+    ("group_size", "part", "hidden", "taken"),
+    [
+        (128, 256, 256, True),
+        (128, 192, 256, False),
+        (64, 192, 256, True),
+        (32, 96, 128, True),
+        (16, 96, 128, False),
+        (0, 100, 128, True),
+        (128, 256, 192, False),
+    ],
+)
+@pytest.mark.parametrize("widens", [True, False])
+def test_experts_that_marlin_takes(group_size: int, part: int, hidden: int, *, taken: bool, widens: bool) -> None:
+    up = LinearLayer("mlp.experts.up", hidden, 2 * part, widens=True, merged=(part, part))
+    down = LinearLayer("mlp.experts.down", part, hidden)
+    assert takes_marlin(group_size, up if widens else down) is taken
+
+
+def test_keys_and_values_that_cannot_be_copied_evenly_are_told() -> None:
+    geometry = geometry_from_config("tiny", {**TINY_CONFIG, "num_attention_heads": 12, "num_key_value_heads": 4})
+    (problem,) = [each for each in tensor_problems(geometry, 6) if each.key == "num_key_value_heads"]
+    assert problem.value == 4
+    assert "num_key_value_heads 4" in problem.message
+    assert not [each for each in tensor_problems(geometry, 12) if each.key == "num_key_value_heads"]
