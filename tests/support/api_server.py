@@ -82,6 +82,7 @@ class ApiServer:
         self._history: list[tuple[str, Body]] = []
         self._watches: list[asyncio.Queue[tuple[str, Body] | None]] = []
         self._versions = itertools.count(1)
+        self._runner: web.AppRunner | None = None
         self._version = 0
 
     def create(self, resource: Resource, body: Body) -> Body:
@@ -130,12 +131,17 @@ class ApiServer:
         self.requests.clear()
         return found
 
+    def connections(self) -> int:
+        """Return how many connections clients hold open."""
+        server = self._runner.server if self._runner else None
+        return len(server.connections) if server else 0
+
     @asynccontextmanager
     async def serving(self, kubeconfig: Path) -> AsyncIterator[None]:
         """Serve it at an address of this machine, and write a kubeconfig for it."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._serve)
-        runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
+        runner = self._runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]

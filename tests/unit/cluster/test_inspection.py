@@ -115,17 +115,18 @@ class TestRefusals:
 
 
 class TestKubeconfig:
-    async def test_the_namespace_is_that_of_the_context(self, api: ApiServer, tmp_path: Path) -> None:
+    async def test_address_and_namespace_are_those_of_the_context(self, api: ApiServer, tmp_path: Path) -> None:
         file = tmp_path / "kubeconfig"
         config = yaml.safe_load(await asyncio.to_thread(file.read_text))
-        config["contexts"].append({"name": "plain", "context": {"cluster": "c", "user": "u"}})
+        config["clusters"].append({"name": "far", "cluster": {"server": "http://far.example:1"}})
+        config["contexts"].append({"name": "plain", "context": {"cluster": "far", "user": "u"}})
         await asyncio.to_thread(file.write_text, yaml.safe_dump(config))
-        spaces = []
+        near = config["clusters"][0]["cluster"]["server"]
+        found = []
         for context in (None, "x", "plain"):
             async with open_cluster(context) as cluster:
-                spaces.append(cluster.namespace)
-                assert await cluster.version()
-        assert spaces == ["team", "team", "default"]
+                found.append((cluster.server, cluster.namespace))
+        assert found == [(near, "team"), (near, "team"), ("http://far.example:1", "default")]
 
     async def test_an_unknown_context_is_told_with_those_that_there_are(self, api: ApiServer) -> None:
         with pytest.raises(ClusterError, match=r"^--context: other: KUBECONFIG: .* has x: use one of these$"):

@@ -175,6 +175,8 @@ async def test_what_watches_bring_is_carried_out_also_after_they_broke_off(
         await eventually(lambda: not operator.state.cache.parents(), lambda: "its end is seen")
         status, _ = await asyncio.to_thread(answer, operator.health_port, "/healthz")
         assert status == 200
+        assert api.connections()
+    await eventually(lambda: not api.connections(), lambda: "all connections are closed at its end")
     assert not [each for each in api.requests if each.startswith("patch specdecodedeployments.specdecode.io ")], (
         "kopf keeps nothing on objects: neither annotations nor finalizers"
     )

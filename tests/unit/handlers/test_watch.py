@@ -13,6 +13,7 @@ from specdecode_operator.handlers import watch
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL
 from tests.support.objects import H200, Body
+from tests.unit.handlers.test_queue import Failing, Retries, running
 
 LLAMA, OTHER = Key("team", "llama"), Key("team", "other")
 DEMO = Key("team", "demo", capture.KIND)
@@ -95,6 +96,20 @@ class TestObjects:
         assert state.cache.parent(LLAMA) is None
         assert await looked_at(state) == [LLAMA, DEMO]
 
+    async def test_one_made_anew_does_not_wait_for_the_failures_of_its_predecessor(
+        self, state: OperatorState, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        work = Failing()
+        async with running(state.queue, work):
+            retries = Retries(monkeypatch)
+            for times in range(1, 4):
+                state.queue.add(OTHER)
+                await work.ran(times)
+            await watch.on_deployment(event("DELETED", body("other", 2)), state)
+            await watch.on_deployment(event("ADDED", body("other", 3, metadata={"uid": "anew"})), state)
+            await work.ran(4)
+        assert retries.delays == [1, 2, 4, 1]
+
     async def test_a_capture_is_looked_at_with_the_deployment_whose_gpus_it_may_have(
         self, state: OperatorState
     ) -> None:
@@ -129,11 +144,12 @@ class TestNodes:
             ("ADDED", self.node(1), everyone),
             ("MODIFIED", self.node(2), []),
             ("MODIFIED", self.node(3, gpus=4), everyone),
-            ("DELETED", self.node(4), everyone),
-            ("DELETED", self.node(5), []),
+            ("DELETED", self.node(4, gpus=4), everyone),
+            ("DELETED", self.node(5, gpus=4), []),
         ):
             await watch.on_node(event(type_, seen), state)
             assert await looked_at(state) == looked, (type_, seen)
+        assert state.cache.nodes() == ()
 
 
 class TestBelongings:
