@@ -18,8 +18,9 @@ import sys
 import textwrap
 from contextlib import nullcontext
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -81,14 +82,14 @@ class Speculation:
         self.draft_model_config = SimpleNamespace(hf_config=hf_config)
 
 
-def decide_on_manager(config: Any) -> None:
-    """Run the statements of VllmConfig.__post_init__ that say whether layers of several kinds are managed as such."""
+@cache
+def statements_on_manager() -> CodeType:
+    """Return those of VllmConfig.__post_init__ that say whether layers of several kinds are managed as such."""
     source = textwrap.dedent(inspect.getsource(main_config.VllmConfig.__post_init__))
     (function,) = ast.parse(source).body
     deciding = [one for one in function.body if "need_disable_hybrid_kv_cache_manager" in ast.unparse(one)]
     assert len(deciding) > 2, "vLLM decides elsewhere now"
-    names = vars(main_config) | {"self": config, "current_platform": platforms.current_platform}
-    exec(compile(ast.Module(deciding, []), "vllm", "exec"), names)
+    return compile(ast.Module(deciding, []), "vllm", "exec")
 
 
 def configuration(case: dict[str, Any]) -> SimpleNamespace:
@@ -130,7 +131,7 @@ def configuration(case: dict[str, Any]) -> SimpleNamespace:
     )
     for name in ("max_concurrent_batches", "max_in_flight_tokens", "num_prefill_lookahead_tokens"):
         setattr(config, name, getattr(main_config.VllmConfig, name).fget(config))
-    decide_on_manager(config)
+    exec(statements_on_manager(), vars(main_config) | {"self": config, "current_platform": platforms.current_platform})
     return config
 
 
