@@ -61,7 +61,7 @@ class WorkQueue:
     async def _run_worker(self, work: Work) -> None:
         while True:
             key = await self._queue.get()
-            self._waiting.pop(key, None)
+            del self._waiting[key]
             self._running.add(key)
             self._cancel_retry(key)
             try:
@@ -82,11 +82,7 @@ class WorkQueue:
         delay_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S)
         kind = type(error).__name__
         _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=failures == 1)
-        self._retries[key] = asyncio.get_running_loop().call_later(delay_s, self._retry, key)
-
-    def _retry(self, key: Key) -> None:
-        self._retries.pop(key, None)
-        self.add(key)
+        self._retries[key] = asyncio.get_running_loop().call_later(delay_s, self.add, key)
 
     def _cancel_retry(self, key: Key) -> None:
         if handle := self._retries.pop(key, None):

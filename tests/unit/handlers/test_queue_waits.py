@@ -43,6 +43,24 @@ async def test_the_wait_is_that_of_the_key_that_no_worker_took_for_longest(monke
         assert queue.longest_wait_s() == 4, "one that is worked on does not wait"
 
 
+async def test_after_a_success_failures_are_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = iter([True, True, False, True])
+    ran: asyncio.Queue[Key] = asyncio.Queue()
+
+    async def work(key: Key) -> None:
+        ran.put_nowait(key)
+        if next(fails):
+            raise RuntimeError
+
+    queue = WorkQueue(workers=1)
+    async with running(queue, work):
+        retries = Retries(monkeypatch)
+        for _ in range(4):
+            queue.add(A)
+            await ran.get()
+    assert retries.delays == [1, 2, 1]
+
+
 async def test_a_failure_is_logged_with_its_cause_and_the_next_try_and_traced_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
