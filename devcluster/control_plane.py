@@ -145,11 +145,18 @@ def kube_controller_manager(program: Path, state: Path, settings: Settings) -> l
         # The default of 20 requests a second delays the first service account by five seconds.
         "--kube-api-qps=500",
         "--kube-api-burst=1000",
+        # Its default of 15 s is for clusters where a look costs something.
+        "--horizontal-pod-autoscaler-sync-period=1s",
         f"--cluster-cidr={settings.addresses.pods}",
         "--enable-hostpath-provisioner",
         f"--flex-volume-plugin-dir={state / 'flex-volumes'}",
-        # Where no node can run, nodes are objects that nobody tends: they would be tainted after a minute.
-        *(["--controllers=*,-node-lifecycle-controller"] if settings.index is None else []),
+        # Where no node can run, nodes are objects that nobody tends, or names in a pod: the one would be tainted
+        # after a minute, and the pods of the other removed.
+        *(
+            ["--controllers=*,-node-lifecycle-controller,-pod-garbage-collector-controller"]
+            if settings.index is None
+            else []
+        ),
         "--secure-port=0",
         "--leader-elect=false",
         "--profiling=false",

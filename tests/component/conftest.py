@@ -2,28 +2,25 @@
 
 import itertools
 import os
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from devcluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
-from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
-from tests.support.rest import Rest
-from tests.support.waiting import eventually
+from tests.support.played_node import PlayedNode
 
-MANIFESTS = Path(__file__).parents[2] / "manifests"
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[Cluster]:
-    """A control plane without nodes and without our CRDs; its address is in `kubeconfig`."""
+    """A control plane without our CRDs and without nodes, where pods run as tests say."""
     cluster = Cluster(f"test-component-{os.getpid()}")
     try:
         cluster.up("none")
-        yield cluster
+        with PlayedNode(Kubectl(cluster.kubeconfig)):
+            yield cluster
     finally:
         cluster.down()
 
@@ -47,45 +44,3 @@ def namespace(api_server: Cluster) -> str:
 def kubectl(crds: Cluster, namespace: str) -> Kubectl:
     """kubectl in the test's own namespace of an API server with our CRDs."""
     return Kubectl(crds.kubeconfig, namespace)
-
-
-@pytest.fixture(scope="module")
-def operator_process(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """The operator with exactly the rights of the installed service account; it need not run."""
-    admin = Kubectl(crds.kubeconfig, NAMESPACE)
-    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
-    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
-    folder = tmp_path_factory.mktemp("operator")
-    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
-    yield process
-    assert process.stop() == 0
-
-
-@pytest.fixture
-def operator(operator_process: OperatorProcess, kubectl: Kubectl) -> Iterator[OperatorProcess]:
-    """The operator, running whatever tests before have done to it; objects of ours go with the test."""
-    operator_process.ensure()
-    yield operator_process
-    kubectl.must("delete", "sdc,sdd", "--all", "--wait=false")
-
-
-@pytest.fixture
-def rest(kubectl: Kubectl) -> Rest:
-    """What tells whether the operator leaves the test's namespace alone."""
-    return Rest(kubectl)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the objects of the test and the operator's log to the report of a failed test."""
-    report = yield
-    arguments = getattr(item, "funcargs", {})
-    kubectl, operator = arguments.get("kubectl"), arguments.get("operator_process")
-    if report.failed and isinstance(kubectl, Kubectl) and isinstance(operator, OperatorProcess):
-        report.sections += [
-            ("objects", kubectl("get", "all,sdd,sdc,pvc,configmaps", "--output=wide").stdout),
-            ("descriptions", kubectl("describe", "sdd,sdc,jobs,pods").stdout),
-            ("events", kubectl("get", "events", "--sort-by=.lastTimestamp").stdout),
-            ("operator log", operator.tail(20_000)),
-        ]
-    return report

@@ -15,7 +15,7 @@ from specdecode_operator.api.models_rules import SOURCES
 from specdecode_operator.api.models_source import HostPath, Models, ModelVolume
 from specdecode_operator.api.rules import RULES
 from specdecode_operator.engine.arguments import command_line
-from tests.component.rejection_cases import BAD
+from tests.component.admission.rejection_cases import BAD
 from tests.engine.contract_cases import MODELS
 from tests.engine.contract_checks import Vllm
 from tests.engine.differences import assert_none

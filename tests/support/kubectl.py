@@ -7,13 +7,32 @@ from typing import Any
 
 from devcluster import binaries, kubectl
 from devcluster.kubectl import Answer
-from tests.support.waiting import DEADLINE_S, eventually
+from tests.support.api_reader import ApiReader, api_reader
+from tests.support.played_node import bind
+from tests.support.waiting import eventually
 
 CRDS = Path(__file__).parents[2] / "crds"
 
 
 class Kubectl(kubectl.Kubectl):
-    """kubectl, with what only tests need."""
+    """kubectl, with what only tests need; what is looked at again and again is read without starting it."""
+
+    def object(self, kind: str, name: str) -> dict[str, Any]:
+        """Return an object that must exist."""
+        return self._reader.object(self.namespace, kind, name)
+
+    def objects(self, kind: str, *options: str) -> list[dict[str, Any]]:
+        """Return all objects of one or more kinds in the namespace, with kubectl's options for selectors."""
+        given = dict(option.split("=", 1) for option in options)
+        selectors = given.pop("--selector", ""), given.pop("--field-selector", "")
+        managed_fields = given.pop("--show-managed-fields", "") == "true"
+        assert not given, f"not known here: {given}"
+        return self._reader.objects(self.namespace, kind, *selectors, managed_fields=managed_fields)
+
+    @property
+    def _reader(self) -> ApiReader:
+        assert self.kubeconfig
+        return api_reader(self.kubeconfig)
 
     def apply(self, manifest: str, *options: str) -> Answer:
         """Apply YAML text."""
@@ -25,17 +44,9 @@ class Kubectl(kubectl.Kubectl):
         self.must("patch", "sdd", name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
     def patch_pod_status(self, name: str, status: dict[str, Any]) -> None:
-        """Write the status of a pod without a node, as its kubelet would.
-
-        The scheduler speaks of it in the status too, and may do so again whenever something in the cluster changes:
-        a test that needs ``PodScheduled`` writes until its effect is seen.
-        """
-
-        def scheduler_has_spoken() -> bool:
-            conditions = self.object("pod", name)["status"]["conditions"]
-            return any(each["type"] == "PodScheduled" for each in conditions)
-
-        eventually(scheduler_has_spoken, f"the scheduler has looked at pod {name}")
+        """Write the status of a pod as its kubelet would; one without a node is bound to the played one."""
+        if not self.object("pod", name)["spec"].get("nodeName"):
+            bind(self, name)
         patch = json.dumps({"status": status})
         self.must("patch", "pod", name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
@@ -51,13 +62,7 @@ class Kubectl(kubectl.Kubectl):
     def install_crds(self) -> None:
         """Install our CRDs, and wait until the API server serves their kinds: it does so after it says so."""
         self.must("apply", "--server-side", "--force-conflicts", f"--kustomize={CRDS}")
-        self.wait_for_crds()
         eventually(lambda: self("get", "sdd,sdc", "--all-namespaces").returncode == 0, "our kinds are served")
-
-    def wait_for_crds(self, *names: str) -> None:
-        """Wait until CRDs are established, all of them by default."""
-        options = ("--for=condition=Established", f"--timeout={DEADLINE_S}s")
-        self.must("wait", *options, "crd", *(names or ("--all",)), timeout_s=DEADLINE_S + 10)
 
 
 @cache

@@ -71,7 +71,7 @@ class Rest:
         return _differences(self._known, self._traces())
 
     def _traces(self) -> dict[str, Trace]:
-        found = self._kubectl.objects(_WRITTEN, "--show-managed-fields")
+        found = self._kubectl.objects(_WRITTEN, "--show-managed-fields=true")
         return {_name(body): trace for body in found if (trace := _trace(body))}
 
 

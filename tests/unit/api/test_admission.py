@@ -1,6 +1,6 @@
 """Offline, an object is refused exactly where the API server refuses it, and with the same words.
 
-That a real API server does so is shown for the same objects in tests/component/test_crd_rejections.py and
+That a real API server does so is shown for the same objects in tests/component/admission/test_crd_rejections.py and
 test_crd_behaviour.py.
 """
 
@@ -21,8 +21,8 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.rules import RULES
 from specdecode_operator.services.spec_problems import spec_problems
-from tests.component.acceptance_cases import GOOD
-from tests.component.rejection_cases import BAD, Bad
+from tests.component.admission.acceptance_cases import GOOD
+from tests.component.admission.rejection_cases import BAD, Bad
 from tests.support.objects import Body
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.component.test_lifecycle import apply, engines, report, serve, wanted_hash
+from tests.component.operator.test_lifecycle import apply, engines, report, serve, wanted_hash
 from tests.support.conditions import current, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.operator_process import OperatorProcess
@@ -41,16 +41,16 @@ def progress(kubectl: Kubectl) -> dict[str, Any]:
 def hang_for_long(kubectl: Kubectl, reached: Callable[[], T | None], what: str) -> T:
     """Let the engine hang, with its last progress a day back, until the controllers have drawn their conclusions.
 
-    Both are written again and again: the scheduler, which has no nodes, speaks of the pod whenever something in the
-    cluster changes, and the Deployment controller counts that as progress.
+    Its last progress is written back until then: whatever changes about the pod, the controller counts as progress.
     """
     yesterday = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     patch = json.dumps({"status": {"conditions": [{"type": "Progressing", "lastUpdateTime": yesterday}]}})
 
+    hang(kubectl)
+
     def look() -> T | None:
         if (found := reached()) or not progress(kubectl):
             return found
-        hang(kubectl)
         if progress(kubectl)["reason"] != "ProgressDeadlineExceeded":
             kubectl.must("patch", "deployment", "tiny", "--subresource=status", "--type=strategic", f"--patch={patch}")
         return None

@@ -13,7 +13,7 @@ from specdecode_operator.cli.main import app
 from specdecode_operator.version import __version__
 from tests.support.kubectl import program
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "specdecode-operator"
 NAME = "specdecode-operator"
 NAMESPACE = "specdecode-system"

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from devcluster import nodes
 from devcluster.cluster import Cluster
 from specdecode_operator.cli.main import app
-from tests.component.conftest import MANIFESTS
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200
 from tests.support.waiting import eventually
 
 FAILED, INVALID = 4, 2
-IMPORT_DATA = Path(__file__).parents[1] / "unit/cli/import_data"
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+IMPORT_DATA = Path(__file__).parents[2] / "unit/cli/import_data"
 ANYBODY = "system:serviceaccount:default:anybody"
 
 
@@ -105,7 +105,7 @@ def test_an_empty_cluster_and_then_one_that_is_ready(specdecode: Any, kubectl: K
 
     kubectl.must("delete", "clusterrolebinding", "specdecode-operator")
     bare = graded(specdecode, "permissions", "FAIL")
-    assert "get specdecodedeployments.specdecode.io" in bare["permissions"][0]["what"]
+    assert "list specdecodedeployments.specdecode.io" in bare["permissions"][0]["what"]
 
 
 @pytest.mark.parametrize("kind", ["specdecodedeployments", "specdecodecaptures"])

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from devcluster.cluster import Cluster
-from tests.component.rejection_cases import BAD, Bad
+from tests.component.admission.rejection_cases import BAD, Bad
 from tests.support.kubectl import Kubectl
 
 

@@ -166,12 +166,8 @@ def test_where_that_cannot_be_told_the_capture_goes_on(kubectl: Kubectl) -> None
     deploy(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
-
-    def is_starting() -> bool:
-        start_engine(kubectl, "i@sha256:1")  # again, where the scheduler has spoken since
-        return said(kubectl, "Ready")[1] == "Starting"
-
-    eventually(is_starting, "the engine starts")
+    start_engine(kubectl, "i@sha256:1")
+    ready(kubectl, "Starting")
     write_pod_status(kubectl, "Running", {"running": {}})
     ready(kubectl, "Loading")
     assert kubectl.object("configmap", NOTE)["data"] == {"mine": "1"}, "it is a stranger's"

@@ -8,7 +8,7 @@ import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from tests.component.acceptance_cases import GOOD, LLAMA, MINIMAL
+from tests.component.admission.acceptance_cases import GOOD, LLAMA, MINIMAL
 from tests.support.kubectl import Kubectl
 
 HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"}

@@ -9,7 +9,7 @@ from tests.support.kubectl import Kubectl
 from tests.support.operator_process import may
 from tests.support.waiting import eventually
 
-MANIFESTS = Path(__file__).parents[2] / "manifests"
+MANIFESTS = Path(__file__).parents[3] / "manifests"
 
 
 @pytest.fixture(scope="module")

@@ -37,9 +37,12 @@ def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kube
     assert first["spec"]["deployment"] == "tiny"
     assert first["spec"]["workload"]["phases"][0]["requests"] == 8
     assert first["metadata"]["ownerReferences"][0]["kind"] == "SpecDecodeDeployment"
-    (status,) = eventually(
-        lambda: kubectl.object("sdd", "tiny")["status"].get("captures"), "the status speaks of the schedule"
-    )
+
+    def told() -> dict[str, str] | None:
+        (status,) = kubectl.object("sdd", "tiny")["status"]["captures"]
+        return status if "lastScheduleTime" in status else None
+
+    status = eventually(told, "the status speaks of the capture")
     assert status["name"] == "often"
     assert status["lastScheduleTime"] >= at
     assert status["nextScheduleTime"] > status["lastScheduleTime"]

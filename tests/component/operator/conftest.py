@@ -1,0 +1,56 @@
+"""The operator as a process beside the control plane, with exactly the rights that it is installed with."""
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from devcluster.cluster import Cluster
+from tests.support.kubectl import Kubectl
+from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
+from tests.support.rest import Rest
+from tests.support.waiting import eventually
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+
+
+@pytest.fixture(scope="session")
+def operator_process(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """The operator with exactly the rights of the installed service account; it need not run."""
+    admin = Kubectl(crds.kubeconfig, NAMESPACE)
+    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
+    folder = tmp_path_factory.mktemp("operator")
+    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
+    yield process
+    assert process.stop() == 0
+
+
+@pytest.fixture
+def operator(operator_process: OperatorProcess, kubectl: Kubectl) -> Iterator[OperatorProcess]:
+    """The operator, running whatever tests before have done to it; objects of ours go with the test."""
+    operator_process.ensure()
+    yield operator_process
+    kubectl.must("delete", "sdc,sdd", "--all", "--wait=false")
+
+
+@pytest.fixture
+def rest(kubectl: Kubectl) -> Rest:
+    """What tells whether the operator leaves the test's namespace alone."""
+    return Rest(kubectl)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the objects of the test and the operator's log to the report of a failed test."""
+    report = yield
+    arguments = getattr(item, "funcargs", {})
+    kubectl, operator = arguments.get("kubectl"), arguments.get("operator_process")
+    if report.failed and isinstance(kubectl, Kubectl) and isinstance(operator, OperatorProcess):
+        report.sections += [
+            ("objects", kubectl("get", "all,sdd,sdc,pvc,configmaps", "--output=wide").stdout),
+            ("descriptions", kubectl("describe", "sdd,sdc,jobs,pods").stdout),
+            ("events", kubectl("get", "events", "--sort-by=.lastTimestamp").stdout),
+            ("operator log", operator.tail(20_000)),
+        ]
+    return report
