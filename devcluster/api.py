@@ -77,3 +77,9 @@ def is_ready(node: dict[str, Any]) -> bool:
     """Decide whether a Node object reports Ready."""
     conditions = node.get("status", {}).get("conditions", [])
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def is_established(crd: dict[str, Any]) -> bool:
+    """Decide whether a CustomResourceDefinition is in use; one that is a moment old has no conditions."""
+    conditions = crd.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

@@ -50,7 +50,7 @@ def install_operator(kubectl: Kubectl, image: str = operator_image.REFERENCE) ->
     """Install the CRDs, then the operator, and wait until it runs."""
     with step("installing CRDs and operator: kubectl apply --server-side -k crds, -k manifests"):
         kubectl.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'crds'}")
-        kubectl.must("wait", "--for=condition=Established", "--timeout=100s", *(f"crd/{name}" for name in CRDS))
+        kubectl.wait_for_crds(*CRDS)
         operator = kubectl.within(NAMESPACE)
         manifests = operator.must("kustomize", str(REPOSITORY / "manifests"))
         manifests = manifests.replace(operator_image.REFERENCE, image)

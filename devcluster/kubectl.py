@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from devcluster import binaries
+from devcluster.api import is_established
 from devcluster.errors import ClusterError
 
 _DEADLINE_S = 120
@@ -84,6 +85,23 @@ class Kubectl:
         """Return all objects of a kind in the namespace."""
         found: list[dict[str, Any]] = json.loads(self.must("get", kind, "--output=json", *options))["items"]
         return found
+
+    def wait_for_crds(self, *names: str) -> None:
+        """Wait until the API server has taken CRDs into use.
+
+        Not by ``kubectl wait``, which fails on one that has no conditions yet (kubernetes/kubernetes#66439).
+
+        Raises
+        ------
+        ClusterError
+            When one is not taken into use.
+        """
+        deadline = time.monotonic() + _DEADLINE_S
+        for name in names:
+            while not is_established(self.object("crd", name)):
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"CRD {name} is not established: see kubectl describe crd {name}")
+                time.sleep(0.1)
 
     def service_address(self, name: str) -> str:
         """Return address and port of a Service as soon as it takes connections, a little after its pods are ready.

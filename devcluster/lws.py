@@ -3,12 +3,11 @@
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from devcluster import binaries
-from devcluster.api import Api
+from devcluster.api import Api, is_established
 from devcluster.settings import Settings
 
 COMPONENT = "lws-manager"
@@ -69,5 +68,4 @@ def apply_hooks(api: Api, state: Path, settings: Settings) -> None:
 
 def established(api: Api) -> bool:
     """Decide whether the API server serves the kind."""
-    conditions: list[dict[str, Any]] = api.get(CRD_PATH).get("status", {}).get("conditions") or []
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    return is_established(api.get(CRD_PATH))
