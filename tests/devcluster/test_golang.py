@@ -1,0 +1,39 @@
+"""Programs and sources come from the Go module index alone: nothing that an earlier step left is needed."""
+
+from pathlib import Path
+
+import pytest
+
+from devcluster import binaries, golang
+from devcluster.errors import ClusterError
+from devcluster.paths import TOOLS
+
+
+@pytest.fixture(autouse=True)
+def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("SPECDECODE_CACHE", "GOMODCACHE", "GOCACHE"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+
+
+def test_leader_worker_sets_have_their_files() -> None:
+    sources = binaries.lws_sources()
+    assert sources.is_absolute()
+    assert list((sources / "crd/bases").glob("*.yaml"))
+    assert (sources / "webhook/manifests.yaml").exists()
+
+
+def test_simulated_nodes_have_their_stages() -> None:
+    assert {"node-initialize.yaml", "pod-ready.yaml"} <= {path.name for path in binaries.kwok_stages()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", binaries.GROUPS, ids=lambda group: group.name)
+def test_programs_are_built(group: binaries.Group, tmp_path: Path) -> None:
+    for name, package in group.packages.items():
+        golang.build(TOOLS / group.name, package, tmp_path / name, group.flags)
+        assert (tmp_path / name).stat().st_mode & 0o111, name
+
+
+def test_a_source_that_is_not_there_is_named() -> None:
+    with pytest.raises(ClusterError, match=r"example\.invalid/none"):
+        golang.module_dir(TOOLS / "lws", "example.invalid/none")
