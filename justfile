@@ -96,26 +96,26 @@ lint: setup
 typing: setup
     .venv/bin/mypy
 
-# Run lint, typing and the tests; with arguments only pytest, which gets them
+# Run lint, typing and all tests but the long ones, side by side; with arguments only pytest, which gets them
 [group('checks')]
 test *arguments: setup
-    #!/bin/sh
-    set -eu
-    if [ $# = 0 ]; then
-        "{{ just_executable() }}" --justfile "{{ justfile() }}" lint typing
-        set -- -m 'not long'
-    fi
-    exec {{ python }} -m pytest "$@"
+    @if [ $# = 0 ]; then exec {{ python }} -m tests.parts; else exec {{ python }} -m pytest "$@"; fi
 
-# Run all of `test`, then what takes minutes a test
+# Run some parts of `test`: lint, typing, unit, engine, admission, operator, devcluster, e2e
 [group('checks')]
-test-all: test
+parts *names: setup
+    @{{ python }} -m tests.parts "$@"
+
+# Run all of `test`, then what takes minutes a test, with every engine that it asks
+[group('checks')]
+test-all: test engine-versions
     {{ python }} -m pytest -m long
 
-# Install the parsers of older vLLM versions, which `test-all` asks too (2 GB)
+# Install what long tests ask beside the newest vLLM: parsers of older versions, the package for suffix decoding (5 GB)
 [group('checks')]
 engine-versions: setup
     @{{ python }} -m tests.engine.engine_versions
+    @{{ python }} -m tests.engine.suffix_package
 
 # Print the figures: accuracy and speed of sizing, time to render an object, cost of the recorder
 [group('checks')]

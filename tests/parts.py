@@ -1,0 +1,158 @@
+"""The parts of the suite, side by side: one computes while another waits for a cluster. `./just test` runs this.
+
+    python -m tests.parts [PART...]    all parts where none is named
+
+Each part is a run of its own, and one that fails does not end the others. At the end stands what each took: wall
+time, and CPU time of all its processes with those of its clusters, which must stay within the part's budget.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from devcluster import binaries
+from devcluster.errors import ClusterError
+from devcluster.images.engine_environment import install_engine_environment
+from devcluster.install import prepare_images
+from devcluster.paths import REPOSITORY
+
+_COUNTED = re.compile(r"(\d+) (passed|failed|error|skipped)")
+
+
+def programs() -> None:
+    """Build all programs of clusters."""
+    binaries.find(*(name for group in binaries.GROUPS for name in group.packages))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command, what must be there before it, and how much CPU time it may take."""
+
+    name: str
+    command: tuple[str, ...]
+    budget_cpu_s: float
+    """About twice what CONTRIBUTING's table says. Raise it with a reason, or make the part cheaper."""
+    needs: tuple[Callable[[], object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a part."""
+
+    part: Part
+    status: int
+    wall_s: float
+    cpu_s: float
+    output: str
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many tests passed, failed, were skipped, or ended in an error, as pytest's last line says."""
+        last = self.output.strip().rpartition("\n")[2]
+        return {word: int(number) for number, word in _COUNTED.findall(last)}
+
+    @property
+    def failure(self) -> str | None:
+        """Return why this part fails the run; None where it does not."""
+        if self.status:
+            return f"{self.part.name}: exit status {self.status}"
+        if self.cpu_s > self.part.budget_cpu_s:
+            return f"{self.part.name}: {self.cpu_s:.0f} s of CPU time, its budget is {self.part.budget_cpu_s:.0f} s"
+        return None
+
+
+def tests(folder: str, budget_cpu_s: float, *needs: Callable[[], object]) -> Part:
+    """Return the part of one folder of tests."""
+    command = (sys.executable, "-m", "pytest", "-m", "not long", "--color=no", f"tests/{folder}")
+    return Part(folder.rpartition("/")[2], command, budget_cpu_s, needs)
+
+
+LANES = (
+    (tests("devcluster", 60, programs), tests("e2e", 1500, programs, prepare_images)),
+    (tests("component/operator", 500, programs), tests("component/admission", 300, programs)),
+    (
+        Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
+        Part("typing", (str(REPOSITORY / "just"), "typing"), 300),
+        tests("unit", 300),
+        tests("engine", 400, install_engine_environment),
+    ),
+)
+"""What stands in one lane runs one after another: parts that look at the whole machine, or that all compute."""
+NAMES = tuple(part.name for lane in LANES for part in lane)
+
+
+def prepare(parts: Iterable[Part]) -> Outcome:
+    """Build and install what the parts need, before they run side by side: on an empty machine for a long time."""
+    started, used_before = time.monotonic(), os.times()
+    for need in dict.fromkeys(need for part in parts for need in part.needs):
+        try:
+            need()
+        except ClusterError as error:  # the part that needs it fails by itself, or skips what it cannot do
+            say(f"preparation: {error}")
+    cpu_s = sum(os.times()[:4]) - sum(used_before[:4])
+    return Outcome(Part("preparation", (), float("inf")), 0, time.monotonic() - started, cpu_s, "")
+
+
+def run(part: Part) -> Outcome:
+    """Run a part to its end."""
+    say(f"{part.name} …")
+    started = time.monotonic()
+    with tempfile.NamedTemporaryFile("r") as used:
+        command = [sys.executable, "-m", "tests.support.reaper", used.name, *part.command]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        cpu_s = float(used.read() or 0)
+    outcome = Outcome(part, done.returncode, time.monotonic() - started, cpu_s, done.stdout)
+    say(f"\n{f' {part.name} ':-^80}\n{outcome.output.rstrip()}\n{outcome.failure or ''}")
+    return outcome
+
+
+def run_lane(lane: Iterable[Part]) -> list[Outcome]:
+    """Run the parts of a lane, one after another."""
+    return [run(part) for part in lane]
+
+
+def say(text: str) -> None:
+    """Print at once: the output may be a file that somebody follows."""
+    print(text, flush=True)  # noqa: T201  its purpose
+
+
+def report(outcomes: list[Outcome]) -> int:
+    """Print the table, what failed, and a line with the sums; return the exit status."""
+    say(f"\n{'part':<12} {'tests':>6} {'wall s':>8} {'CPU s':>8} {'budget':>8}")
+    for each in outcomes:
+        count = sum(each.counts.values()) or ""
+        say(f"{each.part.name:<12} {count:>6} {each.wall_s:>8.0f} {each.cpu_s:>8.0f} {each.part.budget_cpu_s:>8.0f}")
+    failures = [each.failure for each in outcomes if each.failure]
+    for failure in failures:
+        say(f"FAILED {failure}")
+    passed, failed, errors, skipped = (
+        sum(each.counts.get(word, 0) for each in outcomes) for word in ("passed", "failed", "error", "skipped")
+    )
+    say(f"{passed} passed, {failed + errors} failed, {skipped} skipped")
+    return 1 if failures else 0
+
+
+def main() -> int:
+    """Run the parts that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.parts", description=__doc__)
+    parser.add_argument("part", nargs="*", help=f"one or more of: {', '.join(NAMES)}")
+    wanted = parser.parse_args().part or NAMES
+    if unknown := set(wanted) - set(NAMES):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(NAMES)}")
+    lanes = [[part for part in lane if part.name in wanted] for lane in LANES]
+    outcomes = [prepare(part for lane in lanes for part in lane)]
+    with ThreadPoolExecutor(len(LANES)) as pool:
+        for found in pool.map(run_lane, lanes):
+            outcomes += found
+    return report(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
