@@ -230,7 +230,12 @@ def test_every_rule_of_the_document_is_broken_here() -> None:
     assert {row[1] for row in rows("told of")} == set(BROKEN)
 
 
-@pytest.mark.parametrize("told_of_and_rule", [(row[0], row[1]) for row in rows("told of")], ids=lambda row: row[1])
+@pytest.mark.parametrize(
+    "told_of_and_rule",
+    [(row[0], row[1]) for row in rows("told of")],
+    # An id with an escaped character cannot be asked for by itself.
+    ids=lambda row: row[1].replace("…", "..."),
+)
 def test_a_broken_rule_is_told_of_by_its_field(told_of_and_rule: tuple[str, str]) -> None:
     told_of, rule = told_of_and_rule
     for broken, words in BROKEN[rule]:
