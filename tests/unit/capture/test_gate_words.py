@@ -30,7 +30,16 @@ def test_accounting_names_what_does_not_fit_and_counts_the_rest(mismatches: int,
 def test_cut_drafts_are_told_with_their_share(accepted: int, told: str) -> None:
     kept = accepted * 9 // 10
     trace, steps = TraceTotals(records=20, extra_tokens=kept), StepTotals(steps=1, accepted=accepted, num_spec_tokens=4)
-    assert gates(trace, steps, None, None)["step_counters"].why == (
+    why = (
         f"{accepted} drafts accepted by the engine's counters, {kept} in the chunks: {told};"
         " each request can lose K at its end"
     )
+    assert gates(trace, steps, None, None)["step_counters"] == Gate(
+        value=accepted - kept, limit=4 * 20, passed=True, why=why
+    )
+
+
+def test_what_lies_before_what_it_follows_is_counted_in_both_files() -> None:
+    found = gates(TraceTotals(backward=2), StepTotals(steps=1, backward=1), None, None)["clock"]
+    why = "3 gaps, first tokens or steps that lie before what they follow"
+    assert found == Gate(value=3, limit=0, passed=False, why=why)

@@ -201,3 +201,15 @@ def test_any_list_is_read_to_its_end(extra_args: list[str]) -> None:
         index = int(problem.field.removeprefix("spec.engine.extraArgs[").removesuffix("]"))
         assert 0 <= index < len(extra_args)
         assert problem.message
+
+
+def test_a_value_that_belongs_to_no_flag_is_told_after_one_with_its_value_glued_on() -> None:
+    assert [problem.field for problem in extra_args_problems(["-n2", "stray"], PROFILE)] == [
+        "spec.engine.extraArgs[0]",
+        "spec.engine.extraArgs[1]",
+    ]
+
+
+def test_a_dotted_path_at_the_end_of_a_list_needs_its_value() -> None:
+    (problem,) = extra_args_problems(["--seed", "1", "--override-generation-config.min_p"], PROFILE)
+    assert (problem.field, problem.message) == ("spec.engine.extraArgs[2]", "needs a value")

@@ -5,6 +5,7 @@ import pytest
 from specdecode_operator.api.base import Body
 from tests.unit.services.test_pairing import BAD, problems
 from tests.unit.services.test_rules_told_early import BROKEN
+from tests.unit.services.test_rules_told_early import problems as broken_rules
 
 SPECS = [spec for spec, _, _ in BAD.values()]
 SPECS += [spec for cases in BROKEN.values() for spec, _ in cases if isinstance(spec, dict)]
@@ -24,3 +25,11 @@ def test_a_problem_of_a_plain_field_shows_what_is_written_there(spec: Body) -> N
     plain = [(str(value), str(written)) for value, written in shown if isinstance(written, str | int)]
     # Two models whose vocabularies differ: the sizes tell more than the names.
     assert [each for each in plain if each[0] != each[1] and not each[0].startswith("vocabulary of ")] == []
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_every_problem_shows_a_value_and_says_what_to_do(rule: str) -> None:
+    found = [problem for broken, _ in BROKEN[rule] for problem in broken_rules(broken)]
+    assert found
+    assert {type(text) for problem in found for text in (problem.field, problem.message)} == {str}
+    assert not [problem for problem in found if str(problem.value) in {"", "None"} or len(problem.message) < 20]

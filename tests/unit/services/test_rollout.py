@@ -6,7 +6,10 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.services.rollback import Memory, render_memory
+from specdecode_operator.labels import DEPLOYMENT_LABEL
+from specdecode_operator.services.group_history import UNSEEN, as_data
+from specdecode_operator.services.group_rollout import read_group_rollout
+from specdecode_operator.services.rollback import Failure, Memory, put_back, render_memory
 from specdecode_operator.services.rollout import (
     Rollout,
     Trouble,
@@ -240,9 +243,29 @@ def test_engines_of_the_other_kind_of_starter_are_added(status: Body | None, cou
     assert (found.updated, found.wanted) == (2, 2)
 
 
-def test_what_is_remembered_is_a_config_map_of_the_object() -> None:
-    body = render_memory(Key("default", "llama"), "uid-1", Memory({"kind": "Deployment"}))
+def test_groups_that_say_little_have_nothing() -> None:
+    leader = {"metadata": {"name": "llama-lws-0", "labels": {DEPLOYMENT_LABEL: "llama"}}}
+    found = read_group_rollout({"status": {"replicas": 1}}, [leader], 2, UNSEEN, None)
+    assert found == Rollout(wanted=2, replicas=1, updated=0, available=0, settled=True, trouble=None)
+    assert not read_group_rollout({}, [], 2, UNSEEN, None).settled
+
+
+def test_what_is_remembered_is_a_config_map_of_the_object_that_people_can_read() -> None:
+    memory = Memory({"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), UNSEEN)
+    body = render_memory(Key("default", "llama"), "uid-1", memory)
     assert (body["apiVersion"], body["kind"]) == ("v1", "ConfigMap")
     assert (body["metadata"]["name"], body["metadata"]["namespace"]) == ("llama-last-good", "default")
     assert [owner["uid"] for owner in body["metadata"]["ownerReferences"]] == ["uid-1"]
-    assert {name: json.loads(text) for name, text in body["data"].items()} == {"engines.json": {"kind": "Deployment"}}
+    failure = {"attempt": "a1", "message": "no", "reason": "EngineFailed"}
+    kept = {"engines.json": memory.starter, "failure.json": failure, "groups.json": as_data(UNSEEN)}
+    # Sorted, so that it is written only where something changed.
+    assert body["data"] == {name: json.dumps(each, indent=2, sort_keys=True) for name, each in kept.items()}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Deployment", "llama"), ("LeaderWorkerSet", "llama-lws")])
+def test_what_is_put_back_has_the_name_of_its_kind_and_the_number_of_today(kind: str, name: str) -> None:
+    today = {"apiVersion": "v2", "kind": "Other", "spec": {"replicas": 3, "template": "new"}}
+    earlier = {"apiVersion": "v1", "kind": kind, "spec": {"replicas": 1, "template": "good"}}
+    body = put_back(Key("default", "llama"), "uid-1", today, earlier)
+    assert (body["apiVersion"], body["kind"], body["metadata"]["name"]) == ("v1", kind, name)
+    assert body["spec"] == {"replicas": 3, "template": "good"}
