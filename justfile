@@ -101,7 +101,7 @@ typing: setup
 test *arguments: setup
     @if [ $# = 0 ]; then exec {{ python }} -m tests.parts; else exec {{ python }} -m pytest "$@"; fi
 
-# Run some parts of `test`: lint, typing, unit, engine, admission, operator, devcluster, e2e
+# Run some parts of `test`: serving, operator, fleet, admission, lint, typing, devcluster, unit, engine
 [group('checks')]
 parts *names: setup
     @{{ python }} -m tests.parts "$@"

@@ -168,6 +168,8 @@ def kube_scheduler(program: Path, state: Path, _settings: Settings) -> list[str]
     return [
         str(program),
         f"--kubeconfig={state / 'config' / 'kube-scheduler.kubeconfig'}",
+        # A claim that is bound while its pod is being looked at is sometimes missed, and then for five minutes.
+        "--pod-max-in-unschedulable-pods-duration=10s",
         "--secure-port=0",
         "--leader-elect=false",
         "--profiling=false",

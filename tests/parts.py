@@ -75,16 +75,18 @@ def tests(folder: str, budget_cpu_s: float, *needs: Callable[[], object]) -> Par
 
 
 LANES = (
-    (tests("devcluster", 60, programs), tests("e2e", 1500, programs, prepare_images)),
-    (tests("component/operator", 500, programs), tests("component/admission", 300, programs)),
+    (tests("e2e/serving", 1000, programs, prepare_images),),
+    (tests("component/operator", 500, programs),),
+    (tests("e2e/fleet", 200, programs, prepare_images), tests("component/admission", 300, programs)),
     (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
         Part("typing", (str(REPOSITORY / "just"), "typing"), 300),
         tests("unit", 300),
         tests("engine", 400, install_engine_environment),
+        tests("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
     ),
 )
-"""What stands in one lane runs one after another: parts that look at the whole machine, or that all compute."""
+"""What stands in one lane runs one after another: what computes in one, what mostly waits in the others."""
 NAMES = tuple(part.name for lane in LANES for part in lane)
 
 

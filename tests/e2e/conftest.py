@@ -41,7 +41,11 @@ def kubectl(cluster: Cluster) -> Iterator[Kubectl]:
     name = f"e2e-{next(_numbers)}"
     Kubectl(cluster.kubeconfig).must("create", "namespace", name)
     yield Kubectl(cluster.kubeconfig, name)
-    Kubectl(cluster.kubeconfig).must("delete", "namespace", name, "--timeout=600s", timeout_s=610)
+    # Nothing new comes into a namespace that goes, and nobody waits for the drain of what is there.
+    everywhere = Kubectl(cluster.kubeconfig)
+    everywhere.must("delete", "namespace", name, "--wait=false")
+    everywhere.within(name).must("delete", "pods", "--all", "--force", "--grace-period=0")
+    everywhere.must("wait", f"namespace/{name}", "--for=delete", "--timeout=600s", timeout_s=610)
 
 
 @pytest.hookimpl(wrapper=True)

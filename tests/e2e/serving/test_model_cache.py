@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 IMAGE = "localhost/specdecode/engine-cpu:0.32.0"
 ENGINE_DEADLINE_S = 600
 

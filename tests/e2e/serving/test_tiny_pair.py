@@ -15,7 +15,7 @@ from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
 CLIENT_KEY = "sesame"
 ENGINE_DEADLINE_S = 600

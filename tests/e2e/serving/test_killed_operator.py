@@ -9,7 +9,7 @@ from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 READY_DEADLINE_S = 900
 pytestmark = pytest.mark.long
 

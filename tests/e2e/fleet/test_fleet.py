@@ -14,7 +14,7 @@ from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200
 from tests.support.waiting import eventually
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
 SIMULATED = {"spec": {"tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]}}
 """Lets pods of the test onto nodes that only pretend to run them."""

@@ -31,7 +31,7 @@ from tests.support.waiting import eventually
 
 Body = dict[str, Any]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 LOAD_DEADLINE_S = 600
 """Until a capture's engine serves on a machine that is busy."""
 

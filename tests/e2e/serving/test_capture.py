@@ -16,7 +16,7 @@ from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl, program
 from tests.support.waiting import eventually
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
 ENGINE_DEADLINE_S = 600
 CAPTURE_DEADLINE_S = 900

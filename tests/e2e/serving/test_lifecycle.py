@@ -14,7 +14,7 @@ from tests.support.kubectl import Kubectl
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
 ENGINE_DEADLINE_S = 600
 KILL_ENGINE_CORE = """

@@ -14,7 +14,7 @@ from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200
 from tests.support.waiting import eventually
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-405b-two-nodes.yaml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "llama-405b-two-nodes.yaml"
 OVERLAY = {
     "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
     "spec": {"tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}], "terminationGracePeriodSeconds": 31},
