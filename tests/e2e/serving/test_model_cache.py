@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from devcluster.pki import Identity, create
-from tests.e2e import hub_server
+from tests.e2e.serving import hub_server
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
