@@ -1,0 +1,141 @@
+"""What is refused says the field, the value and what to write instead: whole sentences, for people act on them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specdecode_operator.sizing.calibration import CalibrationError, parse_calibration
+from specdecode_operator.sizing.candidates import candidate_rows
+from specdecode_operator.sizing.checkpoint_bytes import checkpoint_disagreement
+from specdecode_operator.sizing.config import geometry_from_config
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.nodes import GpuPool, refuse_too_many
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.plan import keep, plan_on_gpus
+from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.spread import ONE_GROUP, Spread
+from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.weights import loaded_head_bytes, weight_bytes
+from tests.support.objects import TINY_CONFIG
+from tests.unit.sizing.conftest import PairFactory
+from tests.unit.sizing.test_calibration import broken
+
+ONE_NODE, TWO_NODES = GpuPool("NVIDIA-H200", 8), GpuPool("NVIDIA-H200", 8, 2)
+COUNT = "must be a whole number"
+
+
+@pytest.mark.parametrize(
+    ("pools", "tensor", "spread", "message"),
+    [
+        ([ONE_NODE], 16, ONE_GROUP, "tensor: 16: no node has so many GPUs, the largest has 8; write 8 or less"),
+        (
+            [GpuPool("NVIDIA-H200", 4), TWO_NODES],
+            32,
+            ONE_GROUP,
+            "tensor: 32: nodes that may be used do not share so many GPUs, the largest has 8; write 8 or less",
+        ),
+        (
+            [ONE_NODE],
+            4,
+            Spread(pipeline=4),
+            "parallelism: 16: GPUs a replica (tensor x pipeline x data), the largest node has 8; lower one of them",
+        ),
+        (
+            [TWO_NODES],
+            None,
+            Spread(data=32),
+            "parallelism: 32: GPUs a replica (tensor x pipeline x data), the largest node has 8; lower one of them",
+        ),
+    ],
+)
+def test_more_gpus_than_there_are(pools: list[GpuPool], tensor: int | None, spread: Spread, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        refuse_too_many(pools, tensor, spread)
+    assert str(caught.value).removeprefix("parallelism.") == message
+
+
+def test_what_has_room_somewhere_is_not_refused() -> None:
+    refuse_too_many([GpuPool("NVIDIA-H200", 4), TWO_NODES], 16, ONE_GROUP)
+    refuse_too_many([ONE_NODE], None, Spread(pipeline=8))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_num_seqs": "256"}, f"entries[0].max_num_seqs: '256': {COUNT}"),
+        ({"tensor": True}, f"entries[0].tensor: True: {COUNT}"),
+        ({"tensor": 0}, "entries[0].tensor: 0: must be 1 or more, and less than 2^31"),
+        ({"tensor": 2**31}, "entries[0].tensor: 2147483648: must be 1 or more, and less than 2^31"),
+        (
+            {"num_speculative_tokens": -1},
+            "entries[0].num_speculative_tokens: -1: must be 0 or more, and less than 2^31",
+        ),
+        ({"residual_bytes": 1.5}, f"entries[0].residual_bytes: 1.5: {COUNT}"),
+        ({"residual_bytes": False}, f"entries[0].residual_bytes: False: {COUNT}"),
+        ({"enforce_eager": 0}, "entries[0].enforce_eager: 0: must be true or false"),
+        ({"product": ""}, "entries[0].product: '': must be a text that is not empty"),
+        ({"model": 1}, "entries[0].model: 1: must be a text that is not empty"),
+        ({"engine_version": "latest"}, "entries[0].engine_version: 'latest': must be a version such as 0.32"),
+        ({"runner": "V3"}, "entries[0].runner: 'V3': must be one of V1, V2"),
+    ],
+    ids=str,
+)
+def test_a_calibration_that_somebody_edited(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CalibrationError) as caught:
+        parse_calibration(broken(**change))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("change", [{"tensor": 2**31 - 1}, {"num_speculative_tokens": 0}, {"draft_precision": None}])
+def test_a_calibration_at_its_limits(change: dict[str, Any]) -> None:
+    (entry,) = parse_calibration(broken(**change)).entries
+    assert {name: getattr(entry, name) for name in change} == change
+
+
+def test_files_are_told_against_the_nearer_bound() -> None:
+    """A draft head may come with or without the tables that it shares."""
+    config = {**TINY_CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "vocab_size": 128_000}
+    head = geometry_from_config("head", config)
+    least = loaded_head_bytes(head, Precision.BF16, Split(1))
+    most = weight_bytes(head, Precision.BF16, Split(1)) + 128_000 * 256 * 2
+    assert most > 2 * least
+
+    def said(stored: int) -> str:
+        asked: dict[str, Any] = {"output_head": True, "bytes_by_dtype": {}, "bytes_by_part": {}}
+        return str(checkpoint_disagreement(head, stored, **asked))
+
+    assert f"{100 * GIB / most:.1f} % more than" in said(most + GIB)
+    assert "50.0 % less than" in said(least // 2)
+
+
+def test_a_plan_that_is_kept_comes_first_and_is_in_the_table_once(make_pair: PairFactory) -> None:
+    pair: Pair = make_pair("FP8", "FP8")
+    plan = plan_on_gpus(pair, [ONE_NODE], None)
+    other = plan.rows[1]
+    kept = keep(plan, pair, other)
+    assert kept.rows == (other, *(row for row in plan.rows if row != other))
+    assert (kept.chosen, kept.verdict, kept.fixes) == (other, other.budget.verdict, ())
+    assert kept.explanation.endswith(f"; it is in force and kept, a new plan would be: {plan.explanation}")
+    assert keep(plan, pair, plan.chosen) is plan
+
+
+def test_tables_of_positions_are_the_same_however_a_file_writes_numbers(llama_config: dict[str, Any]) -> None:
+    def table(**facts: object) -> object:
+        scaling = {"rope_type": "yarn", "original_max_position_embeddings": 8192, **facts}
+        return geometry_from_config("m", llama_config | {"rope_scaling": scaling}).ropes
+
+    assert table(factor=4.0, beta_fast=32) == table(factor=4, beta_fast=32.0, beta_slow=None)
+    assert table(factor=4.0) != table(factor=4.0, beta_fast=32)
+    assert table(factor=4.0, beta_fast=32.5) != table(factor=4.0, beta_fast=32)
+
+
+def test_a_head_reads_the_hidden_states_of_a_step(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+    head = geometry_from_config("head", {**TINY_CONFIG, "architectures": ["LlamaForCausalLMEagle3"]})
+    alone = make_pair("FP8", None)
+    drafted = replace(alone, method="eagle3", draft=head, draft_precision=Precision.BF16, num_speculative_tokens=3)
+    rows = [candidate_rows(each, [ONE_NODE], 2)[0].budget for each in (alone, drafted)]
+    masks = 256 * 3 * llama_8b.vocab_size // 8
+    assert rows[1].state_bytes - rows[0].state_bytes == masks + 8192 * 256 * 2
