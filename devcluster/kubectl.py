@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from devcluster.errors import ClusterError
 _DEADLINE_S = 120
 _ADDRESS_DEADLINE_S = 120
 Answer = subprocess.CompletedProcess[str]
+
+
+@cache
+def _program() -> str:
+    """Where kubectl is; finding out starts one to ask for its version."""
+    return str(binaries.find("kubectl")["kubectl"])
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,6 @@ class Kubectl:
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = _DEADLINE_S) -> Answer:
         """Return exit status, output and errors of ``kubectl ARGUMENTS``."""
-        program = binaries.find("kubectl")["kubectl"]
         options = [f"--namespace={self.namespace}"]
         environment = dict(os.environ)
         if self.context:
@@ -50,7 +56,7 @@ class Kubectl:
             # A cache of its own: what the user's says about this address was true of another cluster.
             options.append(f"--cache-dir={self.kubeconfig.parent / 'kubectl-cache'}")
         return subprocess.run(
-            [str(program), *options, *arguments],
+            [_program(), *options, *arguments],
             input=stdin,
             env=environment,
             capture_output=True,
