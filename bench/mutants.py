@@ -43,8 +43,8 @@ class Mutant:
 
     @property
     def passed(self) -> bool:
-        """Whether no test failed."""
-        return self.status in ("survived", "no tests")
+        """Whether no test failed; a run that broke off tells nothing in its favour."""
+        return self.status not in ("killed", "timeout")
 
     @property
     def change(self) -> tuple[str, ...]:

@@ -169,6 +169,7 @@ def kube_scheduler(program: Path, state: Path, _settings: Settings) -> list[str]
         str(program),
         f"--kubeconfig={state / 'config' / 'kube-scheduler.kubeconfig'}",
         # A claim that is bound while its pod is being looked at is sometimes missed, and then for five minutes.
+        # (Deprecated in 1.34; there is no other way yet.)
         "--pod-max-in-unschedulable-pods-duration=10s",
         "--secure-port=0",
         "--leader-elect=false",

@@ -12,10 +12,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from devcluster import binaries
 from devcluster.errors import ClusterError
@@ -23,12 +25,19 @@ from devcluster.images.engine_environment import install_engine_environment
 from devcluster.install import prepare_images
 from devcluster.paths import REPOSITORY
 
+_DEADLINE_S = 75 * 60
+"""For a part that hangs: before CI ends everything, and the part's output with it."""
+
+_SUMMARY = re.compile(r"^=+ (.*) in [\d.]+s .*=+$", re.MULTILINE)
 _COUNTED = re.compile(r"(\d+) (passed|failed|error|skipped)")
+_interrupted = threading.Event()
 
 
 def programs() -> None:
-    """Build all programs of clusters."""
+    """Build all programs of clusters, and fetch the sources that go with them."""
     binaries.find(*(name for group in binaries.GROUPS for name in group.packages))
+    binaries.kwok_stages()
+    binaries.lws_sources()
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,17 @@ class Outcome:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return how many tests passed, failed, were skipped, or ended in an error, as pytest's last line says."""
-        last = self.output.strip().rpartition("\n")[2]
-        return {word: int(number) for number, word in _COUNTED.findall(last)}
+        """Return how many tests passed, failed, were skipped, or ended in an error, as pytest says."""
+        said = _SUMMARY.findall(self.output)
+        return {word: int(number) for number, word in _COUNTED.findall(said[-1])} if said else {}
 
     @property
     def failure(self) -> str | None:
         """Return why this part fails the run; None where it does not."""
         if self.status:
             return f"{self.part.name}: exit status {self.status}"
+        if self.counts and not self.counts.get("passed"):
+            return f"{self.part.name}: no test has passed"
         if self.cpu_s > self.part.budget_cpu_s:
             return f"{self.part.name}: {self.cpu_s:.0f} s of CPU time, its budget is {self.part.budget_cpu_s:.0f} s"
         return None
@@ -96,28 +107,49 @@ def prepare(parts: Iterable[Part]) -> Outcome:
     for need in dict.fromkeys(need for part in parts for need in part.needs):
         try:
             need()
-        except ClusterError as error:  # the part that needs it fails by itself, or skips what it cannot do
+        # The part that needs it fails by itself, or skips what it cannot do.
+        except (ClusterError, OSError, subprocess.SubprocessError) as error:
             say(f"preparation: {error}")
     cpu_s = sum(os.times()[:4]) - sum(used_before[:4])
     return Outcome(Part("preparation", (), float("inf")), 0, time.monotonic() - started, cpu_s, "")
 
 
-def run(part: Part) -> Outcome:
-    """Run a part to its end."""
-    say(f"{part.name} …")
+def run(part: Part, folder: Path) -> Outcome:
+    """Run a part to its end; its output is in the folder while it runs."""
+    log, used = folder / f"{part.name}.log", folder / f"{part.name}.cpu"
+    say(f"{part.name} … ({log})")
     started = time.monotonic()
-    with tempfile.NamedTemporaryFile("r") as used:
-        command = [sys.executable, "-m", "tests.support.reaper", used.name, *part.command]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        cpu_s = float(used.read() or 0)
-    outcome = Outcome(part, done.returncode, time.monotonic() - started, cpu_s, done.stdout)
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "tests.support.reaper", str(used), *part.command]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait(_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            status = process.wait() or 1
+    wall_s, cpu_s = time.monotonic() - started, float(used.read_text()) if used.exists() else 0.0
+    outcome = Outcome(part, status, wall_s, cpu_s, log.read_text(errors="replace"))
     say(f"\n{f' {part.name} ':-^80}\n{outcome.output.rstrip()}\n{outcome.failure or ''}")
     return outcome
 
 
-def run_lane(lane: Iterable[Part]) -> list[Outcome]:
-    """Run the parts of a lane, one after another."""
-    return [run(part) for part in lane]
+def run_lanes(lanes: list[list[Part]]) -> list[Outcome]:
+    """Run the lanes beside each other, the parts of each one after another; none begins after an interrupt."""
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="specdecode-test-") as folder, ThreadPoolExecutor(len(lanes)) as pool:
+
+        def run_lane(lane: list[Part]) -> list[Outcome]:
+            return [run(part, Path(folder)) for part in lane if not _interrupted.is_set()]
+
+        running = [pool.submit(run_lane, lane) for lane in lanes]
+        try:
+            for each in running:
+                outcomes += each.result()
+        except KeyboardInterrupt:
+            _interrupted.set()
+            say("interrupted: clusters are removed …")
+            raise
+    return outcomes
 
 
 def say(text: str) -> None:
@@ -149,11 +181,10 @@ def main() -> int:
     if unknown := set(wanted) - set(NAMES):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(NAMES)}")
     lanes = [[part for part in lane if part.name in wanted] for lane in LANES]
-    outcomes = [prepare(part for lane in lanes for part in lane)]
-    with ThreadPoolExecutor(len(LANES)) as pool:
-        for found in pool.map(run_lane, lanes):
-            outcomes += found
-    return report(outcomes)
+    try:
+        return report([prepare(part for lane in lanes for part in lane), *run_lanes(lanes)])
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

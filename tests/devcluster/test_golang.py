@@ -1,5 +1,8 @@
 """Programs and sources come from the Go module index alone: nothing that an earlier step left is needed."""
 
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,11 +11,17 @@ from devcluster import binaries, golang
 from devcluster.errors import ClusterError
 from devcluster.paths import TOOLS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
-def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("SPECDECODE_CACHE", "GOMODCACHE", "GOCACHE"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
+    yield
+    # Gigabytes, which pytest would keep; Go makes its module cache read-only.
+    subprocess.run(["chmod", "-R", "u+w", tmp_path], check=True)
+    shutil.rmtree(tmp_path)
 
 
 def test_leader_worker_sets_have_their_files() -> None:
@@ -26,7 +35,6 @@ def test_simulated_nodes_have_their_stages() -> None:
     assert {"node-initialize.yaml", "pod-ready.yaml"} <= {path.name for path in binaries.kwok_stages()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("group", binaries.GROUPS, ids=lambda group: group.name)
 def test_programs_are_built(group: binaries.Group, tmp_path: Path) -> None:
     for name, package in group.packages.items():

@@ -5,7 +5,9 @@ Whoever binds it has the last word. There is no Node object: the scheduler would
 """
 
 import json
+import subprocess
 import threading
+from contextlib import suppress
 from typing import Any, Self
 
 from devcluster.errors import ClusterError
@@ -14,6 +16,8 @@ from tests.support.api_reader import api_reader
 
 NAME = "played"
 _LOOKS_EVERY_S = 0.2
+_NOT_NOW = (ClusterError, subprocess.TimeoutExpired)
+"""A pod that went meanwhile, or an API server that is slow: the next look tells."""
 _SCHEDULED = json.dumps({"status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}})
 
 
@@ -37,11 +41,11 @@ class PlayedNode:
 
     def _play(self) -> None:
         while not self._left.wait(_LOOKS_EVERY_S):
-            try:
-                for pod in self._reader.objects("", "pods", field_selector=f"spec.nodeName={NAME}"):
-                    self._tend(pod)
-            except ClusterError:  # it went meanwhile
-                continue
+            with suppress(*_NOT_NOW):
+                pods = self._reader.objects("", "pods", field_selector=f"spec.nodeName={NAME}")
+                for pod in pods:
+                    with suppress(*_NOT_NOW):
+                        self._tend(pod)
 
     def _tend(self, pod: dict[str, Any]) -> None:
         name, kubectl = pod["metadata"]["name"], self._kubectl.within(pod["metadata"]["namespace"])

@@ -4,11 +4,14 @@ Linux gives the children of a process that has ended to the nearest subreaper ab
 waits for is counted as its own children's time (getrusage(2)). A process in a container counts when it ends.
 
     python -m tests.support.reaper RESULT COMMAND...    exits as the command does; RESULT gets the CPU seconds
+
+An interrupt is the command's business, which has clusters to remove; SIGTERM is passed on to it as one.
 """
 
 import ctypes
 import os
 import resource
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +24,8 @@ def main(result: str, *command: str) -> int:
     """Run the command to its end; return its exit status."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     process = subprocess.Popen(command)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
     status = None
     while status is None:
         pid, ended = os.wait()
