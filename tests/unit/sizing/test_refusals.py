@@ -1,6 +1,7 @@
 """What is refused says the field, the value and what to write instead: whole sentences, for people act on them."""
 
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
@@ -130,6 +131,8 @@ def test_tables_of_positions_are_the_same_however_a_file_writes_numbers(llama_co
     assert table(factor=4.0, beta_fast=32) == table(factor=4, beta_fast=32.0, beta_slow=None)
     assert table(factor=4.0) != table(factor=4.0, beta_fast=32)
     assert table(factor=4.0, beta_fast=32.5) != table(factor=4.0, beta_fast=32)
+    # YAML, which people write by hand, reads this as a date.
+    assert table(factor=4.0, released=date(2026, 1, 1)) != table(factor=4.0)
 
 
 def test_a_head_reads_the_hidden_states_of_a_step(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
