@@ -86,13 +86,13 @@ def tests(folder: str, budget_cpu_s: float, *needs: Callable[[], object]) -> Par
 
 
 LANES = (
-    (tests("e2e/serving", 1000, programs, prepare_images),),
-    (tests("component/operator", 500, programs),),
-    (tests("e2e/fleet", 200, programs, prepare_images), tests("component/admission", 300, programs)),
+    (tests("e2e/serving", 700, programs, prepare_images),),
+    (tests("component/operator", 450, programs),),
+    (tests("e2e/fleet", 200, programs, prepare_images), tests("component/admission", 250, programs)),
     (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
-        Part("typing", (str(REPOSITORY / "just"), "typing"), 300),
-        tests("unit", 300),
+        Part("typing", (str(REPOSITORY / "just"), "typing"), 200),
+        tests("unit", 250),
         tests("engine", 400, install_engine_environment),
         tests("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
     ),

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,10 @@ def begun_ahead(request: pytest.FixtureRequest) -> None:
     """Begin at once what the chosen tests will ask for, beside each other and beside these tests."""
     chosen = [item for item in request.session.items if HERE in item.path.parents]
     wanted = {name for item in chosen if isinstance(item, pytest.Function) for name in item.fixturenames}
-    for name in BEGUN_AHEAD:
-        if name in wanted:
-            request.getfixturevalue(name)
-    if "truth" in wanted:
-        request.getfixturevalue("truth").ask(quick=True)
+    # Where no vLLM is, those skip that ask for it, and no others.
+    with suppress(pytest.skip.Exception):
+        for name in BEGUN_AHEAD:
+            if name in wanted:
+                request.getfixturevalue(name)
+        if "truth" in wanted:
+            request.getfixturevalue("truth").ask(quick=True)
