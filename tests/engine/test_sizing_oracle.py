@@ -45,6 +45,7 @@ from tests.engine.oracle_cases import (
     precision_of,
 )
 from tests.engine.oracle_rules import meant_difference_bytes, refusal_differs
+from tests.engine.recorded_answers import answers, recorded
 
 UNSIZED = {
     "MiniMaxAI/MiniMax-M3": "vLLM 0.32 does not serve it",
@@ -205,6 +206,13 @@ def test_draft_equals_the_engine(asked: Subjects, truth: Truth) -> None:
         if case.refused_by_sizing() != ("error" in answer)
     )
     compare(asked.drafted, truth, draft_differs)
+
+
+def test_what_is_recorded_is_what_the_engine_answers(truth: Truth) -> None:
+    """The unit tests ask the record: write it anew with `python -m tests.engine.recorded_answers`."""
+    found, kept = answers(truth), recorded()
+    assert_none(sorted(found.keys() ^ kept.keys()))
+    assert_none(f"{case}: {kept[case]} recorded, {found[case]} now" for case in found if found[case] != kept[case])
 
 
 def test_models_that_sizing_does_not_know_are_these() -> None:
