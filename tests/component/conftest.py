@@ -25,6 +25,17 @@ def api_server() -> Iterator[Cluster]:
         cluster.down()
 
 
+@pytest.fixture(scope="module")
+def bare_cluster() -> Iterator[Cluster]:
+    """A control plane of a module's own that has never seen our CRDs, for what others would notice."""
+    cluster = Cluster(f"test-bare-{os.getpid()}")
+    try:
+        cluster.up("none")
+        yield cluster
+    finally:
+        cluster.down()
+
+
 @pytest.fixture(scope="session")
 def crds(api_server: Cluster) -> Cluster:
     """The API server with our CRDs installed."""

@@ -26,8 +26,8 @@ _TIMEOUT_S = 60.0
 class ApiReader:
     """The objects of one API server, as the user of a kubeconfig sees them."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        document = yaml.safe_load(kubeconfig.read_text())
+    def __init__(self, kubeconfig: str) -> None:
+        document = yaml.safe_load(kubeconfig)
         cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
         # Nothing of the machine's proxy settings: the address is a local one.
         self._client = httpx.Client(
@@ -88,9 +88,13 @@ class ApiReader:
         return body
 
 
-@cache
 def api_reader(kubeconfig: Path) -> ApiReader:
-    """Return the reader of a cluster; its connection is kept for the whole run."""
+    """Return the reader of the cluster that a file speaks of now; its connection is kept for the whole run."""
+    return _reader(kubeconfig.read_text())
+
+
+@cache
+def _reader(kubeconfig: str) -> ApiReader:
     return ApiReader(kubeconfig)
 
 

@@ -54,7 +54,7 @@ async def embedded_operator(
         root.handlers[:], root.level = before
 
 
-async def eventually(look: Callable[[], object], what: Callable[[], str]) -> None:
+async def until(look: Callable[[], object], what: Callable[[], str]) -> None:
     """Wait until something holds, in the event loop that it runs in; ``what`` tells what was seen last."""
     try:
         async with asyncio.timeout(DEADLINE_S):

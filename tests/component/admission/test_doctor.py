@@ -1,8 +1,6 @@
 """`specdecode doctor` and `specdecode import` against a real API server, with simulated nodes."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +22,14 @@ IMPORT_DATA = Path(__file__).parents[2] / "unit/cli/import_data"
 ANYBODY = "system:serviceaccount:default:anybody"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A control plane of its own: nodes would show in other tests."""
-    cluster = Cluster(f"test-doctor-{os.getpid()}")
-    try:
-        cluster.up("none")
-        yield cluster
-    finally:
-        cluster.down()
+@pytest.fixture
+def kubectl(bare_cluster: Cluster) -> Kubectl:
+    return Kubectl(bare_cluster.kubeconfig)
 
 
 @pytest.fixture
-def kubectl(cluster: Cluster) -> Kubectl:
-    return Kubectl(cluster.kubeconfig)
-
-
-@pytest.fixture
-def specdecode(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+def specdecode(bare_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("KUBECONFIG", str(bare_cluster.kubeconfig))
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(app, list(arguments))

@@ -1,10 +1,7 @@
 """The operator may be started before its CRDs are there."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from devcluster.cluster import Cluster
@@ -12,17 +9,6 @@ from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-def bare_cluster() -> Iterator[Cluster]:
-    """A control plane that has never seen our CRDs."""
-    cluster = Cluster(f"test-bare-{os.getpid()}")
-    try:
-        cluster.up("none")
-        yield cluster
-    finally:
-        cluster.down()
 
 
 def test_it_waits_for_the_crd_and_goes_on(bare_cluster: Cluster, tmp_path: Path) -> None:

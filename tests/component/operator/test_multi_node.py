@@ -1,10 +1,7 @@
 """LeaderWorkerSets may come after the operator."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from devcluster import binaries
@@ -23,17 +20,6 @@ SPEC = pair_70b(
     # For nodes that are still to come.
     accelerator={"product": [H100], "perNode": 8},
 )
-
-
-@pytest.fixture
-def bare_cluster() -> Iterator[Cluster]:
-    """A control plane of its own: kopf may end when a kind that it watches goes, so it goes with the cluster."""
-    cluster = Cluster(f"test-groups-{os.getpid()}")
-    try:
-        cluster.up("none")
-        yield cluster
-    finally:
-        cluster.down()
 
 
 def test_the_operator_notices_that_they_come(bare_cluster: Cluster, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from specdecode_operator.services.manifests import child_labels, owned, owner_re
 from specdecode_operator.services.parent import read_parent
 from tests.support.api_server import ApiServer, role_rights
 from tests.support.captures import capture_spec
-from tests.support.embedded_operator import embedded_operator, eventually
+from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import H100, Body, tiny_cpu
 from tests.unit.services.test_group_rollout import WIDE, spec_at
 from tests.unit.services.test_model_facts import undescribed
@@ -142,7 +142,7 @@ async def test_the_operator_needs_exactly_the_rights_that_are_listed(
     api.create(SPECDECODE_CAPTURE, asked)
 
     async with embedded_operator(monkeypatch):
-        await eventually(
+        await until(
             lambda: not undone(api) and api.used >= LISTED,
             lambda: f"{undone(api)} are done; rights not used: {LISTED - api.used}",
         )
@@ -168,16 +168,16 @@ async def test_what_watches_bring_is_carried_out_also_after_they_broke_off(
 ) -> None:
     async with embedded_operator(monkeypatch) as operator:
         add(api, "llama", tiny_cpu(suspend=True))
-        await eventually(lambda: ready(api, "llama"), lambda: "it is seen")
+        await until(lambda: ready(api, "llama"), lambda: "it is seen")
         api.end_watches()
         api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(replicas=0))
-        await eventually(lambda: ready(api, "llama")["reason"] == "ScaledToZero", lambda: "the change is seen")
+        await until(lambda: ready(api, "llama")["reason"] == "ScaledToZero", lambda: "the change is seen")
         api.remove(SPECDECODE_DEPLOYMENT, "llama")
-        await eventually(lambda: not operator.state.cache.parents(), lambda: "its end is seen")
+        await until(lambda: not operator.state.cache.parents(), lambda: "its end is seen")
         status, _ = await asyncio.to_thread(answer, operator.health_port, "/healthz")
         assert status == 200
         assert api.connections()
-    await eventually(lambda: not api.connections(), lambda: "all connections are closed at its end")
+    await until(lambda: not api.connections(), lambda: "all connections are closed at its end")
     assert not [each for each in api.requests if each.startswith("patch specdecodedeployments.specdecode.io ")], (
         "kopf keeps nothing on objects: neither annotations nor finalizers"
     )
@@ -189,7 +189,7 @@ async def test_a_start_that_fails_is_tried_again(api: ApiServer, monkeypatch: py
     api.before["list nodes"] = lambda: api.before.update({"list nodes": api.refusals.clear})
     add(api, "llama", tiny_cpu(suspend=True))
     async with embedded_operator(monkeypatch):
-        await eventually(lambda: ready(api, "llama"), lambda: "it works")
+        await until(lambda: ready(api, "llama"), lambda: "it works")
     assert api.requests[:2] == ["list nodes", "list nodes"]
 
 

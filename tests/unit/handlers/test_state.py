@@ -26,7 +26,7 @@ from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
 from specdecode_operator.services.manifests import child_labels
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
-from tests.support.embedded_operator import DEADLINE_S, eventually
+from tests.support.embedded_operator import DEADLINE_S, until
 from tests.support.objects import H100, Body, tiny_cpu
 from tests.unit.services.test_group_rollout import WIDE, spec_at
 
@@ -108,7 +108,7 @@ class TestStart:
         add_node(api, "b")
         await state.start()
         await rounds.go()
-        await eventually(lambda: reason(api), lambda: "the object has a status")
+        await until(lambda: reason(api), lambda: "the object has a status")
         assert reason(api, "Planned") == "Fits"
         assert api.names(LEADER_WORKER_SET) == ["llama-lws"]
 
@@ -142,11 +142,11 @@ class TestStart:
         add_node(api, "b")
         await state.start()
         await rounds.go()
-        await eventually(lambda: reason(api, "Planned"), lambda: "the object is planned")
+        await until(lambda: reason(api, "Planned"), lambda: "the object is planned")
         assert not state.cache.has_groups
         api.refusals.clear()
         await rounds.go()
-        await eventually(lambda: "llama-lws" in api.names(LEADER_WORKER_SET), lambda: "they are used once they come")
+        await until(lambda: "llama-lws" in api.names(LEADER_WORKER_SET), lambda: "they are used once they come")
 
     async def test_any_other_kind_that_cannot_be_seen_holds_the_start_up(
         self, api: ApiServer, state: OperatorState
@@ -170,7 +170,7 @@ class TestResync:
         await state.start()
         add(api)
         await rounds.go()
-        await eventually(lambda: reason(api) == "Suspended", lambda: "it is found without a watch")
+        await until(lambda: reason(api) == "Suspended", lambda: "it is found without a watch")
         state.watched.add(KIND)
         add(api, "later")
         api.requests.clear()
@@ -190,7 +190,7 @@ class TestResync:
         state.watched.update((KIND, SPECDECODE_CAPTURE.kind))
         await rounds.go()
         names = ("llama", "stays")
-        await eventually(
+        await until(
             lambda: {reason(api, name=name) for name in names} == {"Suspended"}, lambda: "nothing is left to write"
         )
         assert len(state.cache.nodes()) == len(state.cache.belongings(LLAMA, POD.kind)) == 1
@@ -213,7 +213,7 @@ class TestResync:
         state.check()
         api.refusals.clear()
         await rounds.go()
-        await eventually(lambda: reason(api) == "Suspended", lambda: "work goes on")
+        await until(lambda: reason(api) == "Suspended", lambda: "work goes on")
 
     async def test_everything_is_looked_at_again_each_round_but_what_keeps_failing(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
@@ -231,9 +231,9 @@ class TestResync:
             add(api, name)
         await state.start()
         await rounds.go()
-        await eventually(lambda: sorted(looked) == ["fails", "llama"], lambda: f"both are looked at: {looked}")
+        await until(lambda: sorted(looked) == ["fails", "llama"], lambda: f"both are looked at: {looked}")
         await rounds.go()
-        await eventually(lambda: looked.count("llama") == 2, lambda: f"once more: {looked}")
+        await until(lambda: looked.count("llama") == 2, lambda: f"once more: {looked}")
         assert looked.count("fails") == 1, "it has a slower rhythm of its own"
 
 
@@ -246,7 +246,7 @@ class TestRelations:
         api.create(SPECDECODE_CAPTURE, {"metadata": meta, "spec": capture_spec(deployment="nobody")})
         await state.start()
         await rounds.go()
-        await eventually(
+        await until(
             lambda: "phase" in (api.find(SPECDECODE_CAPTURE, "demo") or {}).get("status", {}), lambda: "it has a phase"
         )
 
@@ -285,7 +285,7 @@ class TestStop:
         state = OperatorState()
         await state.start()
         await rounds.go()
-        await eventually(lambda: reason(api) == "Suspended", lambda: "it works")
+        await until(lambda: reason(api) == "Suspended", lambda: "it works")
         before = asyncio.all_tasks()
         await stop(state)
         assert len(before - asyncio.all_tasks()) >= 2 + 16, "the resync, the queue, and its workers"
