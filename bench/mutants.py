@@ -31,6 +31,11 @@ from mutmut.utils.format_utils import orig_function_and_class_names_from_key
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = Path("src/specdecode_operator")
 SETTINGS: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutants"]
+_NOTICED: Final = 1
+"""pytest's exit status where a test fails."""
+
+_FAILED: Final = ("killed", "timeout", "check was interrupted by user")
+"""What mutmut calls it when tests fail, last or at all: modules of tests that cannot be imported any more, too."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Mutant:
     @property
     def passed(self) -> bool:
         """Whether no test failed; a run that broke off tells nothing in its favour."""
-        return self.status not in ("killed", "timeout")
+        return self.status not in _FAILED
 
     @property
     def change(self) -> tuple[str, ...]:
@@ -92,9 +97,20 @@ def mutants_of(files: list[Path], tests: list[str], sample: int | None, seed: st
             mutmut.create_mutants(os.cpu_count() or 1)
         names = sorted(_results(), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())[:sample]
         if names:
-            mutmut._run(names, None)  # noqa: SLF001  its command, whose arguments the names would not fit in
+            _test(names)
         results = _results()
         return [_mutant(name, *results[name]) for name in names]
+
+
+def _test(names: list[str]) -> None:
+    """Let mutmut run the tests of these mutants."""
+    process = os.getpid()
+    try:
+        mutmut._run(names, None)  # noqa: SLF001  its command, whose arguments the names would not fit in
+    finally:
+        # A copy of this process, in which a mutant broke what a module of tests does when it is imported.
+        if os.getpid() != process:
+            os._exit(_NOTICED)
 
 
 def _change_word(node: cst.BaseString) -> Iterable[cst.BaseString]:
