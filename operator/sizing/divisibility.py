@@ -213,7 +213,7 @@ def _quantization_problems(
             limit = broken_limit(stored_as, linear, unsplit, wanted)
             if limit is None or (stored_as.scales is Scales.GROUP and _is_compression(linear, layer)):
                 continue
-            key = _key_of(linear.module, geometry)
+            key = _key_of(linear, geometry)
             message = (
                 f"{weight_format.precision} weights of {geometry.name} at tensor {split.tensor}: a layer of "
                 f"{linear.inputs} x {linear.outputs} on each GPU breaks {limit}; use a smaller tensor or another "
@@ -229,10 +229,12 @@ def _is_compression(linear: LinearLayer, layer: Layer) -> bool:
     return (latent and "self_attn" in linear.module) or "latent_proj" in linear.module
 
 
-def _key_of(module: str, geometry: ModelGeometry) -> str:
-    if "mamba" in module:
+def _key_of(linear: LinearLayer, geometry: ModelGeometry) -> str:
+    if linear.routed:
+        return _EXPERT_SIZE
+    if "mamba" in linear.module:
         return _state_keys(geometry)[0]
-    return "num_attention_heads" if "attn" in module else "intermediate_size"
+    return "num_attention_heads" if "attn" in linear.module else "intermediate_size"
 
 
 def _size_of(key: str, geometry: ModelGeometry) -> int:

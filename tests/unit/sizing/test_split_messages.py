@@ -1,0 +1,108 @@
+"""Why a model cannot be split: the key of its file, the value there, and the whole sentence."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.config import geometry_from_config
+from specdecode_operator.sizing.divisibility import TensorProblem, tensor_problems
+from specdecode_operator.sizing.geometry import ModelGeometry
+from tests.support.objects import TINY_CONFIG
+from tests.unit.sizing.test_quantized_checkpoints import BLOCKS, compressed, qwen3_moe
+
+WITH_STATES = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "hidden_size": 2560,
+    "num_heads": 80,
+    "head_dim": 64,
+    "n_groups": 1,
+    "state_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 50288,
+}
+
+
+def tiny(**changes: Any) -> ModelGeometry:
+    return geometry_from_config("tiny", {**TINY_CONFIG, **changes})
+
+
+def does_not(key: str, value: str, tensor: int, name: str = "tiny") -> str:
+    return f"{key} {value} of {name} does not divide over tensor {tensor}; use a power of two"
+
+
+def test_each_size_is_told_with_its_key_and_value() -> None:
+    assert tensor_problems(tiny(), 3) == (
+        TensorProblem("num_attention_heads", 4, does_not("num_attention_heads", "4", 3)),
+        TensorProblem("intermediate_size", 512, does_not("intermediate_size", "512", 3)),
+        TensorProblem("vocab_size", 1024, does_not("vocab_size", "1024 (padded)", 3)),
+        TensorProblem("num_key_value_heads", 2, does_not("num_key_value_heads", "2", 3)),
+    )
+
+
+SHARED = (
+    "moe_intermediate_size 24 of experts does not divide over tensor 4 x data 4, which share each expert; use powers of"
+    " two, or parallelism.expert"
+)
+EXPERTS = {
+    "one copy": (16, 1, False, does_not("moe_intermediate_size", "24", 16, "experts")),
+    "copies": (4, 4, False, SHARED),
+    "spread whole": (4, 4, True, None),
+}
+
+
+@pytest.mark.parametrize(("tensor", "data", "expert", "message"), EXPERTS.values(), ids=EXPERTS)
+def test_experts_are_split_over_copies_too(tensor: int, data: int, *, expert: bool, message: str | None) -> None:
+    config = {
+        **TINY_CONFIG,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_attention_heads": 16,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    problems = tensor_problems(geometry_from_config("experts", config), tensor, data=data, expert=expert)
+    expected = () if message is None else (TensorProblem("moe_intermediate_size", 24, message),)
+    assert problems == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor", "found"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 3, {"mamba_num_heads": 64, "num_attention_heads": 32}),
+    ],
+)
+def test_states_are_told_by_the_words_of_their_family(model: str, tensor: int, found: dict[str, int]) -> None:
+    geometry = find_geometry(model)
+    assert geometry is not None
+    problems = {problem.key: problem.value for problem in tensor_problems(geometry, tensor)}
+    assert {key: problems.get(key) for key in found} == found
+
+
+def test_groups_of_heads_are_copied_only_where_there_is_one() -> None:
+    one, two = (geometry_from_config("m", {**WITH_STATES, "n_groups": groups}) for groups in (1, 2))
+    assert tensor_problems(one, 4) == ()
+    message = (
+        "n_groups 2 of m does not divide over tensor 4, and the engine copies a group only where it is the only one;"
+        " use at most 2"
+    )
+    assert tensor_problems(two, 4) == (TensorProblem("n_groups", 2, message),)
+
+
+def test_what_a_kernel_does_not_take_is_told_with_the_part_that_breaks_it() -> None:
+    grouped = compressed(4, "int", "group", group_size=128)
+    on_each = "on each GPU breaks {}; use a smaller tensor or another quantization"
+    assert tensor_problems(tiny(quantization_config=grouped), 4, engine_version="0.32") == (
+        TensorProblem(
+            "num_attention_heads",
+            4,
+            f"INT4 weights of tiny at tensor 4: a layer of 64 x 256 {on_each.format('groups of 128 inputs')}",
+        ),
+    )
+    # The key and the value are those of the experts: the model has no other feed-forward layer.
+    (problem,) = tensor_problems(qwen3_moe(BLOCKS), 4)
+    assert (problem.key, problem.value) == ("moe_intermediate_size", 768)
+    assert problem.message.endswith(on_each.format("blocks of 128 x 128"))
