@@ -1,12 +1,13 @@
 """What is refused says the field, the value and what to write instead: whole sentences, for people act on them."""
 
+import json
 from dataclasses import replace
 from datetime import date
 from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.calibration import CalibrationError, parse_calibration
+from specdecode_operator.sizing.calibration import CalibrationError, parse_calibration, serialize_calibration
 from specdecode_operator.sizing.candidates import candidate_rows
 from specdecode_operator.sizing.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.sizing.config import geometry_from_config
@@ -90,10 +91,25 @@ def test_a_calibration_that_somebody_edited(change: dict[str, Any], message: str
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("change", [{"tensor": 2**31 - 1}, {"num_speculative_tokens": 0}, {"draft_precision": None}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensor": 2**31 - 1},
+        {"num_speculative_tokens": 0},
+        {"draft_precision": None},
+        {"residual_bytes": -16 * GIB},
+        {"residual_bytes": 2**40},
+    ],
+)
 def test_a_calibration_at_its_limits(change: dict[str, Any]) -> None:
     (entry,) = parse_calibration(broken(**change)).entries
     assert {name: getattr(entry, name) for name in change} == change
+
+
+def test_a_calibration_is_a_file_that_people_can_read() -> None:
+    text = serialize_calibration(parse_calibration(broken()))
+    assert text == json.dumps(json.loads(text), indent=2) + "\n"
+    assert text.startswith('{\n  "format": 1,\n  "entries": [')
 
 
 def test_files_are_told_against_the_nearer_bound() -> None:

@@ -9,10 +9,10 @@ from specdecode_operator.sizing.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.sizing.config import geometry_from_config
 from specdecode_operator.sizing.divisibility import tensor_problems
 from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.layers import Layer, SelectiveScan
+from specdecode_operator.sizing.layers import LatentAttention, Layer, SelectiveScan
 from specdecode_operator.sizing.linear_bytes import takes_marlin
 from specdecode_operator.sizing.precision import DEFAULT_FORMATS, Precision
-from specdecode_operator.sizing.rank_layers import LinearLayer, Split
+from specdecode_operator.sizing.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights import layer_bytes, weight_bytes
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.test_quantized_checkpoints import compressed
@@ -93,6 +93,12 @@ def test_a_state_of_mamba_1_stays_in_16_bits(llama_8b: ModelGeometry) -> None:
     # In, what goes into and out of the state, the time step with its bias, out.
     assert sixteen == 2 * (4096 * 8192 + 4096 * (256 + 32) + (256 + 1) * 4096 + 4096 * 4096)
     assert eight == sixteen
+
+
+def test_the_compressions_of_latent_attention_are_two_layers_in_checkpoints() -> None:
+    latent = LatentAttention(16, 1536, 512, 128, 64, 128)
+    parts = {linear.parts for linear in rank_layer(Layer(latent, None), 2048, Split(2)).linears}
+    assert (1536, 512 + 64) in parts
 
 
 @pytest.mark.parametrize(
