@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from specdecode_operator.sizing.budget import Budget, EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.sizing.catalogue import find_geometry
-from specdecode_operator.sizing.config import geometry_from_config
-from specdecode_operator.sizing.devices import Device, find_device
-from specdecode_operator.sizing.eras import NEWEST_VERSION
-from specdecode_operator.sizing.kv import pool_capacity, rank_blocks
-from specdecode_operator.sizing.kv_groups import kv_groups
-from specdecode_operator.sizing.kv_layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv_settings import KvSettings
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.units import GIB, ceil_div, gib_to_bytes
+from specdecode_operator.sizing.base.devices import Device, find_device
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION
+from specdecode_operator.sizing.base.units import GIB, ceil_div, gib_to_bytes
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.kv.capacity import pool_capacity, rank_blocks
+from specdecode_operator.sizing.kv.groups import kv_groups
+from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
+from specdecode_operator.sizing.kv.settings import KvSettings
+from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Parallelism, estimate
+from specdecode_operator.sizing.model.precision import Precision
 
 LOGS: Final = Path(__file__).parents[1] / "tests/unit/sizing/groundtruth"
 H100: Final = "NVIDIA-H100-80GB-HBM3"

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from bench.accuracy import report
 from bench.launch_tables import with_launch_tables
 from specdecode_operator.cli.main import app
-from specdecode_operator.sizing.catalogue import find_geometry, published_heads
-from specdecode_operator.sizing.errors import SizingError
-from specdecode_operator.sizing.weights import parameter_count
+from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.families.catalogue import find_geometry, published_heads
+from specdecode_operator.sizing.weights.weights import parameter_count
 
 ROOT: Final = Path(__file__).parents[1]
 MODELS: Final = ROOT / "operator/sizing/data/models"

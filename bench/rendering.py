@@ -10,10 +10,10 @@ import yaml
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.children import render_children
-from specdecode_operator.services.facts import gather_facts
-from specdecode_operator.services.planning import WaitingForNodes, full_matrix, make_plan
+from specdecode_operator.deployment.objects.children import render_children
+from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
+from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.kube.nodes import NodeFacts
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 NODES: Final = (

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from specdecode_operator.sizing.budget import EngineLimits, Pair, estimate
-from specdecode_operator.sizing.catalogue import find_geometry
-from specdecode_operator.sizing.devices import Device, find_device
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.matrix import quantization_matrix
-from specdecode_operator.sizing.nodes import GpuPool
-from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.base.devices import Device, find_device
+from specdecode_operator.sizing.choice.matrix import quantization_matrix
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, estimate
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
 
 PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 ROUNDS: Final = 5
 ESTIMATES: Final = 2000
 IMPORT: Final = (
-    "import time; start = time.perf_counter(); import specdecode_operator.sizing.budget; "
+    "import time; start = time.perf_counter(); import specdecode_operator.sizing.memory.budget; "
     "print(time.perf_counter() - start)"
 )
 

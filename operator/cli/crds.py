@@ -14,7 +14,7 @@ def crds_command(
 ) -> None:
     """Print the CustomResourceDefinitions as YAML, ready for kubectl apply."""
     # Only this command needs the models of the API, which take a third of a second to load.
-    from specdecode_operator.api.crd import crd_file_name, crd_yaml, crds  # noqa: PLC0415
+    from specdecode_operator.api.crd.definitions import crd_file_name, crd_yaml, crds  # noqa: PLC0415
 
     if folder is None:
         sys.stdout.write("---\n".join(map(crd_yaml, crds())))

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.plan import ExitCode
+from specdecode_operator.cli.plan.command import ExitCode
 
 if TYPE_CHECKING:
-    from specdecode_operator.services.doctor.findings import Finding
+    from specdecode_operator.doctor.findings import Finding
 
 NAMESPACE_HELP: Final = "Namespace that engines will run in; that of the kubeconfig's context."
 CONTEXT_HELP: Final = "Context of the kubeconfig; its current one."
@@ -40,7 +40,7 @@ def doctor_command(
     import asyncio  # noqa: PLC0415
 
     from specdecode_operator.cluster.errors import ClusterError  # noqa: PLC0415
-    from specdecode_operator.services.doctor.findings import Grade  # noqa: PLC0415
+    from specdecode_operator.doctor.findings import Grade  # noqa: PLC0415
 
     try:
         findings = asyncio.run(_findings(namespace, context))

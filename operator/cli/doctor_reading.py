@@ -5,14 +5,12 @@ from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.crd import crds
+from specdecode_operator.api.crd.definitions import crds
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.cluster.inspection import ClusterView
-from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, Resource
-from specdecode_operator.services.adoption.bodies import mapping
-from specdecode_operator.services.doctor.findings import Finding, Reading, Unread
-from specdecode_operator.services.doctor.gpus import gpu_findings
-from specdecode_operator.services.doctor.install import (
+from specdecode_operator.doctor.findings import Finding, Reading, Unread
+from specdecode_operator.doctor.gpus import gpu_findings
+from specdecode_operator.doctor.install import (
     OPERATOR_RIGHTS,
     crd_finding,
     operator_finding,
@@ -20,7 +18,7 @@ from specdecode_operator.services.doctor.install import (
     rights_finding,
     version_finding,
 )
-from specdecode_operator.services.doctor.namespace import (
+from specdecode_operator.doctor.namespace import (
     claim_finding,
     limit_findings,
     quota_findings,
@@ -28,6 +26,8 @@ from specdecode_operator.services.doctor.namespace import (
     shared_memory_finding,
     storage_findings,
 )
+from specdecode_operator.kube.resources import DEPLOYMENT, NODE, POD, Resource
+from specdecode_operator.kube.untyped import mapping
 
 _CRD: Final = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 _NAMESPACE: Final = Resource("v1", "Namespace", "namespaces")

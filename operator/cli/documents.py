@@ -11,8 +11,8 @@ import yaml
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
-from specdecode_operator.cluster.fleet import NodeFacts, node_facts
-from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
+from specdecode_operator.kube.nodes import NodeFacts, node_facts
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 STANDARD_INPUT = "-"
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from specdecode_operator.cli.plan import CALIBRATION_HELP
+from specdecode_operator.cli.plan.command import CALIBRATION_HELP
 
 if TYPE_CHECKING:
-    from specdecode_operator.sizing.calibration import Calibration
+    from specdecode_operator.sizing.pair.calibration import Calibration
 
 STANDARD_STREAM = "-"
 INVALID_INPUT = 2
@@ -53,7 +53,7 @@ def estimate_command(
 def estimated(lines: Iterable[str], calibration: "Calibration | None" = None) -> Iterator[dict[str, Any]]:
     """Return the result of each line that is not blank."""
     # Sizing takes longer to load than the rest of the command line.
-    from specdecode_operator.sizing.calibration import UNCALIBRATED  # noqa: PLC0415
+    from specdecode_operator.sizing.pair.calibration import UNCALIBRATED  # noqa: PLC0415
 
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -82,7 +82,7 @@ def _write(results: Iterator[dict[str, Any]], target: TextIO) -> tuple[int, int]
 
 
 def _estimated(number: int, line: str, calibration: "Calibration") -> dict[str, Any]:
-    from specdecode_operator.services.cases import size_case  # noqa: PLC0415
+    from specdecode_operator.estimate.estimate import size_case  # noqa: PLC0415
 
     try:
         case = json.loads(line)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.plan import ExitCode
+from specdecode_operator.cli.plan.command import ExitCode
 
 if TYPE_CHECKING:
-    from specdecode_operator.services.adoption.adopt import Adoption
+    from specdecode_operator.migration.convert import Adoption
 
 NAME_HELP: Final = "deployment/NAME, read from the cluster; with --file, the one to take of several."
 FILE_HELP: Final = (
@@ -51,8 +51,8 @@ def import_command(  # noqa: PLR0913  each is an option
     """
     from specdecode_operator.cli.import_source import SourceError, read_source  # noqa: PLC0415
     from specdecode_operator.cli.import_text import report_lines  # noqa: PLC0415
-    from specdecode_operator.services.adoption.adopt import adopt  # noqa: PLC0415
-    from specdecode_operator.services.adoption.ledger import AdoptionError  # noqa: PLC0415
+    from specdecode_operator.migration.convert import adopt  # noqa: PLC0415
+    from specdecode_operator.migration.ledger import AdoptionError  # noqa: PLC0415
 
     try:
         source = read_source(deployment, file, namespace, context)

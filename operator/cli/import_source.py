@@ -6,7 +6,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.documents import Document, DocumentError, read_objects
-from specdecode_operator.services.adoption.bodies import mapping
+from specdecode_operator.kube.untyped import mapping
 
 _FORMS: Final = ("deployment", "deployments", "deploy", "deployment.apps", "deployments.apps")
 
@@ -90,7 +90,7 @@ async def _from_cluster(name: str, namespace: str | None, context: str | None) -
     # The Kubernetes client takes most of a second to load, which files need not wait for.
     from specdecode_operator.cluster.errors import ClusterError, ForbiddenError  # noqa: PLC0415
     from specdecode_operator.cluster.inspection import open_cluster  # noqa: PLC0415
-    from specdecode_operator.cluster.resources import DEPLOYMENT, SERVICE  # noqa: PLC0415
+    from specdecode_operator.kube.resources import DEPLOYMENT, SERVICE  # noqa: PLC0415
 
     try:
         async with open_cluster(context) as cluster:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from specdecode_operator.services.adoption.adopt import Adoption
-from specdecode_operator.services.adoption.ledger import Fate
+from specdecode_operator.migration.convert import Adoption
+from specdecode_operator.migration.ledger import Fate
 
 _ORDER = (Fate.FIELD, Fate.EXTRA, Fate.POD, Fate.OPERATOR, Fate.LOST, Fate.DEFAULT)
 

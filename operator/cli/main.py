@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from specdecode_operator.cli.calibrate import calibrate_command
-from specdecode_operator.cli.capture import capture_app
-from specdecode_operator.cli.capture_job import capture_job_app
+from specdecode_operator.cli.capture.command import capture_app
+from specdecode_operator.cli.capture.job import capture_job_app
 from specdecode_operator.cli.crds import crds_command
 from specdecode_operator.cli.doctor import doctor_command
 from specdecode_operator.cli.estimate import estimate_command
-from specdecode_operator.cli.explain import explain_command
 from specdecode_operator.cli.import_deployment import import_command
-from specdecode_operator.cli.plan import plan_command
+from specdecode_operator.cli.plan.command import plan_command
+from specdecode_operator.cli.plan.explain import explain_command
 from specdecode_operator.version import __version__
 
 app = typer.Typer(

@@ -8,10 +8,8 @@ from typing import Final
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.fleet import NodeFacts, node_facts
 from specdecode_operator.cluster.grouping import Grouping
-from specdecode_operator.cluster.resources import CONFIG_MAP, PERSISTENT_VOLUME_CLAIM, POD
-from specdecode_operator.labels import (
+from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
     COMPUTES_FOR_LABEL,
@@ -19,6 +17,8 @@ from specdecode_operator.labels import (
     MODEL_FACTS_LABEL,
     READS_FOR_LABEL,
 )
+from specdecode_operator.kube.nodes import NodeFacts, node_facts
+from specdecode_operator.kube.resources import CONFIG_MAP, PERSISTENT_VOLUME_CLAIM, POD
 
 _REMEMBERED_DELETIONS = 10_000
 

@@ -18,7 +18,7 @@ from specdecode_operator.cluster.errors import (
     NotFoundError,
     RefusedForNowError,
 )
-from specdecode_operator.cluster.resources import EVENT, Resource, child_resource
+from specdecode_operator.kube.resources import EVENT, Resource, child_resource
 
 FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30

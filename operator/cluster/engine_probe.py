@@ -2,26 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from specdecode_operator.engine.metrics import EngineReading, UnreadableMetricsError, read_metrics
+from specdecode_operator.engine.metrics import Reading, Unreachable, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 4 * 2**20
-
-
-@dataclass(frozen=True)
-class Unreachable:
-    """An engine that gave no reading, and why."""
-
-    reason: str
-
-
-Reading = EngineReading | Unreachable
 
 
 class EngineProbe:

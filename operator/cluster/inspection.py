@@ -14,7 +14,7 @@ from kubernetes.aio import client, config
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
-from specdecode_operator.cluster.resources import Resource
+from specdecode_operator.kube.resources import Resource
 
 _TIMEOUT_S: Final = 15
 _MESSAGE_LIMIT: Final = 300

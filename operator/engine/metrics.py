@@ -101,6 +101,16 @@ class EngineReading:
     requests_waiting: int
 
 
+@dataclass(frozen=True)
+class Unreachable:
+    """An engine that gave no reading, and why."""
+
+    reason: str
+
+
+Reading = EngineReading | Unreachable
+
+
 def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
     """Return what the text of an engine's /metrics says.
 

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 _logger = logging.getLogger(__name__)
 

@@ -8,10 +8,23 @@ from datetime import UTC, datetime
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.blocked import Hold
+from specdecode_operator.capture.control.decision import blind, broken, decide, hindered, sources_of
+from specdecode_operator.capture.control.preemption import holds_gpus
+from specdecode_operator.capture.control.status import compose_status, is_outlived
+from specdecode_operator.capture.control.subject import Capture, read_capture
+from specdecode_operator.capture.control.surroundings import Decision, DeploymentSeen, Surroundings, Writes
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
-from specdecode_operator.cluster.resources import (
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.models.reading import is_reader
+from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.handlers.hindrance import hindrance
+from specdecode_operator.handlers.inventory import HinderedError, Inventory, identity
+from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.kube.drift import is_owned
+from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -20,19 +33,6 @@ from specdecode_operator.cluster.resources import (
     POD,
     Resource,
 )
-from specdecode_operator.handlers.hindrance import hindrance
-from specdecode_operator.handlers.inventory import HinderedError, Inventory, identity
-from specdecode_operator.handlers.reporter import Reporter
-from specdecode_operator.services.capture.decision import blind, broken, decide, hindered, sources_of
-from specdecode_operator.services.capture.lending import holds_gpus
-from specdecode_operator.services.capture.status import compose_status, is_outlived
-from specdecode_operator.services.capture.subject import Capture, read_capture
-from specdecode_operator.services.capture.surroundings import Decision, DeploymentSeen, Surroundings, Writes
-from specdecode_operator.services.capture.waiting import Hold
-from specdecode_operator.services.drift import is_owned
-from specdecode_operator.services.intent import Intent
-from specdecode_operator.services.model_job import is_reader
-from specdecode_operator.services.parent import Parent
 
 _logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable
 
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, InvalidObjectError, RefusedForNowError
+from specdecode_operator.deployment.pods.readiness import Summary, stalled, working
 from specdecode_operator.handlers.inventory import HinderedError
-from specdecode_operator.services.readiness import Summary, stalled, working
 
 
 async def hindrance(writing: Awaitable[None], *, hint: str = "", told_before: bool) -> Summary | None:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.intent import Intent
-from specdecode_operator.services.model_job import is_reader
-from specdecode_operator.services.parent import Parent, schedules_of
-from specdecode_operator.sizing.calibration import Calibration
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.models.reading import is_reader
+from specdecode_operator.deployment.spec.parent import Parent, schedules_of
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.pair.calibration import Calibration
 
 
 class _Remembered(NamedTuple):

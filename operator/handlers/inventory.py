@@ -8,8 +8,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache, slim
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.resources import Resource, child_resource
-from specdecode_operator.services.drift import content_digest, is_owned, needs_apply
+from specdecode_operator.kube.drift import content_digest, is_owned, needs_apply
+from specdecode_operator.kube.resources import Resource, child_resource
 
 Identity = tuple[str, str]
 """Kind and name of a child."""

@@ -7,13 +7,13 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache, is_model_facts
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import InvalidObjectError
-from specdecode_operator.cluster.resources import CHILDREN, CONFIG_MAP, JOB, POD
+from specdecode_operator.deployment.desired_state import Intent, Obstacle
+from specdecode_operator.deployment.objects.workload import STARTERS
+from specdecode_operator.deployment.replacement import may_end, staying, wanted_now
+from specdecode_operator.deployment.spec.model_facts import CONFIG_MAP_NAME, facts_config_map
+from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.inventory import ChildNameTakenError, HinderedError, Identity, Inventory, identity
-from specdecode_operator.services.intent import Intent, Obstacle
-from specdecode_operator.services.model_facts import CONFIG_MAP_NAME, facts_config_map
-from specdecode_operator.services.parent import Parent
-from specdecode_operator.services.starters import STARTERS
-from specdecode_operator.services.succession import may_end, staying, wanted_now
+from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, JOB, POD
 
 
 class ModelFactsFullError(HinderedError):

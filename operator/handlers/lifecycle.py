@@ -7,9 +7,9 @@ from typing import Any
 import kopf
 
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.resources import WATCHED
 from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.labels import OWNED_SELECTOR
+from specdecode_operator.kube.labels import OWNED_SELECTOR
+from specdecode_operator.kube.resources import WATCHED
 
 _RETRY_S = 5
 

@@ -12,7 +12,7 @@ from specdecode_operator.api import capture
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.services.residual import BudgetResidual
+from specdecode_operator.deployment.proof.residual import BudgetResidual
 
 _LABELS: Final = ("product", "engine_version", "runner", "tensor")
 """Each has few values: known products and versions, two runners, powers of two."""

@@ -3,7 +3,7 @@
 import os
 
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.resources import POD
+from specdecode_operator.kube.resources import POD
 
 IMAGE_VARIABLE = "SPECDECODE_OPERATOR_IMAGE"
 """Names the image where the operator runs in no pod, or pods of captures shall take it from elsewhere."""

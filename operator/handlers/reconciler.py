@@ -11,11 +11,27 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.capture.control.preemption import borrower
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.engine_probe import EngineProbe, Reading, Unreachable
+from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.resources import CONFIG_MAP, POD
+from specdecode_operator.deployment.decision import learn
+from specdecode_operator.deployment.desired_state import Intent, Launch, blocked, broken
+from specdecode_operator.deployment.history import learn_from, look_at_groups, recall
+from specdecode_operator.deployment.models.download import downloads_name, read_downloads
+from specdecode_operator.deployment.models.reading import is_reader
+from specdecode_operator.deployment.objects.workload import serving_pods
+from specdecode_operator.deployment.observation import Observation, observed_residual
+from specdecode_operator.deployment.plan.status import plan_change
+from specdecode_operator.deployment.pods.group_history import GroupHistory
+from specdecode_operator.deployment.pods.readiness import Summary
+from specdecode_operator.deployment.pods.rollback import Memory, memory_name, read_memory, render_memory
+from specdecode_operator.deployment.pods.rollout import current_pods, waits_for_claim
+from specdecode_operator.deployment.spec.model_storage import claims_named
+from specdecode_operator.deployment.spec.parent import Parent, lend, read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.engine.metrics import Reading, Unreachable
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.hindrance import hindrance
 from specdecode_operator.handlers.intents import Intents
@@ -23,22 +39,7 @@ from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.handlers.metrics import ResidualCollector
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
-from specdecode_operator.services.capture.lending import borrower
-from specdecode_operator.services.decision import learn
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.group_history import GroupHistory
-from specdecode_operator.services.intent import Intent, Launch, blocked, broken
-from specdecode_operator.services.model_download import downloads_name, read_downloads
-from specdecode_operator.services.model_job import is_reader
-from specdecode_operator.services.model_storage import claims_named
-from specdecode_operator.services.observation import Observation, observed_residual
-from specdecode_operator.services.parent import Parent, lend, read_parent
-from specdecode_operator.services.plan_status import plan_change
-from specdecode_operator.services.readiness import Summary
-from specdecode_operator.services.recollection import learn_from, look_at_groups, recall
-from specdecode_operator.services.rollback import Memory, memory_name, read_memory, render_memory
-from specdecode_operator.services.rollout import current_pods, waits_for_claim
-from specdecode_operator.services.starters import serving_pods
+from specdecode_operator.kube.resources import CONFIG_MAP, POD
 
 _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""

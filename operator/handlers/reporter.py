@@ -10,8 +10,8 @@ from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, NotFoundError
-from specdecode_operator.cluster.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
-from specdecode_operator.services.findings import news
+from specdecode_operator.deployment.conditions import news
+from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 
 _MESSAGE_LIMIT = 1024
 _ON_THE_WAY = frozenset({"Starting", "Disabled", "NotAccepted"})

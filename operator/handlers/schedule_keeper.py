@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
+from specdecode_operator.capture.control.schedules import Belongings, SchedulingDecision, decide_schedules
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.resources import PERSISTENT_VOLUME_CLAIM
+from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.reporter import Reporter
-from specdecode_operator.services.capture_schedules import Belongings, SchedulingDecision, decide_schedules
-from specdecode_operator.services.drift import is_owned
-from specdecode_operator.services.parent import Parent
+from specdecode_operator.kube.drift import is_owned
+from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM
 
 _logger = logging.getLogger(__name__)
 

@@ -14,7 +14,14 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
-from specdecode_operator.cluster.resources import (
+from specdecode_operator.handlers.calibration_file import CalibrationFile
+from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.own_image import own_image
+from specdecode_operator.handlers.queue import WorkQueue
+from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.kube.labels import OWNED_SELECTOR
+from specdecode_operator.kube.resources import (
     LEADER_WORKER_SET,
     NODE,
     SPECDECODE_CAPTURE,
@@ -22,13 +29,6 @@ from specdecode_operator.cluster.resources import (
     WATCHED,
     Resource,
 )
-from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
-from specdecode_operator.handlers.metrics import ResidualCollector
-from specdecode_operator.handlers.own_image import own_image
-from specdecode_operator.handlers.queue import WorkQueue
-from specdecode_operator.handlers.reconciler import Reconciler
-from specdecode_operator.labels import OWNED_SELECTOR
 
 _OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _STUCK_S = 300.0

@@ -12,9 +12,9 @@ import kopf
 from specdecode_operator.api import base, capture, deployment
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import is_model_facts
-from specdecode_operator.cluster.resources import WATCHED
 from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.kube.resources import WATCHED
 
 
 @kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL)

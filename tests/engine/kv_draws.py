@@ -4,9 +4,9 @@ import random
 from dataclasses import asdict, replace
 from typing import Any
 
-from specdecode_operator.sizing.kv_layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv_settings import KvSettings
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
+from specdecode_operator.sizing.kv.settings import KvSettings
 
 CASES = 600
 LENGTHS = (1, 500, 4096, 8192, 8200, 40_960, 131_072)

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.sizing.pair import MTP
+from specdecode_operator.sizing.pair.pair import MTP
 from tests.engine.oracle_cases import TENSORS, Case, distinct_targets, representatives, splits, why_unsized
 from tests.engine.oracle_process import Oracle
 from tests.engine.quantized_models import QUANTIZED_MODELS

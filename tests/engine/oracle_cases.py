@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
-from specdecode_operator.sizing.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.divisibility import tensor_problems
-from specdecode_operator.sizing.eras import NEWEST_VERSION
-from specdecode_operator.sizing.errors import SizingError
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.pair import DRAFT_MODEL, NO_SPECULATION, EngineLimits, Pair, Parallelism
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.stages import Stage, stages
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION
+from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
+from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, NO_SPECULATION, EngineLimits, Pair, Parallelism
+from specdecode_operator.sizing.weights.divisibility import tensor_problems
+from specdecode_operator.sizing.weights.stages import Stage, stages
 from tests.engine.quantized_models import QUANTIZED_MODELS
 
 TENSORS, PIPELINES = (1, 2, 4, 8), (1, 2)

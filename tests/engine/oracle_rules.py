@@ -14,12 +14,12 @@ the formats that it names and no other.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.layers import LatentAttention
-from specdecode_operator.sizing.linear_bytes import linear_bytes, takes_marlin
-from specdecode_operator.sizing.precision import Method, Precision, WeightFormat
-from specdecode_operator.sizing.rank_layers import ROUTER, LinearLayer, Split, rank_layer
-from specdecode_operator.sizing.stages import Stage
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing.model.precision import Method, Precision, WeightFormat
+from specdecode_operator.sizing.weights.linear_bytes import linear_bytes, takes_marlin
+from specdecode_operator.sizing.weights.rank_layers import ROUTER, LinearLayer, Split, rank_layer
+from specdecode_operator.sizing.weights.stages import Stage
 from tests.engine.oracle_cases import Case
 
 SIXTEEN_BITS = WeightFormat(Precision.BF16)

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.families.catalogue import find_entry
 from tests.engine.refusal_cases import Later, Ours, Refused, Verdict
 from tests.support.objects import Body, tiny_cpu
 from tests.support.state_space_models import MAMBA2
@@ -160,4 +160,4 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         Ours("vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group, once the cache is divided"),
     ),
 }
-"""Of services/pairing.py and services/runner_rules.py."""
+"""Of deployment/spec/pairing.py and deployment/spec/runner_rules.py."""

@@ -11,9 +11,9 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import ServedModel
 from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.deployment.spec import facts
 from specdecode_operator.engine.settings import EngineSettings
-from specdecode_operator.services import facts
-from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.families.catalogue import find_entry
 
 
 def settings_despite(body: Mapping[str, Any], folder: Path) -> tuple[EngineSettings, list[Problem]]:

@@ -17,25 +17,25 @@ from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import CudagraphMode, Method
+from specdecode_operator.deployment.spec.engine_settings import engine_settings
+from specdecode_operator.deployment.spec.facts import gather_facts
 from specdecode_operator.engine.environment import environment
-from specdecode_operator.engine.extra_args import extra_args_problems
-from specdecode_operator.engine.feature_rules import feature_problems
 from specdecode_operator.engine.metrics import SpeculationReading, read_metrics
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
-from specdecode_operator.engine.runners import runs_on_v1
-from specdecode_operator.engine.serving_rules import serving_problems
+from specdecode_operator.engine.rules.extra_args import extra_args_problems
+from specdecode_operator.engine.rules.features import feature_problems
+from specdecode_operator.engine.rules.runners import runs_on_v1
+from specdecode_operator.engine.rules.serving import serving_problems
+from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import (
     EngineSettings,
     Platform,
     ScheduleRange,
     SpeculationSettings,
 )
-from specdecode_operator.engine.speculation_rules import speculation_problems
 from specdecode_operator.engine.speculative_config import complete_schedule
-from specdecode_operator.services.engine_settings import engine_settings
-from specdecode_operator.services.facts import gather_facts
-from specdecode_operator.sizing.config import READERS
-from specdecode_operator.sizing.eras import ModelTraits, find_era
+from specdecode_operator.sizing.base.eras import ModelTraits, find_era
+from specdecode_operator.sizing.families.config import READERS
 from tests.engine.contract_cases import (
     CPU,
     DRAFT_MODEL,

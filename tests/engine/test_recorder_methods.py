@@ -14,9 +14,9 @@ import pytest
 
 from specdecode_operator.capture.files.manifest import EngineCounters
 from specdecode_operator.capture.files.segments import list_segments
-from specdecode_operator.capture.files.validate import validate_capture
-from specdecode_operator.capture.job_finish import Asked, Published, Run, finish
-from specdecode_operator.capture.job_places import Places
+from specdecode_operator.capture.job.finish import Asked, Published, Run, finish
+from specdecode_operator.capture.job.places import Places
+from specdecode_operator.capture.validation.validate import validate_capture
 from tests.engine import suffix_package
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_checks import (

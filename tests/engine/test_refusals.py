@@ -21,15 +21,15 @@ from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator import engine as engine_rules
 from specdecode_operator.api.problems import Problem
-from specdecode_operator.engine import extra_args
+from specdecode_operator.deployment.spec import pairing, runner_rules
 from specdecode_operator.engine.arguments import command_line
-from specdecode_operator.engine.extra_args import extra_args_problems
-from specdecode_operator.engine.feature_rules import feature_problems
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
-from specdecode_operator.engine.serving_rules import serving_problems
+from specdecode_operator.engine.rules import extra_args
+from specdecode_operator.engine.rules.extra_args import extra_args_problems
+from specdecode_operator.engine.rules.features import feature_problems
+from specdecode_operator.engine.rules.serving import serving_problems
+from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings
-from specdecode_operator.engine.speculation_rules import speculation_problems
-from specdecode_operator.services import pairing, runner_rules
 from tests.engine.contract_cases import FAILING_EXTRA, TARGET, with_models_under
 from tests.engine.contract_checks import Vllm
 from tests.engine.contract_draws import any_settings

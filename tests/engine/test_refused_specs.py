@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.api.admission import as_stored
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.cel import Rule
-from specdecode_operator.api.cel_expression import read_cel
+from specdecode_operator.api.crd.admission import as_stored
+from specdecode_operator.api.crd.cel import Rule
+from specdecode_operator.api.crd.cel_expression import read_cel
+from specdecode_operator.api.crd.deployment_rules import RULES
+from specdecode_operator.api.crd.models_rules import SOURCES
 from specdecode_operator.api.deployment import Engine, SpecDecodeDeploymentSpec
-from specdecode_operator.api.models_rules import SOURCES
 from specdecode_operator.api.models_source import HostPath, Models, ModelVolume
-from specdecode_operator.api.rules import RULES
 from specdecode_operator.engine.arguments import command_line
 from tests.component.admission.rejection_cases import BAD
 from tests.engine.contract_cases import MODELS

@@ -27,12 +27,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.kv import pool_blocks, pool_capacity
-from specdecode_operator.sizing.layers import LatentAttention, SelfAttention
-from specdecode_operator.sizing.layout import cache_layout
-from specdecode_operator.sizing.pair import loaded_draft
-from specdecode_operator.sizing.rank_layers import Split
-from specdecode_operator.sizing.weights import loaded_head_bytes, weight_bytes
+from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
+from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
+from specdecode_operator.sizing.pair.pair import loaded_draft
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
 from tests.engine.differences import assert_none, differing_terms
 from tests.engine.oracle_batches import Batch, Subjects, Truth, subjects
 from tests.engine.oracle_cases import (

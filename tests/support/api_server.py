@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 from aiohttp import web
 
-from specdecode_operator.cluster.resources import (
+from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CHILDREN,
     EVENT,

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
-from specdecode_operator.services.capture.decision import decide
-from specdecode_operator.services.capture.status import compose_status
-from specdecode_operator.services.capture.subject import read_capture
-from specdecode_operator.services.capture.surroundings import Decision, Surroundings
+from specdecode_operator.capture.control.decision import decide
+from specdecode_operator.capture.control.status import compose_status
+from specdecode_operator.capture.control.subject import read_capture
+from specdecode_operator.capture.control.surroundings import Decision, Surroundings
 from tests.support.captures import surroundings
 from tests.support.objects import Body
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from specdecode_operator.capture.files.manifest import PartialManifest
-from specdecode_operator.capture.job import Job, Patience
+from specdecode_operator.capture.job.main import Job, Patience
 from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings

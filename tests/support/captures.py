@@ -5,9 +5,9 @@ from typing import Any
 
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.key import Key
-from specdecode_operator.services.capture.surroundings import DeploymentSeen, Surroundings
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.capture.control.surroundings import DeploymentSeen, Surroundings
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.objects import Body, parent, tiny_cpu
 
 OPERATOR_IMAGE = "registry.example/operator:1"

@@ -5,18 +5,18 @@ import json
 from functools import cache
 from typing import Any
 
+from specdecode_operator.capture.control.decision import decide
+from specdecode_operator.capture.control.job import LOAD
+from specdecode_operator.capture.control.status import compose_status as compose_capture_status
+from specdecode_operator.capture.control.status import is_outlived
+from specdecode_operator.capture.control.subject import read_capture
 from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
-from specdecode_operator.services.capture.decision import decide
-from specdecode_operator.services.capture.job import LOAD
-from specdecode_operator.services.capture.status import compose_status as compose_capture_status
-from specdecode_operator.services.capture.status import is_outlived
-from specdecode_operator.services.capture.subject import read_capture
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.overlay import ENGINE_CONTAINER
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, deployment_seen, surroundings
 from tests.support.decisions import NOW
 from tests.support.field_cases import FieldCase

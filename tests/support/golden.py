@@ -16,16 +16,16 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import GROUP
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.capture.decision import decide
-from specdecode_operator.services.capture.subject import read_capture
-from specdecode_operator.services.capture.surroundings import DeploymentSeen, Surroundings
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Intent
-from specdecode_operator.services.model_download import wanted_downloads
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.capture.control.decision import decide
+from specdecode_operator.capture.control.subject import read_capture
+from specdecode_operator.capture.control.surroundings import DeploymentSeen, Surroundings
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.models.download import wanted_downloads
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H100, H200, Body, parent
 
 ROOT = Path(__file__).parents[2]

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from specdecode_operator.sizing.kv import KvCapacity, pool_capacity, rank_blocks
-from specdecode_operator.sizing.kv_groups import Layers, kv_groups
-from specdecode_operator.sizing.kv_layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv_settings import KvSettings
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.kv.capacity import KvCapacity, pool_capacity, rank_blocks
+from specdecode_operator.sizing.kv.groups import Layers, kv_groups
+from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
+from specdecode_operator.sizing.kv.settings import KvSettings
 
 NEWEST = KvSettings(block_size=16, max_num_batched_tokens=8192, version="0.32.0")
 SPACE = 20 * GIB

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from specdecode_operator.sizing.pair import EngineLimits
+from specdecode_operator.sizing.pair.pair import EngineLimits
 
 ARTICLE_LIMITS: Final = EngineLimits(
     max_model_len=8192,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.key import Key
-from specdecode_operator.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
-from specdecode_operator.services.capture_schedules import Belongings, SchedulingDecision, decide_schedules
+from specdecode_operator.capture.control.schedules import Belongings, SchedulingDecision, decide_schedules
+from specdecode_operator.kube.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 from tests.support.capture_field_cases import CAPTURE_FIELDS
 from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b

@@ -6,7 +6,7 @@ from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
+from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
 
 KEY = Key("default", "llama")
 

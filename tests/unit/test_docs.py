@@ -14,15 +14,15 @@ from bench.documents import refreshed
 from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.cli.main import app
-from specdecode_operator.cli.plan import ExitCode
-from specdecode_operator.services.cases import CASE_KEYS
-from specdecode_operator.services.facts import gather_facts
-from specdecode_operator.sizing.budget import Pair, estimate
-from specdecode_operator.sizing.calibration import parse_calibration
-from specdecode_operator.sizing.catalogue import find_geometry
-from specdecode_operator.sizing.devices import find_device
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.cli.plan.command import ExitCode
+from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.estimate.estimate import CASE_KEYS
+from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.memory.budget import Pair, estimate
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.calibration import parse_calibration
 from tests.support.llama import ARTICLE_LIMITS
 
 ROOT = Path(__file__).parents[2]
@@ -148,9 +148,9 @@ def test_the_list_of_examples_is_complete() -> None:
 
 
 def test_reasons_in_troubleshooting_are_ones_that_the_operator_gives() -> None:
-    folders = ("services", "handlers", "cluster")
-    code = "\n".join(path.read_text() for folder in folders for path in (ROOT / "operator" / folder).glob("*.py"))
-    code += (ROOT / "operator/sizing/budget.py").read_text() + (ROOT / "operator/api/problems.py").read_text()
+    folders = ("deployment", "capture/control", "handlers", "cluster")
+    code = "\n".join(path.read_text() for folder in folders for path in (ROOT / "operator" / folder).rglob("*.py"))
+    code += (ROOT / "operator/sizing/memory/budget.py").read_text() + (ROOT / "operator/api/problems.py").read_text()
     for row in table(ROOT / "README.md", "reason"):
         for reason in re.findall(r"`(\w+)`", row[0]):
             assert f'"{reason}"' in code, reason
@@ -159,16 +159,18 @@ def test_reasons_in_troubleshooting_are_ones_that_the_operator_gives() -> None:
 def test_every_trouble_is_in_troubleshooting() -> None:
     explained = {reason for row in table(ROOT / "README.md", "reason") for reason in re.findall(r"`(\w+)`", row[0])}
     reasons_of: dict[str, Callable[[str], list[str]]] = {
-        "services/rollout.py": lambda code: re.findall(r'Trouble\("(\w+)"', code),
-        "services/engine_errors.py": lambda code: re.findall(r'EngineError\(\s*"(\w+)"', code),
-        "services/readiness.py": lambda code: re.findall(
+        "deployment/pods/rollout.py": lambda code: re.findall(r'Trouble\("(\w+)"', code),
+        "deployment/pods/engine_errors.py": lambda code: re.findall(r'EngineError\(\s*"(\w+)"', code),
+        "deployment/pods/readiness.py": lambda code: re.findall(
             r'(?:(?:working|stalled)\(|^ROLLED_BACK = )"(\w+)"', code, re.MULTILINE
         ),
-        "services/model_job.py": lambda code: re.findall(r'(?:Trouble\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE),
-        "services/model_download.py": lambda code: re.findall(
+        "deployment/models/reading.py": lambda code: re.findall(
+            r'(?:Trouble\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE
+        ),
+        "deployment/models/download.py": lambda code: re.findall(
             r'(?:Trouble\(|working\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE
         ),
-        "services/model_storage.py": lambda code: re.findall(r'reason="(\w+)"', code),
+        "deployment/spec/model_storage.py": lambda code: re.findall(r'reason="(\w+)"', code),
         "handlers/inventory.py": lambda code: re.findall(r'"([A-Z][a-z]\w+)"', code),
         "handlers/launcher.py": lambda code: re.findall(r'"([A-Z][a-z]\w+)"', code),
         "handlers/hindrance.py": lambda code: re.findall(r'(?:working|stalled)\("(\w+)"', code),
@@ -183,7 +185,7 @@ def test_every_reason_of_a_capture_is_explained() -> None:
     explained = {
         reason for row in table(ROOT / "docs/captures.md", "reason") for reason in re.findall(r"`(\w+)`", row[0])
     }
-    code = "\n".join(path.read_text() for path in (ROOT / "operator/services/capture").glob("*.py"))
+    code = "\n".join(path.read_text() for path in (ROOT / "operator/capture/control").glob("*.py"))
     given = set(re.findall(r'(?:Hold\(|_pending\(|CapturePhase\.[A-Z_]+, )"(\w+)"', code))
     assert {"DeploymentNotFound", "WaitingForVolume", "WaitingForDeployment"} <= given
     on_the_way = {"Starting", "Loading", "Finishing", "Captured", "InternalError"}

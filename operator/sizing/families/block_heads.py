@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.families.decoder import (
     SLIDING,
     Decoder,
@@ -14,11 +16,9 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
 )
 from specdecode_operator.sizing.families.heads import TOKEN_ID_BYTES
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import HeadParts, ModelGeometry, Tower
-from specdecode_operator.sizing.layers import SelfAttention
-from specdecode_operator.sizing.units import round_up
-from specdecode_operator.sizing.weights import VOCABULARY_PADDING
+from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import SelfAttention
+from specdecode_operator.sizing.weights.weights import VOCABULARY_PADDING
 
 _FLOAT32_BYTES: Final = 4
 

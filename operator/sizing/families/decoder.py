@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from specdecode_operator.sizing.checkpoint import Checkpoint, read_checkpoint
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import DenseMlp, FeedForward, Layer, Mixer, SelfAttention
-from specdecode_operator.sizing.precision import Method
-from specdecode_operator.sizing.rope import MROPE_STRETCH, RopeTable, rope_table
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.model.checkpoint import Checkpoint, read_checkpoint
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import DenseMlp, FeedForward, Layer, Mixer, SelfAttention
+from specdecode_operator.sizing.model.precision import Method
+from specdecode_operator.sizing.model.rope import MROPE_STRETCH, RopeTable, rope_table
 
 _SIXTEEN_BIT: Final = 2
 """Bytes an element. vLLM's dtype auto loads float32 checkpoints as bfloat16 (config/model.py, _resolve_auto_dtype)."""

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import (
     FULL,
     Decoder,
@@ -11,10 +12,9 @@ from specdecode_operator.sizing.families.decoder import (
     mlp,
     model_rope,
 )
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import SelfAttention
-from specdecode_operator.sizing.rope import MROPE_STRETCH
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import SelfAttention
+from specdecode_operator.sizing.model.rope import MROPE_STRETCH
 
 _FOREIGN_KEYS: Final = {
     "num_local_experts": "expert weights",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import (
     Decoder,
     assemble,
@@ -13,9 +14,8 @@ from specdecode_operator.sizing.families.decoder import (
     with_defaults,
 )
 from specdecode_operator.sizing.families.latent import deepseek
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import Experts, Layer, SelfAttention
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import Experts, Layer, SelfAttention
 
 _FLOAT32_BYTES: Final = 4
 """Bytes of the bias that balances the routing, an expert."""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import (
     CHUNKED,
     FULL,
@@ -16,10 +17,9 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
     with_defaults,
 )
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import DenseMlp, Experts, FeedForward
-from specdecode_operator.sizing.rope import MROPE_STRETCH
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import DenseMlp, Experts, FeedForward
+from specdecode_operator.sizing.model.rope import MROPE_STRETCH
 
 _LLAMA4_DEFAULTS: Final = {"attention_chunk_size": 8192, "interleave_moe_layer_step": 1, "head_dim": 128}
 """What Llama4TextConfig of transformers fills in."""

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.families.decoder import (
     FULL,
     SLIDING,
@@ -16,11 +18,9 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
     with_defaults,
 )
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import Experts, FeedForward, SelfAttention
-from specdecode_operator.sizing.rope import RopeTable, rope_table
-from specdecode_operator.sizing.units import round_up
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import Experts, FeedForward, SelfAttention
+from specdecode_operator.sizing.model.rope import RopeTable, rope_table
 
 VOCABULARY_PADDING: Final = 64
 """Rows of every table are padded to it (vLLM, vocab_parallel_embedding.py)."""

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import Decoder, assemble, attention, heads, mlp, model_rope
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import HeadParts, ModelGeometry, Tower
+from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
 
 _EAGLE3_AUXILIARY_STATES: Final = 3
 """Hidden states of the target that an EAGLE-3 head joins: an early, a middle and a late layer's."""

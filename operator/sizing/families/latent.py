@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import Decoder, assemble, model_rope
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import DenseMlp, Experts, FeedForward, Indexer, LatentAttention
-from specdecode_operator.sizing.rope import RopeTable
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import DenseMlp, Experts, FeedForward, Indexer, LatentAttention
+from specdecode_operator.sizing.model.rope import RopeTable
 
 _FLOAT32_BYTES: Final = 4
 

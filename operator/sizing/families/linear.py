@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import (
     FULL,
     LINEAR,
@@ -14,9 +15,8 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
 )
 from specdecode_operator.sizing.families.experts import qwen_experts, qwen_feed_forward
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import DeltaNet
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import DeltaNet
 
 _FULL_EVERY: Final = 4
 """One layer in so many has full attention where the file says nothing (full_attention_interval)."""

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Final
 
-from specdecode_operator.sizing.checkpoint import read_checkpoint
-from specdecode_operator.sizing.errors import PlanError
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import HeadParts, ModelGeometry, Tower
-from specdecode_operator.sizing.layers import DenseMlp, LatentAttention, Layer, SelfAttention
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.model.checkpoint import read_checkpoint
+from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import DenseMlp, LatentAttention, Layer, SelfAttention
 
 _COUNT_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import (
     FULL,
     SLIDING,
@@ -20,9 +21,8 @@ from specdecode_operator.sizing.families.decoder import (
     with_defaults,
 )
 from specdecode_operator.sizing.families.dense import llama, refuse_foreign_keys
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import DenseMlp, SelfAttention
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import DenseMlp, SelfAttention
 
 _FULL_EVERY: Final = 4
 """One layer in so many sees everything where files do not say."""

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.fields import MAX_TOKENS, Fields
+from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.families.decoder import (
     FULL,
     LINEAR,
@@ -15,9 +17,8 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
     with_defaults,
 )
-from specdecode_operator.sizing.fields import MAX_TOKENS, Fields
-from specdecode_operator.sizing.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.layers import (
+from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import (
     DenseMlp,
     Experts,
     FeedForward,
@@ -27,7 +28,6 @@ from specdecode_operator.sizing.layers import (
     SelectiveScan,
     StateSpace,
 )
-from specdecode_operator.sizing.units import ceil_div
 
 _FLOAT32_BYTES: Final = 4
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from specdecode_operator.sizing.fields import Fields
-from specdecode_operator.sizing.geometry import Tower
-from specdecode_operator.sizing.rope import RopeTable
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.model.geometry import Tower
+from specdecode_operator.sizing.model.rope import RopeTable
 
 _RGB: Final = 3
 

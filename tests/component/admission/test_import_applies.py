@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.services.adoption.adopt import adopt
+from specdecode_operator.migration.convert import adopt
 from tests.support.kubectl import Kubectl
 from tests.unit.cli.old_deployments import DATA, LLAMA_8B, LLAMA_70B, engine
 

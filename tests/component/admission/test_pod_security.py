@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.services.doctor.namespace import RESTRICTED_USER
+from specdecode_operator.doctor.namespace import RESTRICTED_USER
 from tests.support.kubectl import Kubectl
 from tests.support.model_caches import cached, decide, fetched, jobs, template
 from tests.support.objects import Body

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 from tests.support.conditions import current, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
 from tests.support.conditions import wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu

@@ -13,14 +13,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from specdecode_operator.api.admission import as_stored, refusals
-from specdecode_operator.api.cel import Rule
-from specdecode_operator.api.cel_expression import read_cel
-from specdecode_operator.api.crd import deployment_crd
+from specdecode_operator.api.crd.admission import as_stored, refusals
+from specdecode_operator.api.crd.cel import Rule
+from specdecode_operator.api.crd.cel_expression import read_cel
+from specdecode_operator.api.crd.definitions import deployment_crd
+from specdecode_operator.api.crd.deployment_rules import RULES
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.problems import Problem
-from specdecode_operator.api.rules import RULES
-from specdecode_operator.services.spec_problems import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from tests.component.admission.acceptance_cases import GOOD
 from tests.component.admission.rejection_cases import BAD, Bad
 from tests.support.objects import Body

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from specdecode_operator.api.base import GROUP
-from specdecode_operator.api.capture_rules import CAPTURE_RULES
-from specdecode_operator.api.cel import Rule
-from specdecode_operator.api.crd import crd_file_name, crd_yaml, crds
-from specdecode_operator.api.rules import RULES
+from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES
+from specdecode_operator.api.crd.cel import Rule
+from specdecode_operator.api.crd.definitions import crd_file_name, crd_yaml, crds
+from specdecode_operator.api.crd.deployment_rules import RULES
 from specdecode_operator.cli.crds import crds_command
 
 CHECKED_IN = Path(__file__).parents[3] / "crds"

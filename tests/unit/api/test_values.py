@@ -5,8 +5,9 @@ from enum import StrEnum
 import pytest
 
 from specdecode_operator.api import values
-from specdecode_operator.sizing import advice, choice
-from specdecode_operator.sizing.pair import METHODS
+from specdecode_operator.sizing.choice import advice
+from specdecode_operator.sizing.choice import objective as choice
+from specdecode_operator.sizing.pair.pair import METHODS
 
 
 @pytest.mark.parametrize(

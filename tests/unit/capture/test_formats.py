@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from specdecode_operator.capture.files import formats, manifest, segment_lines, summary
-from specdecode_operator.capture.files.accounting import Accounting
-from specdecode_operator.capture.files.gates import gates
+from specdecode_operator.capture.files import formats, manifest, segment_lines
 from specdecode_operator.capture.files.manifest import EngineCounters
-from specdecode_operator.capture.files.rules import broken_rules, decode_record
-from specdecode_operator.capture.files.totals import StepTotals, TraceTotals
+from specdecode_operator.capture.validation import summary
+from specdecode_operator.capture.validation.accounting import Accounting
+from specdecode_operator.capture.validation.gates import gates
+from specdecode_operator.capture.validation.rules import broken_rules, decode_record
+from specdecode_operator.capture.validation.totals import StepTotals, TraceTotals
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "trace-format.md"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.capture.files.validate import validate_capture
-from specdecode_operator.capture.job import Job
+from specdecode_operator.capture.job.main import Job
+from specdecode_operator.capture.validation.validate import validate_capture
 from tests.support.capture_pods import PATIENT, environment
 from tests.support.completion_server import (
     Received,

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.files import external_sort
-from specdecode_operator.capture.files import merge as merging
 from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.external_sort import Sorter
 from specdecode_operator.capture.files.formats import TraceMeta, encode
-from specdecode_operator.capture.files.merge import Merged, merge
-from specdecode_operator.capture.files.request_ids import client_id
-from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.merge import external_sort
+from specdecode_operator.capture.merge import merge as merging
+from specdecode_operator.capture.merge.external_sort import Sorter
+from specdecode_operator.capture.merge.merge import Merged, merge
+from specdecode_operator.capture.merge.request_ids import client_id
+from specdecode_operator.capture.validation.validate import validate_capture
 from tests.support.recordings import (
     ZERO_S,
     Recording,

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.capture.job.recorder_bundle import write_bundle
 from specdecode_operator.capture.recorder import recording
 from specdecode_operator.capture.recorder.settings import Settings
 from specdecode_operator.capture.recorder.start_id import start_id
-from specdecode_operator.capture.recorder_bundle import write_bundle
 from tests.support.engine_standins import ApiServer, EngineCoreOutputs, engine_classes, last_chunk
 from tests.support.waiting import eventually
 from tests.unit.capture.conftest import HEADER

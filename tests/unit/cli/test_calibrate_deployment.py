@@ -10,15 +10,15 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from specdecode_operator.cli.main import app
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Launch
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.residual import share
-from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, parse_calibration
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.proof.residual import share
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, parse_calibration
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 from tests.unit.services.test_residual import reading

@@ -115,7 +115,7 @@ class TestFetch:
             if len(pauses) == 4:
                 cluster.holds(published())
 
-        monkeypatch.setattr("specdecode_operator.cli.capture_fetch.time.sleep", pause)
+        monkeypatch.setattr("specdecode_operator.cli.capture.fetch.time.sleep", pause)
         cluster.holds(published(), streams={"away_after": len(CONTENT) // 2})
         cluster.publish()
         answer = run("fetch", "demo", tmp_path / "out")
@@ -128,7 +128,7 @@ class TestFetch:
     def test_what_came_of_a_stream_that_keeps_breaking_is_kept(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("specdecode_operator.cli.capture_fetch._SILENT_S", 0.0)
+        monkeypatch.setattr("specdecode_operator.cli.capture.fetch._SILENT_S", 0.0)
         cluster.holds(published(), streams={"away_after": len(CONTENT) // 2})
         cluster.publish()
         first = run("fetch", "demo", tmp_path / "out")
@@ -164,7 +164,7 @@ class TestFetch:
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("specdecode_operator.cli.capture_verbs.fetch", interrupted)
+        monkeypatch.setattr("specdecode_operator.cli.capture.verbs.fetch", interrupted)
         cluster.holds(published())
         out = tmp_path / "out"
         for command in (("fetch", "demo", out), ("run", "demo", f"--out={out}")):
@@ -250,7 +250,7 @@ class TestRun:
     def test_an_api_server_that_is_away_for_a_moment_ends_nothing(
         self, cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr("specdecode_operator.cli.capture_watch._PERIOD_S", 0.0)
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._PERIOD_S", 0.0)
         loading = capture(phase="Loading", job="demo-capture")
         seen = [loading, loading, None, None, published()]
         cluster.holds(**{"specdecodecapture/demo": seen})
@@ -262,7 +262,7 @@ class TestRun:
     def test_one_that_stays_away_ends_it(
         self, cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("specdecode_operator.cli.capture_watch._OUTAGE_S", 0.0)
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._OUTAGE_S", 0.0)
         cluster.holds(**{"specdecodecapture/demo": [capture(phase="Loading"), None]})
         answer = run("run", "demo")
         assert answer.exit_code == 1
@@ -353,7 +353,7 @@ class TestUp:
         self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The file does not say suspend, so applying it leaves what `down` has set; and what the status says is old."""
-        monkeypatch.setattr("specdecode_operator.cli.capture_watch._PERIOD_S", 0.0)
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._PERIOD_S", 0.0)
         suspended, old, loading = self.cancelled(2, suspend=True), self.cancelled(3), capture(phase="Loading")
         cluster.holds(**{"specdecodecapture/demo": [suspended, old, loading]})
         answer = run("up", file)
@@ -388,8 +388,8 @@ class TestUp:
         self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = iter(range(0, 10_000, 50))
-        monkeypatch.setattr("specdecode_operator.cli.capture_watch.time.monotonic", lambda: next(clock))
-        monkeypatch.setattr("specdecode_operator.cli.capture_watch._PERIOD_S", 0.0)
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch.time.monotonic", lambda: next(clock))
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._PERIOD_S", 0.0)
         starting, loading = capture(phase="Starting"), capture(phase="Loading")
         changed = {**starting, "metadata": {**starting["metadata"], "generation": 2}}
         cluster.holds(**{"specdecodecapture/demo": [starting, starting, starting, changed, loading]})
@@ -399,7 +399,7 @@ class TestUp:
     def test_without_an_operator_it_says_so(
         self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("specdecode_operator.cli.capture_watch._SEEN_WITHIN_S", 0.0)
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._SEEN_WITHIN_S", 0.0)
         cluster.holds({**capture(), "status": {}})
         answer = run("up", file)
         assert answer.stderr == "error: capture demo: no operator has looked at it: see specdecode doctor\n"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.services.adoption.adopt import Adoption, adopt
-from specdecode_operator.services.adoption.shell import read_script
+from specdecode_operator.migration.convert import Adoption, adopt
+from specdecode_operator.migration.shell import read_script
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, LLAMA_70B, asked, engine
 

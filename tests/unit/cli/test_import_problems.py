@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from specdecode_operator.cli.import_text import report_lines
-from specdecode_operator.services.adoption.adopt import adopt
-from specdecode_operator.services.adoption.ledger import AdoptionError
+from specdecode_operator.migration.convert import adopt
+from specdecode_operator.migration.ledger import AdoptionError
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import DATA, INVALID, LLAMA_8B, asked, engine, with_pod
 

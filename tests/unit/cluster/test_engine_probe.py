@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from devcluster.pki import Identity, create
-from specdecode_operator.cluster.engine_probe import EngineProbe, Unreachable
-from specdecode_operator.engine.metrics import EngineReading
+from specdecode_operator.cluster.engine_probe import EngineProbe
+from specdecode_operator.engine.metrics import EngineReading, Unreachable
 from specdecode_operator.engine.profiles import find_profile
 from tests.support.http_server import Quiet, serving
 from tests.support.objects import Body

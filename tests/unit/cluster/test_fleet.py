@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cluster.fleet import NodeFacts, node_facts
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.kube.nodes import NodeFacts, node_facts
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
 PLAIN = {"nvidia.com/gpu.replicas": "1", "nvidia.com/gpu.sharing-strategy": "none", "nvidia.com/mig.capable": "true"}

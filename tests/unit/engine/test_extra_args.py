@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.engine.arguments import ARGUMENTS
-from specdecode_operator.engine.extra_args import extra_args_problems
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.engine.rules.extra_args import extra_args_problems
 
 PROFILE = find_profile("0.32")
 

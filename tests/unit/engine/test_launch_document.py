@@ -42,9 +42,9 @@ def test_every_version_has_a_row() -> None:
 
 def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
     """That the rule holds is seen in tests/unit/services/test_rules_told_early.py."""
-    services = ENGINE.parent / "services"
-    pairing = (services / "pairing.py", services / "runner_rules.py", ENGINE.parent / "sizing" / "spread.py")
-    told = (*ENGINE.glob("*rules.py"), ENGINE / "data" / "profiles.json", *pairing)
+    spec, pair = ENGINE.parent / "deployment/spec", ENGINE.parent / "sizing/pair"
+    pairing = (spec / "pairing.py", spec / "runner_rules.py", pair / "spread.py")
+    told = (*ENGINE.glob("rules/*.py"), ENGINE / "data" / "profiles.json", *pairing)
     code = "\n".join(path.read_text() for path in told)
     for *_, source in rows("told of"):
         assert source.strip("`") in code, source

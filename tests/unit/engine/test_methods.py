@@ -15,10 +15,10 @@ from specdecode_operator.api.values import (
     RejectionSampling,
 )
 from specdecode_operator.engine.arguments import command_line
-from specdecode_operator.engine.feature_rules import feature_problems
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.engine.rules.features import feature_problems
+from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
-from specdecode_operator.engine.speculation_rules import speculation_problems
 from specdecode_operator.engine.speculative_config import speculative_config
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 

@@ -7,11 +7,11 @@ import pytest
 
 from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import CudagraphMode, Method
-from specdecode_operator.engine.feature_rules import feature_problems
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.serving_rules import image_problems, serving_problems
+from specdecode_operator.engine.rules.features import feature_problems
+from specdecode_operator.engine.rules.serving import image_problems, serving_problems
+from specdecode_operator.engine.rules.speculation import speculation_problems, vocabulary_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
-from specdecode_operator.engine.speculation_rules import speculation_problems, vocabulary_problems
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile("0.32")

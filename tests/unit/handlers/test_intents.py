@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.fleet import NodeFacts
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.handlers.intents import Intents
-from specdecode_operator.labels import READS_FOR_LABEL
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Intent
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationEntry
+from specdecode_operator.kube.labels import READS_FOR_LABEL
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationEntry
 from tests.support.objects import H100, H200, pair_70b, parent
 
 KEY = Key("default", "llama")

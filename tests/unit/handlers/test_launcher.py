@@ -10,11 +10,11 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.cluster.resources import CHILDREN
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.launcher import Launcher
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.resources import CHILDREN
 from tests.support.model_caches import cached
 from tests.support.objects import parent
 from tests.unit.services.test_group_rollout import WIDE, spec_at

@@ -10,7 +10,19 @@ import kopf
 import pytest
 import yaml
 
-from specdecode_operator.cluster.resources import (
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.doctor.install import OPERATOR_RIGHTS
+from specdecode_operator.handlers import lifecycle
+from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
+from specdecode_operator.kube.labels import (
+    CAPTURE_LABEL,
+    CAPTURED_DEPLOYMENT_LABEL,
+    OWNED_SELECTOR,
+    PUBLISHED_LABEL,
+    SCHEDULE_LABEL,
+)
+from specdecode_operator.kube.manifests import child_labels, owned, owner_reference
+from specdecode_operator.kube.resources import (
     CHILDREN,
     DEPLOYMENT,
     JOB,
@@ -22,18 +34,6 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_DEPLOYMENT,
     WATCHED,
 )
-from specdecode_operator.handlers import lifecycle
-from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
-from specdecode_operator.labels import (
-    CAPTURE_LABEL,
-    CAPTURED_DEPLOYMENT_LABEL,
-    OWNED_SELECTOR,
-    PUBLISHED_LABEL,
-    SCHEDULE_LABEL,
-)
-from specdecode_operator.services.doctor.install import OPERATOR_RIGHTS
-from specdecode_operator.services.manifests import child_labels, owned, owner_reference
-from specdecode_operator.services.parent import read_parent
 from tests.support.api_server import ApiServer, role_rights
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until

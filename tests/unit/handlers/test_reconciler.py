@@ -9,7 +9,13 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ConflictError
-from specdecode_operator.cluster.resources import (
+from specdecode_operator.deployment.spec.model_facts import CONFIG_MAP_NAME
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.handlers.calibration_file import CalibrationFile
+from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.kube.labels import READS_FOR_LABEL
+from specdecode_operator.kube.resources import (
     CHILDREN,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -22,12 +28,6 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_DEPLOYMENT,
     Resource,
 )
-from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.handlers.metrics import ResidualCollector
-from specdecode_operator.handlers.reconciler import Reconciler
-from specdecode_operator.labels import READS_FOR_LABEL
-from specdecode_operator.services.model_facts import CONFIG_MAP_NAME
-from specdecode_operator.services.parent import read_parent
 from tests.support.api_server import ApiServer
 from tests.support.http_server import serving
 from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu, waiting

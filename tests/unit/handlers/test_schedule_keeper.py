@@ -13,13 +13,13 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.parent import Parent, read_parent
+from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
-from specdecode_operator.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import Parent, read_parent
+from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
 from tests.support.objects import pair_70b, parent
 
 RETENTION = {"count": 1}

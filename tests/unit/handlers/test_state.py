@@ -11,7 +11,12 @@ import pytest
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.resources import (
+from specdecode_operator.handlers import queue
+from specdecode_operator.handlers import state as module
+from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
+from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.kube.manifests import child_labels
+from specdecode_operator.kube.resources import (
     LEADER_WORKER_SET,
     NODE,
     POD,
@@ -19,11 +24,6 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_DEPLOYMENT,
     WATCHED,
 )
-from specdecode_operator.handlers import queue
-from specdecode_operator.handlers import state as module
-from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
-from specdecode_operator.labels import MANAGED_BY_LABEL, MANAGER
-from specdecode_operator.services.manifests import child_labels
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import DEADLINE_S, until

@@ -8,10 +8,10 @@ import pytest
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.resources import CONFIG_MAP, POD, WATCHED
 from specdecode_operator.handlers import watch
 from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL
+from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL
+from specdecode_operator.kube.resources import CONFIG_MAP, POD, WATCHED
 from tests.support.objects import H200, Body
 from tests.unit.handlers.test_queue import Failing, Retries, running
 

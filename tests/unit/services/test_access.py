@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.services.rollout import pod_trouble
+from specdecode_operator.deployment.pods.rollout import pod_trouble
 from tests.support.objects import Body, pod, tiny_cpu, waiting
 from tests.unit.services.test_children import render
 

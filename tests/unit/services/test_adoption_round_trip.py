@@ -5,11 +5,11 @@ from typing import Any
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.services.adoption.adopt import adopt
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.migration.convert import adopt
 from tests.support.objects import H100, H200, parent
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))

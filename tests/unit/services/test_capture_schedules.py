@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.key import Key
-from specdecode_operator.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
-from specdecode_operator.services.capture_schedules import (
+from specdecode_operator.capture.control.schedules import (
     Belongings,
     SchedulingDecision,
     decide_schedules,
 )
-from specdecode_operator.services.schedule_problems import schedule_problems
+from specdecode_operator.deployment.spec.schedule_problems import schedule_problems
+from specdecode_operator.kube.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 
 KEY = Key("team", "llama")
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Intent, Launch
-from specdecode_operator.services.matrix_table import matrix_table
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.plan_status import plan_change
-from specdecode_operator.services.planning import full_matrix
-from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent, Launch
+from specdecode_operator.deployment.objects.matrix_table import matrix_table
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.plan.planning import full_matrix
+from specdecode_operator.deployment.plan.status import plan_change
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.families.catalogue import find_entry
 from tests.support.decisions import NOW
 from tests.support.objects import H100, H200, pair_70b, parent
 

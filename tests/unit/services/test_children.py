@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.cache import slim
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.drift import content_digest, needs_apply
-from specdecode_operator.services.overlay import merge, overlay_problems
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.spec.overlay import merge, overlay_problems
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.kube.drift import content_digest, needs_apply
+from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))

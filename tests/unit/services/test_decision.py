@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.intent import Launch
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.decisions import H100_NODE, H200_NODE, decide, summary
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 

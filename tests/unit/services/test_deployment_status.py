@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from specdecode_operator.cluster.engine_probe import Unreachable
-from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.findings import news
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.rollout import current_pods
+from specdecode_operator.deployment.conditions import news
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.pods.rollout import current_pods
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable
 from tests.support.decisions import NOW, decide, summary
 from tests.support.objects import deployment, ended, parent, pod, tiny_cpu, waiting
 from tests.support.scheduler_words import NO_ROOM, UNMOUNTABLE

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.crd import capture_crd, deployment_crd
-from specdecode_operator.services.doctor import gpus, install, namespace
-from specdecode_operator.services.doctor.findings import Finding, Grade, Unread
+from specdecode_operator.api.crd.definitions import capture_crd, deployment_crd
+from specdecode_operator.doctor import gpus, install, namespace
+from specdecode_operator.doctor.findings import Finding, Grade, Unread
 from specdecode_operator.version import __version__
 from tests.support.objects import H100, H200, pair_70b
 from tests.unit.services.test_children import pod_spec

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdecode_operator.services.engine_errors import ENGINE_ERRORS, find_error, telling_line
-from specdecode_operator.services.rollout import pod_trouble
+from specdecode_operator.deployment.pods.engine_errors import ENGINE_ERRORS, find_error, telling_line
+from specdecode_operator.deployment.pods.rollout import pod_trouble
 from tests.support.objects import ended, pod
 
 NO_KV_CACHE = """\

@@ -1,7 +1,7 @@
 """What the counters of a LeaderWorkerSet say, which names no template: as much as its present pods bear out."""
 
-from specdecode_operator.services.group_history import UNSEEN
-from specdecode_operator.services.group_rollout import read_group_rollout
+from specdecode_operator.deployment.pods.group_history import UNSEEN
+from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from tests.unit.services.test_group_rollout import intent_of, live, pod_of, pods_of, starter_of
 
 

@@ -10,23 +10,23 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition
-from specdecode_operator.labels import (
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent, Launch, RolledBack
+from specdecode_operator.deployment.history import learn_from, look_at_groups, recall
+from specdecode_operator.deployment.objects.engine_pod import engine_timings
+from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
+from specdecode_operator.deployment.observation import Observation, rollout_of
+from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.deployment.pods.rollback import Memory, read_memory, render_memory, with_crashes
+from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
+from specdecode_operator.deployment.replacement import may_end, staying, wanted_now
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.kube.labels import (
     COMPUTES_FOR_LABEL,
     DEPLOYMENT_LABEL,
     TEMPLATE_HASH_ANNOTATION,
 )
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.engine_pod import engine_timings
-from specdecode_operator.services.group_history import UNSEEN, GroupHistory, look
-from specdecode_operator.services.intent import Intent, Launch, RolledBack
-from specdecode_operator.services.observation import Observation, rollout_of
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.recollection import learn_from, look_at_groups, recall
-from specdecode_operator.services.rollback import Memory, read_memory, render_memory, with_crashes
-from specdecode_operator.services.rollout import current_pods, template_hash
-from specdecode_operator.services.starters import serving_pods, serving_template
-from specdecode_operator.services.succession import may_end, staying, wanted_now
 from tests.support.objects import ended, parent, waiting
 from tests.unit.services.test_multi_node import FOUR_H100, STAGES, ngram
 

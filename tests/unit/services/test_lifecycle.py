@@ -8,13 +8,13 @@ import pytest
 
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.api.status import Condition, ConditionStatus
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.findings import Finding
-from specdecode_operator.services.overlay import overlay_problems
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.readiness import summarize
-from specdecode_operator.services.rollout import read_rollout
+from specdecode_operator.deployment.conditions import Finding
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.pods.readiness import summarize
+from specdecode_operator.deployment.pods.rollout import read_rollout
+from specdecode_operator.deployment.spec.overlay import overlay_problems
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8),)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.model_download import read_downloads
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.models.download import read_downloads
+from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.model_caches import (
     CACHE,
     DRAFT,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.deployment.decision import intend, learn
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, Weights, pack_error, pack_facts
-from specdecode_operator.services.decision import intend, learn
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Intent
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
 from tests.support.objects import TINY_CONFIG, pair_70b, parent, tiny_cpu
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

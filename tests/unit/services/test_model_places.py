@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.intent import Intent
-from specdecode_operator.services.model_storage import claims_named
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.spec.model_storage import claims_named
+from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.model_caches import cached, container, decide, jobs, said, template
 from tests.support.objects import Body, parent, tiny_cpu
 

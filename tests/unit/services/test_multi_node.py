@@ -7,13 +7,13 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Intent
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.decisions import NOW
 from tests.support.model_caches import pod as downloaded_by
 from tests.support.objects import H100, H200, pair_70b, parent

@@ -7,17 +7,17 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.api.values import CudagraphMode, Method
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.facts import gather_facts
-from specdecode_operator.services.intent import Launch
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.runner_rules import schedule_doubts
-from specdecode_operator.sizing.catalogue import find_entry
-from specdecode_operator.sizing.layout import stage_weights
-from specdecode_operator.sizing.pair import Parallelism
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.spec.runner_rules import schedule_doubts
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.kv.layout import stage_weights
+from specdecode_operator.sizing.pair.pair import Parallelism
 from tests.support.decisions import NOW
 from tests.support.objects import H200, TINY_CONFIG, pair_70b, parent, tiny_cpu
 

@@ -6,8 +6,8 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition
-from specdecode_operator.services.findings import FALSE, TRUE, UNKNOWN, Finding
-from specdecode_operator.services.readiness import (
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.deployment.pods.readiness import (
     Summary,
     available_finding,
     earlier_engines_finding,
@@ -15,7 +15,7 @@ from specdecode_operator.services.readiness import (
     rolled_back,
     summarize,
 )
-from specdecode_operator.services.rollout import Rollout, Trouble
+from specdecode_operator.deployment.pods.rollout import Rollout, Trouble
 from tests.support.objects import deployment
 
 CRASHED = Trouble("EngineFailed", "engine ended with exit code 1")

@@ -7,18 +7,17 @@ import pytest
 
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.cluster.engine_probe import Reading, Unreachable
-from specdecode_operator.cluster.fleet import NodeFacts
-from specdecode_operator.engine.metrics import EngineReading
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.observation import Observation, observed_residual
+from specdecode_operator.deployment.proof.proof import settle
+from specdecode_operator.deployment.proof.residual import BudgetResidual
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.engine.metrics import EngineReading, Reading, Unreachable
 from specdecode_operator.handlers.metrics import ResidualCollector, serve_metrics
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Launch
-from specdecode_operator.services.observation import Observation, observed_residual
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.proof import settle
-from specdecode_operator.services.residual import BudgetResidual
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.base.units import GIB
 from tests.support.decisions import NOW
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 

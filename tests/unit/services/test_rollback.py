@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.status import Condition
-from specdecode_operator.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.intent import Intent, RolledBack
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.services.recollection import learn_from, recall
-from specdecode_operator.services.rollback import Failure, Memory, read_memory, render_memory
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.desired_state import Intent, RolledBack
+from specdecode_operator.deployment.history import learn_from, recall
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.pods.rollback import Failure, Memory, read_memory, render_memory
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 from tests.support.objects import Body, ended, parent, pod, tiny_cpu, waiting
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,11 +6,10 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.labels import DEPLOYMENT_LABEL
-from specdecode_operator.services.group_history import UNSEEN, as_data
-from specdecode_operator.services.group_rollout import read_group_rollout
-from specdecode_operator.services.rollback import Failure, Memory, put_back, render_memory
-from specdecode_operator.services.rollout import (
+from specdecode_operator.deployment.pods.group_history import UNSEEN, as_data
+from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
+from specdecode_operator.deployment.pods.rollback import Failure, Memory, put_back, render_memory
+from specdecode_operator.deployment.pods.rollout import (
     Rollout,
     Trouble,
     beside,
@@ -19,6 +18,7 @@ from specdecode_operator.services.rollout import (
     read_rollout,
     waits_for_claim,
 )
+from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
 from tests.support.objects import deployment, ended, pod, waiting
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.activation import activation_bytes, encoder_items
-from specdecode_operator.sizing.budget import Pair, Parallelism, Term, estimate
-from specdecode_operator.sizing.catalogue import find_geometry
-from specdecode_operator.sizing.devices import find_device
-from specdecode_operator.sizing.eras import Runner
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.precision import Method, Precision, Scales, WeightFormat
-from specdecode_operator.sizing.sampling import profiled_sampling_bytes, verification_bytes
-from specdecode_operator.sizing.stages import stages
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.memory.activation import activation_bytes, encoder_items
+from specdecode_operator.sizing.memory.budget import Pair, Parallelism, Term, estimate
+from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes, verification_bytes
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Method, Precision, Scales, WeightFormat
+from specdecode_operator.sizing.weights.stages import stages
 
 PairFactory = Callable[..., Pair]
 

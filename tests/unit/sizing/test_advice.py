@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing import sources
-from specdecode_operator.sizing.advice import Advice, Slo, Workload, WorkloadKind, advise
-from specdecode_operator.sizing.budget import Pair
-from specdecode_operator.sizing.devices import Device, find_device
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.pair import effective_batch
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.sources import Source
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.base import sources
+from specdecode_operator.sizing.base.devices import Device, find_device
+from specdecode_operator.sizing.base.sources import Source
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.choice.advice import Advice, Slo, Workload, WorkloadKind, advise
+from specdecode_operator.sizing.memory.budget import Pair
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import effective_batch
 
 PairFactory = Callable[..., Pair]
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.budget import Pair, Term, Verdict, estimate
-from specdecode_operator.sizing.devices import Device, find_device, known_products
-from specdecode_operator.sizing.errors import PlanError
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.layout import stage_weights
-from specdecode_operator.sizing.pair import Parallelism
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.base.devices import Device, find_device, known_products
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.kv.layout import stage_weights
+from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict, estimate
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.pair.pair import Parallelism
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 H200 = "NVIDIA-H200"

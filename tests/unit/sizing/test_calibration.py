@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.calibration import (
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.pair.calibration import (
     Calibration,
     CalibrationEntry,
     CalibrationError,
@@ -13,7 +14,6 @@ from specdecode_operator.sizing.calibration import (
     parse_calibration,
     serialize_calibration,
 )
-from specdecode_operator.sizing.units import GIB
 
 ENTRY = CalibrationEntry(
     "NVIDIA-H200", "0.32", "V2", 2, False, 256, 8192, "draft_model", 5, "70B + 8B", "FP8", "BF16", GIB

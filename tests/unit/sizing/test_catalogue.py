@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.catalogue import PublishedHead, find_entry, find_geometry, known_models, published_heads
-from specdecode_operator.sizing.errors import GeometryError
-from specdecode_operator.sizing.weights import parameter_count
+from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.catalogue import (
+    PublishedHead,
+    find_entry,
+    find_geometry,
+    known_models,
+    published_heads,
+)
+from specdecode_operator.sizing.weights.weights import parameter_count
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))

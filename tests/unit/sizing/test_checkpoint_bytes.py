@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.catalogue import find_geometry
-from specdecode_operator.sizing.checkpoint_bytes import checkpoint_disagreement
-from specdecode_operator.sizing.config import geometry_from_config
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from tests.support.objects import TINY_CONFIG
 
 TABLE = 1024 * 256 * 2

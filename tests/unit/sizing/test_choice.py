@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.budget import Pair, Verdict
-from specdecode_operator.sizing.choice import Objective, choice_phrase, missing_checkpoint, ranked
-from specdecode_operator.sizing.launchability import Available
-from specdecode_operator.sizing.matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.nodes import GpuPool
-from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.choice.launchability import Available
+from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_matrix
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.objective import Objective, choice_phrase, missing_checkpoint, ranked
+from specdecode_operator.sizing.memory.budget import Pair, Verdict
+from specdecode_operator.sizing.model.precision import Precision
 from tests.support.named_checkpoints import named
 
 H100 = "NVIDIA-H100-80GB-HBM3"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specdecode_operator.sizing.datafiles import read_data
-from specdecode_operator.sizing.eras import ModelTraits, Runner, Sampler, find_era
-from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.base.datafiles import read_data
+from specdecode_operator.sizing.base.eras import ModelTraits, Runner, Sampler, find_era
+from specdecode_operator.sizing.base.errors import SizingError
 
 LLAMA = ModelTraits("LlamaForCausalLM")
 QWEN3 = ModelTraits("Qwen3ForCausalLM")

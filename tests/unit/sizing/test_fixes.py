@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.alternatives import Alternatives, DraftHead, known_heads, smaller_drafts
-from specdecode_operator.sizing.budget import Pair, Verdict
-from specdecode_operator.sizing.candidates import candidate_rows
-from specdecode_operator.sizing.catalogue import PublishedHead, find_entry, find_geometry, published_heads
-from specdecode_operator.sizing.config import head_from_config
-from specdecode_operator.sizing.fixes import Fix, find_fixes
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.nodes import GpuPool
-from specdecode_operator.sizing.plan import plan_on_gpus
+from specdecode_operator.sizing.choice.alternatives import Alternatives, DraftHead, known_heads, smaller_drafts
+from specdecode_operator.sizing.choice.candidates import candidate_rows
+from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.plan import plan_on_gpus
+from specdecode_operator.sizing.families.catalogue import PublishedHead, find_entry, find_geometry, published_heads
+from specdecode_operator.sizing.families.config import head_from_config
+from specdecode_operator.sizing.memory.budget import Pair, Verdict
+from specdecode_operator.sizing.model.geometry import ModelGeometry
 from tests.support.named_checkpoints import named
 
 EIGHT_H100 = (GpuPool("NVIDIA-H100-80GB-HBM3", 8),)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.forward import expert_workspace_bytes, forward_bytes
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.layers import (
+from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import (
     DeltaNet,
     DenseMlp,
     Experts,
@@ -18,9 +18,9 @@ from specdecode_operator.sizing.layers import (
     SingleMixer,
     StateSpace,
 )
-from specdecode_operator.sizing.pair import Pair, Parallelism
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.stages import Stage
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+from specdecode_operator.sizing.weights.stages import Stage
 
 PairFactory = Callable[..., Pair]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.config import GeometryError, geometry_from_config
-from specdecode_operator.sizing.layers import SelfAttention
-from specdecode_operator.sizing.precision import Precision
+from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config
+from specdecode_operator.sizing.model.layers import SelfAttention
+from specdecode_operator.sizing.model.precision import Precision
 
 Config = dict[str, Any]
 

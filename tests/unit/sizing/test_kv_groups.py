@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.errors import SizingError
-from specdecode_operator.sizing.kv import (
+from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.kv.capacity import (
     KvCapacity,
     blocks_for,
     engine_starts,
@@ -15,10 +16,9 @@ from specdecode_operator.sizing.kv import (
     pool_blocks,
     rank_blocks,
 )
-from specdecode_operator.sizing.kv_groups import Layers, kv_groups, stage_groups
-from specdecode_operator.sizing.kv_layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv_settings import KvSettings, concurrent_batches
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.kv.groups import Layers, kv_groups, stage_groups
+from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
+from specdecode_operator.sizing.kv.settings import KvSettings, concurrent_batches
 from tests.support.kv_layers import NEWEST, SPACE, capacity, chunked, full, latent, linear, runs, sliding
 
 IN_STEP = replace(NEWEST, async_scheduling=False)

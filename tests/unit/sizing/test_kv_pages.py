@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.kv_layers import CacheKind, KvLayer
-from specdecode_operator.sizing.kv_pages import Page, is_uniform, keep_all_tokens
+from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer
+from specdecode_operator.sizing.kv.pages import Page, is_uniform, keep_all_tokens
 
 FULL = Page(KvLayer(CacheKind.FULL, 4096), 16, 65_536)
 WIDE = Page(KvLayer(CacheKind.FULL, 8192), 16, 131_072)

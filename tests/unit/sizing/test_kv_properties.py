@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.kv import engine_starts, largest_length
-from specdecode_operator.sizing.kv_groups import Layers, kv_groups
-from specdecode_operator.sizing.units import GIB
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.kv.capacity import engine_starts, largest_length
+from specdecode_operator.sizing.kv.groups import Layers, kv_groups
 from tests.support.kv_layers import NEWEST, capacity, chunked, full, linear, runs, sliding
 
 

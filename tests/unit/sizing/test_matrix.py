@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.budget import Pair, Term, Verdict
-from specdecode_operator.sizing.config import geometry_from_config
-from specdecode_operator.sizing.errors import PlanError
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.launchability import Available, kernel_note
-from specdecode_operator.sizing.matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.nodes import GpuPool
-from specdecode_operator.sizing.precision import Method, Precision, Scales, WeightFormat
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.choice.launchability import Available, kernel_note
+from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_matrix
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Method, Precision, Scales, WeightFormat
 from tests.support.named_checkpoints import checkpoints, named
 
 H100 = "NVIDIA-H100-80GB-HBM3"

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from specdecode_operator.sizing.advice import Advice
-from specdecode_operator.sizing.candidates import Wish, candidate_rows
-from specdecode_operator.sizing.node_advice import advise_on_nodes
-from specdecode_operator.sizing.nodes import GpuPool
-from specdecode_operator.sizing.pair import Pair
-from specdecode_operator.sizing.rows import Row
-from specdecode_operator.sizing.sources import LAYERS_WITHIN_NODES
-from specdecode_operator.sizing.spread import Spread
+from specdecode_operator.sizing.base.sources import LAYERS_WITHIN_NODES
+from specdecode_operator.sizing.choice.advice import Advice
+from specdecode_operator.sizing.choice.candidates import Wish, candidate_rows
+from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.sizing.pair.spread import Spread
 
 NODES_OF_4 = (GpuPool("NVIDIA-H200", 4, 4),)
 

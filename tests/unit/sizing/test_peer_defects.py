@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.parent import read_parent
-from specdecode_operator.sizing.budget import Pair, Verdict, estimate
-from specdecode_operator.sizing.calibration import UNCALIBRATED
-from specdecode_operator.sizing.catalogue import find_geometry
-from specdecode_operator.sizing.config import geometry_from_config
-from specdecode_operator.sizing.devices import Device, find_device
-from specdecode_operator.sizing.eras import find_era
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.layout import kv_bytes_per_token
-from specdecode_operator.sizing.model_cache import cached_layers
-from specdecode_operator.sizing.pair import EngineLimits, Parallelism
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rank_layers import Split
-from specdecode_operator.sizing.units import GIB
-from specdecode_operator.sizing.weights import parameter_count, weight_bytes
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.sizing.base.devices import Device, find_device
+from specdecode_operator.sizing.base.eras import find_era
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.kv.layout import kv_bytes_per_token
+from specdecode_operator.sizing.kv.model_cache import cached_layers
+from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED
+from specdecode_operator.sizing.pair.pair import EngineLimits, Parallelism
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
 from tests.support.objects import pair_70b, parent
 from tests.support.small_models import GEMMA4
 from tests.unit.sizing.conftest import PairFactory

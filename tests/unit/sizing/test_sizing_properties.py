@@ -7,18 +7,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.budget import Budget, EngineLimits, Pair, Verdict, estimate
-from specdecode_operator.sizing.config import geometry_from_config
-from specdecode_operator.sizing.cpu import estimate_on_cpu
-from specdecode_operator.sizing.devices import Device
-from specdecode_operator.sizing.divisibility import tensor_problems
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.matrix import quantization_matrix
-from specdecode_operator.sizing.nodes import GpuPool
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rank_layers import Split
-from specdecode_operator.sizing.units import GIB, gib_to_bytes
-from specdecode_operator.sizing.weights import weight_bytes
+from specdecode_operator.sizing.base.devices import Device
+from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
+from specdecode_operator.sizing.choice.matrix import quantization_matrix
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Verdict, estimate
+from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.weights.divisibility import tensor_problems
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import weight_bytes
 
 # A busy machine is no failure: no deadlines, and slow generation is fine.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

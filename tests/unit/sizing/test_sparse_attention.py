@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.budget import EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.sizing.catalogue import find_entry, find_geometry
-from specdecode_operator.sizing.config import geometry_from_config
-from specdecode_operator.sizing.devices import find_device
-from specdecode_operator.sizing.errors import GeometryError
-from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.kv import pool_blocks, pool_capacity
-from specdecode_operator.sizing.layers import LatentAttention
-from specdecode_operator.sizing.layout import cache_layout, kv_bytes_per_token, stage_weights
-from specdecode_operator.sizing.precision import Precision
-from specdecode_operator.sizing.rank_layers import Split
-from specdecode_operator.sizing.stages import stages
-from specdecode_operator.sizing.weights import allocation_bytes, weight_bytes
+from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
+from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
+from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism, estimate
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.sizing.weights.weights import allocation_bytes, weight_bytes
 
 SPACE_BYTES = 20 * 2**30
 FP8, BF16 = 1, 2

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.catalogue import find_geometry
-from specdecode_operator.sizing.config import geometry_from_config
-from specdecode_operator.sizing.divisibility import TensorProblem, tensor_problems
-from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.weights.divisibility import TensorProblem, tensor_problems
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.test_quantized_checkpoints import BLOCKS, compressed, qwen3_moe
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.services.capture.decision import hindered
-from specdecode_operator.services.capture.lending import borrower
-from specdecode_operator.services.capture.status import compose_status, is_outlived
-from specdecode_operator.services.capture.subject import QUEUE_LABEL, read_capture
-from specdecode_operator.services.capture.surroundings import Surroundings
-from specdecode_operator.services.readiness import stalled
+from specdecode_operator.capture.control.decision import hindered
+from specdecode_operator.capture.control.preemption import borrower
+from specdecode_operator.capture.control.status import compose_status, is_outlived
+from specdecode_operator.capture.control.subject import QUEUE_LABEL, read_capture
+from specdecode_operator.capture.control.surroundings import Surroundings
+from specdecode_operator.deployment.pods.readiness import stalled
 from tests.support.capture_decisions import NOW, after, look, words
 from tests.support.captures import (
     capture,

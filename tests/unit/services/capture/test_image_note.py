@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.job_image import IMAGE_ID_FILE, engine_image_id
-from specdecode_operator.services.capture.decision import decide
-from specdecode_operator.services.capture.subject import read_capture
+from specdecode_operator.capture.control.decision import decide
+from specdecode_operator.capture.control.subject import read_capture
+from specdecode_operator.capture.job.image import IMAGE_ID_FILE, engine_image_id
 from tests.support.capture_decisions import NOW, look
 from tests.support.captures import capture, capture_pod, capture_spec, job, running, surroundings
 from tests.support.objects import Body

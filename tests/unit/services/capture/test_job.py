@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.capture import job as in_pod
+from specdecode_operator.capture.control import job as rendering
+from specdecode_operator.capture.control.decision import decide
+from specdecode_operator.capture.control.subject import read_capture
+from specdecode_operator.capture.control.surroundings import DeploymentSeen
+from specdecode_operator.capture.job import main as in_pod
 from specdecode_operator.capture.load.workload import read_settings
-from specdecode_operator.services.capture import job as rendering
-from specdecode_operator.services.capture.decision import decide
-from specdecode_operator.services.capture.subject import read_capture
-from specdecode_operator.services.capture.surroundings import DeploymentSeen
-from specdecode_operator.services.intent import Launch
+from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import NOW
 from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, deployment_seen, surroundings
 from tests.support.objects import Body, tiny_cpu

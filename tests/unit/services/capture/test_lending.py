@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.services.capture.lending import borrower, holds_gpus
-from specdecode_operator.services.decision import intend
-from specdecode_operator.services.deployment_status import compose_status
-from specdecode_operator.services.observation import Observation
-from specdecode_operator.services.parent import lend, read_parent
+from specdecode_operator.capture.control.preemption import borrower, holds_gpus
+from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.parent import lend, read_parent
+from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, capture_spec
 from tests.support.objects import Body, deployment, parent, tiny_cpu
 

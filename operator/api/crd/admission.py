@@ -1,0 +1,99 @@
+"""What the API server would refuse in an object whose fields are each good: rules, and entries of one key."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from specdecode_operator.api.base import ApiModel, Body
+from specdecode_operator.api.crd.capture_rules import SCHEDULE_RULES
+from specdecode_operator.api.crd.cel import Rule
+from specdecode_operator.api.crd.cel_expression import read_cel
+from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.problems import Problem
+
+DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
+"""The rules of a SpecDecodeDeployment's spec."""
+
+_KEYS: Final = "x-kubernetes-list-map-keys"
+_LONGEST_SHOWN: Final = 64
+
+
+def refusals(spec: SpecDecodeDeploymentSpec, metadata: Any = None) -> list[Problem]:
+    """Return what the API server refuses in an object with this spec, in the order of its fields.
+
+    ``metadata`` is the object's; a name that it lacks is none of our business.
+    """
+    problems = list(_inside(spec, "spec"))
+    if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
+        problems += _judged({"metadata": metadata}, (SERVICE_NAME,), "")
+    return problems
+
+
+def as_stored(model: ApiModel) -> Body:
+    """Return a model as the API server stores it, with the defaults that the CRD has (``api/crd/schema.py``)."""
+    stored = {}
+    for name, field in type(model).model_fields.items():
+        value, given = getattr(model, name, None), name in model.model_fields_set
+        if not given and isinstance(value, ApiModel):
+            # An object that is absent gets the defaults of its fields, whatever stands for it here.
+            value = type(value).model_construct()
+        plain = _plain(value)
+        if value is not None and (given or (plain not in ("", [], {}) and field.default_factory is None)):
+            stored[field.alias or name] = plain
+    return stored
+
+
+def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem]:
+    """What one part of an object breaks, said as the API server says it."""
+    scope = {"self": stored}
+    for rule in rules:
+        if not read_cel(rule.holds)(scope):
+            words = re.split("%[sd]", rule.message)
+            values = [*(str(read_cel(value)(scope)) for value in rule.values), ""]
+            message = "".join(word + value for word, value in zip(words, values, strict=True))
+            yield Problem(f"{place}{rule.field}", _shown(stored, rule.field), message)
+
+
+def _shown(stored: Body, field: str) -> str:
+    """The value of the field that is blamed."""
+    value: Any = stored
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ApiModel):
+        return as_stored(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _inside(model: ApiModel, place: str) -> Iterator[Problem]:
+    """What is wrong with a model, then with its parts."""
+    yield from _judged(as_stored(model), DEPLOYMENT_RULES.get(type(model), ()), f"{place}.")
+    for name, field in type(model).model_fields.items():
+        value, path = getattr(model, name), f"{place}.{field.alias or name}"
+        if isinstance(value, ApiModel):
+            yield from _inside(value, path)
+        elif isinstance(value, list):
+            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            yield from _repeated(value, extra.get(_KEYS), path)
+            for index, each in enumerate(value):
+                if isinstance(each, ApiModel):
+                    yield from _inside(each, f"{path}[{index}]")
+
+
+def _repeated(items: list[Any], keys: Any, path: str) -> Iterator[Problem]:
+    """Entries of a list that have the keys of an earlier one."""
+    seen = set()
+    for index, item in enumerate(items if isinstance(keys, list) else []):
+        own = tuple(str(_plain(item).get(key, "")) for key in keys)
+        if own in seen:
+            shown, named = ", ".join(own), ", ".join(map(str, keys))
+            yield Problem(f"{path}[{index}]", shown, f"Duplicate value: an entry before it has the same {named}")
+        seen.add(own)

@@ -1,0 +1,175 @@
+"""CEL rules of SpecDecodeCapture."""
+
+from collections.abc import Mapping
+
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
+from specdecode_operator.api.capture_schedule import CaptureSchedule
+from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, Phase, Prompts
+from specdecode_operator.api.crd.cel import Reason, Rule
+
+_FIELDS_BY_PATTERN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "Closed": (("concurrency",), ()),
+    "Constant": (("requestsPerSecond",), ()),
+    "Poisson": (("requestsPerSecond",), ()),
+    "Burst": (("burstSize", "burstIntervalSeconds"), ()),
+    "Staircase": (("requestsPerSecond", "stepSeconds", "stepRequestsPerSecond"), ()),
+    "Multiturn": (("concurrency", "turns"), ("thinkSeconds",)),
+}
+"""Fields that a pattern needs, and those that it may have, beside name, durationSeconds and requests."""
+
+_EXAMPLES: Mapping[str, str] = {
+    "concurrency": "16",
+    "requestsPerSecond": '"4"',
+    "burstSize": "32",
+    "burstIntervalSeconds": "10",
+    "stepSeconds": "30",
+    "stepRequestsPerSecond": '"1"',
+    "turns": "4",
+}
+
+
+def _immutable(field: str, message: str = "another run is another object: create one with another name") -> Rule:
+    """Return the rule that a field stays as it was made."""
+    return Rule(
+        field=field,
+        holds=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        message=f"cannot be changed: {message}",
+        reason=Reason.FORBIDDEN,
+    )
+
+
+def _patterns_with(field: str) -> str:
+    """Return the CEL list of the patterns that use a field."""
+    return str([name for name, (needed, possible) in _FIELDS_BY_PATTERN.items() if field in needed + possible])
+
+
+def _patterns_that_need(field: str) -> str:
+    return str([name for name, (needed, _) in _FIELDS_BY_PATTERN.items() if field in needed])
+
+
+def _needed(field: str) -> Rule:
+    return Rule(
+        field=field,
+        holds=f"!(self.pattern in {_patterns_that_need(field)}) || has(self.{field})",
+        message=f"pattern %s needs it: set it, to {_EXAMPLES[field]} for example",
+        values=("self.pattern",),
+        reason=Reason.REQUIRED,
+    )
+
+
+def _foreign(field: str) -> Rule:
+    return Rule(
+        field=field,
+        holds=f"self.pattern in {_patterns_with(field)} || !has(self.{field})",
+        message="pattern %s does not use it: remove it",
+        values=("self.pattern",),
+        reason=Reason.FORBIDDEN,
+    )
+
+
+PHASE = (
+    *map(_needed, _EXAMPLES),
+    *map(_foreign, (*_EXAMPLES, "thinkSeconds")),
+    Rule(
+        field="name",
+        holds="self.name != 'warmup'",
+        message="is warmup, which is what the requests before the first phase are called: take another name",
+    ),
+    Rule(
+        field="durationSeconds",
+        holds="has(self.durationSeconds) != has(self.requests)",
+        message="a phase ends after a time or after so many requests: set one of durationSeconds and requests",
+    ),
+)
+
+PROMPTS = (
+    Rule(
+        field="synthetic",
+        holds="has(self.synthetic) != has(self.dataset)",
+        message="prompts come from one place: set one of synthetic and dataset",
+    ),
+)
+
+DATASET = (
+    Rule(
+        field="configMap",
+        holds="has(self.configMap) != has(self.persistentVolumeClaim)",
+        message="the file is in one place: set one of configMap and persistentVolumeClaim",
+    ),
+    Rule(
+        field="path",
+        holds=r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
+        message="is %s, which is no path inside the volume: write it without leading / and without ..",
+        values=("self.path",),
+    ),
+)
+
+WORKLOAD = (
+    Rule(
+        field="phases",
+        holds="!has(self.phases) || self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
+        message="two phases have one name: rename one",
+    ),
+    Rule(
+        field="temperatures",
+        holds="!has(self.temperatures) || self.temperatures.map(t, t.sharePercent).sum() == 100",
+        message="the shares add up to %d: make their sharePercent 100 in all",
+        values=("self.temperatures.map(t, t.sharePercent).sum()",),
+    ),
+    Rule(
+        field="prompts.synthetic.sharedPrefixTokens",
+        holds="!has(self.prompts) || !has(self.prompts.synthetic)"
+        " || self.prompts.synthetic.sharedPrefixTokens <= self.prompts.synthetic.promptTokens",
+        message="is %d, longer than the prompts with promptTokens %d: lower it, or raise promptTokens",
+        values=("self.prompts.synthetic.sharedPrefixTokens", "self.prompts.synthetic.promptTokens"),
+    ),
+)
+
+_ONE_CLAIM = Rule(
+    field="existingClaim",
+    holds="!has(self.existingClaim) || !has(self.size) && !has(self.storageClassName)",
+    message="nothing is created where a claim is given: remove it, or size and storageClassName",
+    reason=Reason.FORBIDDEN,
+)
+
+STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "existingClaim")))
+
+SPEC = tuple(
+    map(
+        _immutable,
+        ("deployment", "deploymentDuringCapture", "workload", "seed", "record", "deadlineSeconds", "backoffLimit"),
+    )
+)
+
+SCHEDULE = (
+    Rule(
+        field="retention",
+        holds="!has(self.template.storage.existingClaim)"
+        " || !has(self.retention.count) && !has(self.retention.failedCount) && !has(self.retention.days)",
+        message="is for claims that are created, and template.storage.existingClaim %s is not: remove one of them",
+        values=("self.template.storage.existingClaim",),
+        reason=Reason.FORBIDDEN,
+    ),
+)
+
+_WORKLOAD_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
+    CaptureWorkload: WORKLOAD,
+    Prompts: PROMPTS,
+    Dataset: DATASET,
+    Phase: PHASE,
+}
+
+SCHEDULE_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
+    **_WORKLOAD_RULES,
+    CaptureSchedule: SCHEDULE,
+    Storage: (_ONE_CLAIM,),
+}
+"""The rules of each model of a schedule, whose template may change at any time."""
+
+CAPTURE_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
+    **_WORKLOAD_RULES,
+    SpecDecodeCaptureSpec: SPEC,
+    Storage: STORAGE,
+}
+"""The rules of each model of a capture."""

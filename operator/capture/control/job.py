@@ -1,0 +1,279 @@
+"""Renders the Job of a capture: the deployment's own engine pod, with a recorder in it and the load beside it.
+
+The engine becomes a native sidecar: it starts before the load generator, whose
+end is that of the pod, and it is told to stop only after that.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.capture.control.admission import workload_document
+from specdecode_operator.capture.control.image_note import FOLDER, note_volume
+from specdecode_operator.capture.control.subject import Capture
+from specdecode_operator.capture.control.timing import MOST_WAITING_S, wrap_up_s
+from specdecode_operator.capture.control.volume import claim_of
+from specdecode_operator.capture.job.places import Places
+from specdecode_operator.capture.job.recorder_bundle import PLUGIN
+from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
+from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings
+from specdecode_operator.deployment.spec.engine_settings import engine_settings
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER
+from specdecode_operator.engine.environment import API_KEY_VARIABLE
+from specdecode_operator.kube.labels import CAPTURED_DEPLOYMENT_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.kube.manifests import child_labels, owned, render_template
+from specdecode_operator.version import __version__
+
+PREPARE, LOAD = "prepare", "load"
+ROOT: Final = "/capture"
+RECORDER_PATH: Final = "/specdecode/recorder"
+ATTEMPT_VARIABLE, NODE_VARIABLE = "SPECDECODE_ATTEMPT", "SPECDECODE_NODE"
+
+_ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
+_USER_ID: Final = 65532
+_QUEUE_PREFIX: Final = "kueue.x-k8s.io/"
+_NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
+"""No Service sends requests to it, and a probe that kills it would interrupt the recording: the load generator sees
+for itself whether it answers."""
+
+# What the image itself sets can only be added to by a shell in it.
+_WITH_RECORDER: Final = (
+    'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; '
+    f'if [ -n "${{VLLM_PLUGINS+set}}" ]; then export VLLM_PLUGINS="${{VLLM_PLUGINS:+$VLLM_PLUGINS,}}{PLUGIN}"; fi; '
+    'exec "$@"'
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The deployment that is captured.
+
+    Attributes
+    ----------
+    key, uid, generation
+        Which state of which object.
+    course
+        Its plan in force.
+    """
+
+    key: Key
+    uid: str
+    generation: int
+    course: Launch
+
+
+def places(capture: Capture, attempt: str) -> Places:
+    """Return the folders of one attempt on the volume."""
+    return Places(Path(ROOT), capture.key.namespace, capture.key.name, attempt)
+
+
+def published_folder(capture: Capture) -> str:
+    """Return the folder, from the volume's root, that holds the files once they are validated."""
+    return places(capture, attempt="").path
+
+
+def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, operator_image: str) -> Body:
+    """Return the Job of a capture; suspended where it waits for a queue or for the deployment's GPUs."""
+    pod = _engine_pod(source)
+    added = _flags_added(spec, pod)
+    settings = _settings(capture, spec, source, pod, added)
+    deadline_s = _deadline_s(spec, source)
+    borrows = spec.deployment_during_capture is DuringCapture.SUSPEND
+    values = {
+        "name": capture.job_name,
+        "suspend": bool(capture.queue_labels) or borrows,
+        "backoff_limit": spec.backoff_limit,
+        # Without GPUs of its own it may wait for ever; with somebody else's it may not.
+        "job_deadline_s": MOST_WAITING_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
+        "pod_deadline_s": deadline_s,
+        "labels": _pod_labels(capture, spec, pod),
+        "annotations": _pod_annotations(pod),
+        "before": _before(pod),
+        "engine": _engine(capture, spec, pod, added),
+        "after": _after(pod),
+        "operator_image": operator_image,
+        "user_id": _USER_ID,
+        "settings_variable": SETTINGS_VARIABLE,
+        "settings": json.dumps(settings, sort_keys=True).replace("$", "$$"),
+        "attempt_variable": ATTEMPT_VARIABLE,
+        "node_variable": NODE_VARIABLE,
+        "api_key": _api_key(pod),
+        "root": ROOT,
+        "recorder_path": RECORDER_PATH,
+        "dataset": _dataset_volume(spec),
+        "claim": claim_of(capture, spec.storage),
+        "image_note": note_volume(capture),
+        "image_note_folder": FOLDER,
+        "engine_volumes": pod["spec"].get("volumes") or [],
+        "security_context": _security_context(spec, pod),
+    }
+    job = render_template("capture-job", values)
+    template = job["spec"]["template"]
+    template["spec"] = {**_placement(pod), **template["spec"]}
+    job = owned(job, capture.key, capture.uid)
+    job["metadata"]["labels"] |= {CAPTURED_DEPLOYMENT_LABEL: spec.deployment} | capture.queue_labels
+    return job
+
+
+def _engine_pod(source: Source) -> Body:
+    """Return the pod that the deployment's engine runs in; over plain HTTP, for nobody else reaches it."""
+    facts = source.course.facts
+    serving = facts.spec.serving.model_copy(update={"tls_secret": None})
+    plain = replace(facts, spec=facts.spec.model_copy(update={"serving": serving}))
+    return engine_pod(source.key, plain, source.course.plan)
+
+
+def _engine_container(pod: Body) -> Body:
+    """Return the engine's container of a pod."""
+    (engine,) = (each for each in pod["spec"]["containers"] if each["name"] == ENGINE_CONTAINER)
+    return dict(engine)
+
+
+def _deadline_s(spec: SpecDecodeCaptureSpec, source: Source) -> int:
+    """Return how long the pod may live: as long as the engine may take to start and the load to run."""
+    times = engine_timings(source.course.facts, source.course.plan)
+    return times.progress_deadline_s + spec.deadline_seconds + wrap_up_s(spec.deadline_seconds)
+
+
+def _flags_added(spec: SpecDecodeCaptureSpec, pod: Body) -> list[str]:
+    """Return the arguments that the engine gets for the recording alone."""
+    wanted = [_ITERATION_DETAILS] if spec.record.step_stats else []
+    return [flag for flag in wanted if flag not in _engine_container(pod)["command"]]
+
+
+def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, added: list[str]) -> Body:
+    """Return the engine's container as a native sidecar that records."""
+    engine = _engine_container(pod)
+    kept = {field: value for field, value in engine.items() if field not in _NOT_IN_A_SIDECAR}
+    env: list[Body] = engine.get("env") or []
+    segments = str(places(capture, f"$({ATTEMPT_VARIABLE})").segments)
+    recording: list[Body] = [
+        {"name": ATTEMPT_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": FOLDER_VARIABLE, "value": segments},
+        {"name": TOKEN_IDS_VARIABLE, "value": "1" if spec.record.token_ids else "0"},
+        {"name": STEPS_VARIABLE, "value": "1" if spec.record.step_stats else "0"},
+    ]
+    names = {variable["name"] for variable in recording}
+    return {
+        **kept,
+        "restartPolicy": "Always",
+        "command": ["/bin/sh", "-c", _WITH_RECORDER, RECORDER_PATH, *engine["command"], *added],
+        "env": [*(each for each in env if each["name"] not in names), *recording],
+        "volumeMounts": [
+            *(engine.get("volumeMounts") or []),
+            {"name": "specdecode-recorder", "mountPath": RECORDER_PATH, "readOnly": True},
+            {"name": "specdecode-capture", "mountPath": ROOT},
+        ],
+    }
+
+
+def _before(pod: Body) -> list[Body]:
+    """Return what runs before the engine: downloads, and what the user's podTemplate adds."""
+    return list(pod["spec"].get("initContainers") or [])
+
+
+def _after(pod: Body) -> list[Body]:
+    """Return what the user's podTemplate runs beside the engine: as sidecars, or the pod would never end."""
+    others = [each for each in pod["spec"]["containers"] if each["name"] != ENGINE_CONTAINER]
+    return [{**each, "restartPolicy": "Always"} for each in others]
+
+
+def _placement(pod: Body) -> Body:
+    """Return what else the engine's pod says: where it may run, and as what."""
+    return {
+        field: value
+        for field, value in pod["spec"].items()
+        if field not in {"containers", "initContainers", "volumes", "securityContext", "restartPolicy"}
+    }
+
+
+def _security_context(spec: SpecDecodeCaptureSpec, pod: Body) -> Body:
+    """Return the pod's security context: a volume that is created belongs to the group that writes to it."""
+    given: Body = pod["spec"].get("securityContext") or {}
+    if spec.storage.existing_claim is not None:
+        return given
+    return {"fsGroup": _USER_ID, "fsGroupChangePolicy": "OnRootMismatch", **given}
+
+
+def _pod_labels(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body) -> dict[str, str]:
+    """Return labels by which no Service, autoscaler or budget of the deployment takes the pod for an engine of it."""
+    given: dict[str, str] = pod["metadata"].get("labels") or {}
+    kept = {name: value for name, value in given.items() if name != DEPLOYMENT_LABEL and not _is_queue(name)}
+    return kept | child_labels(capture.key) | {CAPTURED_DEPLOYMENT_LABEL: spec.deployment}
+
+
+def _pod_annotations(pod: Body) -> dict[str, str]:
+    given: dict[str, str] = pod["metadata"].get("annotations") or {}
+    kept = {name: value for name, value in given.items() if name != TEMPLATE_HASH_ANNOTATION and not _is_queue(name)}
+    # A node is not emptied to save money while something is measured on it.
+    return {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", **kept}
+
+
+def _is_queue(name: str) -> bool:
+    """Whether a label is Kueue's: the Job is queued, not its pods."""
+    return name.startswith(_QUEUE_PREFIX)
+
+
+def _api_key(pod: Body) -> Body | None:
+    """Return the variable that holds the key of the engine's clients, as the engine has it."""
+    return next((each for each in _engine_container(pod).get("env") or [] if each["name"] == API_KEY_VARIABLE), None)
+
+
+def _dataset_volume(spec: SpecDecodeCaptureSpec) -> Body | None:
+    """Return the volume that holds the dataset; None without one."""
+    dataset = spec.workload.prompts.dataset
+    if dataset is None:
+        return None
+    if dataset.config_map is not None:
+        return {"configMap": {"name": dataset.config_map.name}}
+    assert dataset.persistent_volume_claim is not None  # noqa: S101  the CRD's rule
+    return {"persistentVolumeClaim": {"claimName": dataset.persistent_volume_claim.claim_name, "readOnly": True}}
+
+
+def _settings(
+    capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, pod: Body, added: list[str]
+) -> dict[str, Any]:
+    """Return what the load generator is told."""
+    facts = source.course.facts
+    settings = engine_settings(facts.spec, facts.pair, source.course.plan.chosen.tensor)
+    return {
+        "namespace": capture.key.namespace,
+        "capture": capture.key.name,
+        "capture_uid": capture.uid,
+        "root": ROOT,
+        "engine": {
+            "url": f"http://127.0.0.1:{facts.spec.serving.port}",
+            "model": settings.served_model_names[0],
+            "max_model_len": settings.max_model_len,
+            "vocab_size": facts.pair.target.vocab_size,
+            "api_key_variable": API_KEY_VARIABLE if _api_key(pod) else None,
+        },
+        "workload": workload_document(spec),
+        "seed": spec.seed,
+        "record": spec.record.model_dump(mode="json", by_alias=True),
+        "deadline_seconds": spec.deadline_seconds,
+        "context": _context(facts, source, pod, added),
+    }
+
+
+def _context(facts: Facts, source: Source, pod: Body, added: list[str]) -> dict[str, Any]:
+    """Return what the manifest repeats: whose engine it was, and what was different in it."""
+    engine = _engine_container(pod)
+    told: PlanStatus = source.course.told
+    return {
+        "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
+        "image": engine["image"],
+        "engine_version": facts.spec.engine.version,
+        "command": [argument.replace("$$", "$") for argument in engine["command"]],
+        "recording_flags": added,
+        "plan": told.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "operator_version": __version__,
+    }

@@ -1,0 +1,134 @@
+"""What a capture's pod says at its end: a summary, or why there is none."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.capture.control.blocked import Hold
+from specdecode_operator.capture.control.job import LOAD, PREPARE
+from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
+from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER
+
+_TOLD_TO_STOP = frozenset({0, 137, 143})
+"""Exit codes of an engine that ended because the load did."""
+
+_TOLD_BY_SIGNAL = "Cancelled"
+"""What the load generator says when it was told to stop."""
+
+_ATTEMPTS_USED_UP = "BackoffLimitExceeded"
+"""Reason of a Job that failed because its pods did."""
+
+_MESSAGE_LIMIT = 1024
+
+
+def read_summary(pod: Body | None) -> CaptureSummary | None:
+    """Return what the load generator found; None where its words are lost or cannot be read."""
+    said = _said(_ended(pod, LOAD)) if pod is not None else None
+    if not isinstance(said, dict):
+        return None
+    try:
+        return CaptureSummary.model_validate(said.get("summary", said), extra="ignore")
+    except ValidationError:
+        return None
+
+
+def read_failure(pod: Body | None, job: Body) -> Hold:
+    """Return why a capture failed, in the words of what knows most about it."""
+    if pod is not None:
+        for container in (PREPARE, LOAD):
+            ended = _ended(pod, container)
+            if ended and ended.get("exitCode"):
+                return _with_engine(pod, _failure_of(container, ended, pod))
+        if lost := taken_away(pod):
+            return _with_engine(pod, lost)
+    condition = next((each for each in _conditions(job) if each["type"] in {"Failed", "FailureTarget"}), {})
+    if pod is None and condition.get("reason") == _ATTEMPTS_USED_UP:
+        # A pod that ends by itself stays for as long as its Job.
+        message = "its pod was taken away: its node was drained or lost, or it was preempted or deleted"
+        return Hold("NodeLost", f"{message}; what was recorded is kept as partial files", permanent=True)
+    reason, message = condition.get("reason") or "Failed", condition.get("message") or "its Job failed"
+    return Hold(reason, f"{message}; what was recorded is kept as partial files", permanent=True)
+
+
+def _failure_of(container: str, ended: Body, pod: Body) -> Hold:
+    said = _said(ended)
+    error = said.get("error") if isinstance(said, dict) else None
+    reason = error.get("reason") if isinstance(error, dict) else None
+    # One that was told to stop does not know why, and who ended its pod does.
+    if reason in (None, _TOLD_BY_SIGNAL) and (lost := taken_away(pod)):
+        return lost
+    if isinstance(error, dict) and reason:
+        return Hold(str(reason), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
+    if ended.get("reason") == "OOMKilled":
+        return Hold("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
+    words = telling_line(str(ended.get("message") or ""))
+    return Hold("CaptureFailed", f"{container} ended with exit code {ended.get('exitCode')}: {words}", permanent=True)
+
+
+def taken_away(pod: Body) -> Hold | None:
+    """Return why a pod was ended from outside, or is being ended; None where it is not."""
+    status = pod.get("status", {})
+    name = pod["metadata"]["name"]
+    if status.get("reason") == "DeadlineExceeded":
+        message = f"{name} did not end within spec.deadlineSeconds and the time that an engine may take to start"
+        return Hold("DeadlineExceeded", message, permanent=True)
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            why = condition.get("message") or condition.get("reason", "")
+            return Hold("NodeLost", f"{name} was taken from its node: {why}", permanent=True)
+    if status.get("reason"):
+        return Hold(str(status["reason"]), f"{name}: {status.get('message', '')}", permanent=True)
+    return None
+
+
+def _with_engine(pod: Body, failure: Hold) -> Hold:
+    """Add the engine's last words where it died of itself: they are the cause more often than not."""
+    ended = _engine_death(pod)
+    if ended is None:
+        # When its pod has ended, the kubelet keeps no word of an earlier end of the engine but their number.
+        again = engine_restarts(pod)
+        return replace(failure, message=f"{failure.message}; the engine was restarted ({again})") if again else failure
+    said = str(ended.get("message") or "")
+    known = find_error(said)
+    words = f"{known[1]}: {known[0].fix}" if known else telling_line(said)
+    return Hold(failure.reason, f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}", True)
+
+
+def engine_restarts(pod: Body) -> int:
+    """Return how often the engine was started again."""
+    statuses = pod.get("status", {}).get("initContainerStatuses") or []
+    return max((int(each.get("restartCount", 0)) for each in statuses if each["name"] == ENGINE_CONTAINER), default=0)
+
+
+def _engine_death(pod: Body) -> Body | None:
+    for status in pod.get("status", {}).get("initContainerStatuses") or []:
+        if status["name"] == ENGINE_CONTAINER:
+            for state in (status.get("lastState") or {}, status.get("state") or {}):
+                ended: Body | None = state.get("terminated")
+                if ended and (state is not status.get("state") or ended.get("exitCode") not in _TOLD_TO_STOP):
+                    return ended
+    return None
+
+
+def _ended(pod: Body, container: str) -> Body | None:
+    status = pod.get("status", {})
+    for each in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        if each["name"] == container:
+            ended: Body | None = (each.get("state") or {}).get("terminated")
+            return ended
+    return None
+
+
+def _said(ended: Body | None) -> Any:
+    try:
+        return json.loads((ended or {}).get("message") or "null")
+    except ValueError:
+        return None
+
+
+def _conditions(body: Body) -> list[Body]:
+    return (body.get("status") or {}).get("conditions") or []

@@ -1,0 +1,157 @@
+"""Reads from Job and pods how far a capture is, and what holds it up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
+from specdecode_operator.capture.control.blocked import Hold
+from specdecode_operator.capture.control.job import LOAD
+from specdecode_operator.capture.control.outcome import engine_restarts, read_failure, read_summary, taken_away
+from specdecode_operator.deployment.pods.rollout import is_about_volumes, pod_trouble
+from specdecode_operator.kube.drift import is_owned
+
+_CRASHES_BELIEVED = 3
+"""Starts after the first that an engine gets, as in a deployment."""
+
+_ENDING = "the load is over, its pod is ending"
+
+_WHERE_GPUS_ARE = (
+    "the claims of spec.storage, of a dataset and of the models must be where GPUs are free: a StorageClass with"
+    " volumeBindingMode WaitForFirstConsumer sees to it"
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a capture is.
+
+    Attributes
+    ----------
+    phase
+        For people.
+    reason, message
+        The same as a word and a sentence.
+    waiting_for_gpus
+        Whether the scheduler finds no place for it.
+    failure
+        Why it failed, or will; what is hopeless need not go on.
+    summary
+        What a capture that succeeded found.
+    started_at, finished_at
+        RFC 3339.
+    """
+
+    phase: CapturePhase
+    reason: str
+    message: str
+    waiting_for_gpus: bool = False
+    failure: Hold | None = None
+    summary: CaptureSummary | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
+    """Return how far the Job of a capture is."""
+    pod = newest_pod(job, pods)
+    conditions = {
+        each["type"]: each for each in job.get("status", {}).get("conditions") or [] if each["status"] == "True"
+    }
+    started_at = (pod or {}).get("status", {}).get("startTime")
+    finished = conditions.keys() & {"Complete", "Failed"}
+    if finished and pod is not None and _is_still_seen_running(pod):
+        return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
+    if done := conditions.get("Complete"):
+        finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
+        summary = read_summary(pod)
+        message = f"files are validated and published{_shortfall(summary)}"
+        return Progress(CapturePhase.SUCCEEDED, "Captured", message, False, None, summary, started_at, finished_at)
+    if failed := conditions.get("Failed"):
+        failure = read_failure(pod, job)
+        finished_at = failed.get("lastTransitionTime")
+        return Progress(
+            CapturePhase.FAILED, failure.reason, failure.message, False, failure, None, started_at, finished_at
+        )
+    if pod is None:
+        name = job["metadata"]["name"]
+        message = f"Job {name} has no pod yet; where a quota or a policy refuses one, kubectl describe job/{name} tells"
+        return Progress(CapturePhase.PENDING, "WaitingForPod", message)
+    return _of_pod(pod, started_at)
+
+
+def _shortfall(summary: CaptureSummary | None) -> str:
+    """Return how many requests were not answered to the end; nothing where all were.
+
+    The capture has succeeded all the same: what became of each request is what it was to find out.
+    """
+    if summary is None or (requests := summary.requests).completed >= requests.sent:
+        return ""
+    counts = {
+        "refused by the engine": requests.http_rejected,
+        "cut off": requests.disconnected,
+        "given up after workload.timeoutSeconds": requests.timed_out,
+    }
+    why = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    short = f"{requests.sent - requests.completed} of {requests.sent} requests were not answered to the end"
+    return f"; {short}{f' ({why})' if why else ''}: client.jsonl has the error of each"
+
+
+def _is_still_seen_running(pod: Body) -> bool:
+    """Whether the Job's end was seen before its pod's: what the pod said last is still to come."""
+    ending = "deletionTimestamp" in pod["metadata"]
+    return not ending and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+
+
+def newest_pod(job: Body, pods: Sequence[Body]) -> Body | None:
+    """Return the newest pod of a Job."""
+    mine = [pod for pod in pods if is_owned(pod, job["metadata"]["uid"])]
+    return max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+
+
+def _of_pod(pod: Body, started_at: str | None) -> Progress:
+    """How far a pod is that has not ended, or that its Job has not counted yet."""
+    unscheduled = _unscheduled(pod)
+    if unscheduled is not None:
+        return unscheduled
+    if "deletionTimestamp" in pod["metadata"] and (taken := taken_away(pod)):
+        # Of a node that is gone nobody hears when its pods have ended.
+        message = f"{taken.message}; what comes next is seen when it has ended"
+        return Progress(CapturePhase.LOADING, taken.reason, message, started_at=started_at)
+    if _is(pod, LOAD, "running"):
+        return Progress(
+            CapturePhase.LOADING, "Loading", "the engine serves, the load is under way", started_at=started_at
+        )
+    if _is(pod, LOAD, "terminated"):
+        return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
+    trouble = pod_trouble(pod) if pod.get("status", {}).get("phase") in {"Pending", "Running"} else None
+    if trouble is None:
+        message = "the volume is looked at, then the engine starts"
+        return Progress(CapturePhase.STARTING, "Starting", message, started_at=started_at)
+    failure = None
+    if trouble.permanent or engine_restarts(pod) >= _CRASHES_BELIEVED:
+        failure = Hold(trouble.reason, f"the engine did not start: {trouble.message}", permanent=True)
+    return Progress(
+        CapturePhase.FAILED if failure else CapturePhase.STARTING,
+        trouble.reason,
+        failure.message if failure else trouble.message,
+        failure=failure,
+        started_at=started_at,
+    )
+
+
+def _unscheduled(pod: Body) -> Progress | None:
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            message = condition.get("message", "")
+            if is_about_volumes(message):
+                words = f"no node can mount the volumes: {message}; {_WHERE_GPUS_ARE}"
+                return Progress(CapturePhase.PENDING, "WaitingForVolume", words)
+            words = f"no node takes the capture's pod: {message}"
+            return Progress(CapturePhase.WAITING_FOR_GPUS, "WaitingForGPUs", words, waiting_for_gpus=True)
+    return None
+
+
+def _is(pod: Body, container: str, state: str) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return any(each["name"] == container and state in (each.get("state") or {}) for each in statuses)

@@ -1,0 +1,262 @@
+"""Decides which captures of a deployment are due, which are over for good, and whose data may go."""
+
+import hashlib
+import zoneinfo
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cronsim import CronSim
+
+from specdecode_operator.api import base
+from specdecode_operator.api import capture as capture_api
+from specdecode_operator.api import deployment as deployment_api
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_schedule import CaptureSchedule, Concurrency, ScheduleStatus
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.volume import is_published
+from specdecode_operator.kube.labels import (
+    CAPTURE_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    SCHEDULE_LABEL,
+    SCHEDULED_AT_ANNOTATION,
+)
+
+_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
+_OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
+
+
+@dataclass(frozen=True)
+class News:
+    """Something that an Event tells."""
+
+    reason: str
+    message: str
+    warns: bool = False
+
+
+@dataclass
+class SchedulingDecision:
+    """What is to be done now for the schedules of one deployment.
+
+    Attributes
+    ----------
+    create
+        Captures to create.
+    cancel
+        Captures to suspend, because others take their place.
+    delete_captures
+        Captures that are over, beyond the history.
+    delete_claims
+        Claims beyond what retention keeps.
+    statuses
+        What the deployment's status says of its schedules.
+    news
+        What Events tell.
+    """
+
+    create: list[Body] = field(default_factory=list)
+    cancel: list[Body] = field(default_factory=list)
+    delete_captures: list[Body] = field(default_factory=list)
+    delete_claims: list[Body] = field(default_factory=list)
+    statuses: list[ScheduleStatus] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What the cache holds of one deployment's schedules."""
+
+    captures: Sequence[Body]
+    claims: Sequence[Body]
+    statuses: Sequence[ScheduleStatus]
+
+
+def decide_schedules(
+    key: Key, uid: str, schedules: Sequence[CaptureSchedule], belongings: Belongings, now: datetime
+) -> SchedulingDecision:
+    """Return what is due at a time, for schedules without problems.
+
+    It is safe to carry out twice: a capture has the name of its time, so that the second creation meets the first.
+    """
+    decision = SchedulingDecision()
+    known = {status.name: status for status in belongings.statuses}
+    for schedule in schedules:
+        captures = _of_schedule(belongings.captures, schedule)
+        status = known.get(schedule.name)
+        if status is None or status.schedule != _clock(schedule):
+            status = ScheduleStatus(name=schedule.name, schedule=_clock(schedule), since=_text(now))
+        status, due, told = _settle(schedule, captures, status, now)
+        decision.statuses.append(_with_next(schedule, status, now))
+        decision.news += [told] if told else []
+        if due is not None:
+            body = _capture(key, uid, schedule, due)
+            decision.create.append(body)
+            decision.news.append(News("CaptureStarted", f"{schedule.name}: capture {body['metadata']['name']} is due"))
+            if schedule.concurrency_policy is Concurrency.REPLACE:
+                decision.cancel += [each for each in _running(captures) if not each["spec"].get("suspend")]
+        claims = _of_schedule(belongings.claims, schedule)
+        decision.delete_captures += _too_old_captures(schedule, captures, claims)
+        decision.delete_claims += _too_old_claims(schedule, captures, claims, now)
+    return decision
+
+
+def _clock(schedule: CaptureSchedule) -> str:
+    return f"{schedule.schedule} {schedule.time_zone}"
+
+
+def _settle(
+    schedule: CaptureSchedule, captures: Sequence[Body], status: ScheduleStatus, now: datetime
+) -> tuple[ScheduleStatus, datetime | None, News | None]:
+    """Return the status after now, the time whose capture is to start, and what there is to tell."""
+    due = _latest_due(schedule, captures, status, now)
+    if due is None:
+        return status, None, None
+    done = status.model_copy(update={"last_schedule_time": _text(due)})
+    if schedule.suspend:
+        return done, None, None  # what falls into a time of rest is not made up for
+    if now - due > timedelta(seconds=schedule.starting_deadline_seconds):
+        late = f"more than {schedule.starting_deadline_seconds} s late (startingDeadlineSeconds)"
+        message = f"{schedule.name}: the capture of {_text(due)} was missed: {late}"
+        return done, None, News("MissedSchedule", message, warns=True)
+    if _running(captures) and schedule.concurrency_policy is Concurrency.FORBID:
+        return status, None, None
+    return done, due, None
+
+
+def _latest_due(
+    schedule: CaptureSchedule, captures: Sequence[Body], status: ScheduleStatus, now: datetime
+) -> datetime | None:
+    """The last time of the schedule that nothing was done for; earlier ones are not made up for."""
+    handled = [_time(status.since)]
+    if status.last_schedule_time:
+        handled.append(_time(status.last_schedule_time))
+    # The status may be older than the captures: the operator may be killed between the two.
+    annotations = [each["metadata"].get("annotations") or {} for each in captures]
+    handled += [_time(each[SCHEDULED_AT_ANNOTATION]) for each in annotations if SCHEDULED_AT_ANNOTATION in each]
+    # Backwards from just after now, so that this very second counts. Added in UTC: in the hour that autumn repeats,
+    # arithmetic on local times forgets which of the two it is.
+    local = (now + timedelta(seconds=1)).astimezone(zoneinfo.ZoneInfo(schedule.time_zone))
+    due = next(CronSim(schedule.schedule, local, reverse=True)).astimezone(UTC)
+    return due if due > max(handled) else None
+
+
+def _with_next(schedule: CaptureSchedule, status: ScheduleStatus, now: datetime) -> ScheduleStatus:
+    if schedule.suspend:
+        return status.model_copy(update={"next_schedule_time": None})
+    local = now.astimezone(zoneinfo.ZoneInfo(schedule.time_zone))
+    # In the hour that autumn repeats, what follows on the clock may have been already.
+    following = (each.astimezone(UTC) for each in CronSim(schedule.schedule, local))
+    return status.model_copy(update={"next_schedule_time": _text(next(each for each in following if each > now))})
+
+
+def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Body:
+    """Return the capture of one time. It is owned: it goes with its deployment, and the data stays."""
+    template = schedule.template.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return {
+        "apiVersion": base.API_VERSION,
+        "kind": capture_api.KIND,
+        "metadata": {
+            "namespace": key.namespace,
+            "name": _name(key.name, f"-{schedule.name}-{int(due.timestamp()) // 60}"),
+            "labels": {MANAGED_BY_LABEL: MANAGER, SCHEDULE_LABEL: schedule.name},
+            "annotations": {SCHEDULED_AT_ANNOTATION: _text(due)},
+            "ownerReferences": [
+                {
+                    "apiVersion": base.API_VERSION,
+                    "kind": deployment_api.KIND,
+                    "name": key.name,
+                    "uid": uid,
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        },
+        "spec": {"deployment": key.name, **template},
+    }
+
+
+def _name(deployment: str, suffix: str) -> str:
+    """Return a name that is short enough, and another one for each deployment."""
+    room = NAME_MAX_LENGTH - len(suffix)
+    if len(deployment) <= room:
+        return f"{deployment}{suffix}"
+    digest = hashlib.sha256(deployment.encode()).hexdigest()[:4]
+    return f"{deployment[: room - len(digest) - 1].rstrip('-')}-{digest}{suffix}"
+
+
+def _too_old_captures(schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body]) -> list[Body]:
+    """Captures that are over, beyond the history that is kept."""
+    succeeded = [each for each in captures if _phase(each) == CapturePhase.SUCCEEDED]
+    failed = [each for each in captures if _phase(each) in _OVER - {CapturePhase.SUCCEEDED}]
+    limits = ((succeeded, schedule.successful_history_limit), (failed, schedule.failed_history_limit))
+    beyond = [each for found, limit in limits for each in _newest_first(found)[limit:]]
+    # Once it is gone, only its claim's label tells that there is good data on it.
+    untold = {_capture_of(each) for each in claims if not is_published(each)}
+    return [each for each in beyond if each not in succeeded or each["metadata"]["name"] not in untold]
+
+
+def _too_old_claims(
+    schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body], now: datetime
+) -> list[Body]:
+    """Claims beyond what retention keeps; never those of captures that are not over.
+
+    Claims with published files are counted apart from all others: no number of failures pushes out good data.
+    """
+    retention = schedule.retention
+    # By the label: a claim is there before its capture's status says so.
+    in_use = {each["metadata"]["name"] for each in _running(captures)}
+    ended = [
+        each
+        for each in _newest_first(claims)
+        if _capture_of(each) not in in_use and "deletionTimestamp" not in each["metadata"]
+    ]
+    succeeded = {each["metadata"]["name"] for each in captures if _phase(each) == CapturePhase.SUCCEEDED}
+    good = [each for each in ended if is_published(each) or _capture_of(each) in succeeded]
+    partial = [each for each in ended if each not in good]
+    failed_count = retention.count if retention.failed_count is None else retention.failed_count
+    limits = ((good, retention.count), (partial, failed_count))
+    beyond = [each for found, limit in limits if limit is not None for each in found[limit:]]
+    if retention.days is not None:
+        oldest = now - timedelta(days=retention.days)
+        beyond += [each for each in ended if each not in beyond and _time(_made(each)) < oldest]
+    return beyond
+
+
+def _capture_of(claim: Body) -> str | None:
+    """Name of the capture that a claim was created for."""
+    name: str | None = claim["metadata"]["labels"].get(CAPTURE_LABEL)
+    return name
+
+
+def _of_schedule(bodies: Sequence[Body], schedule: CaptureSchedule) -> list[Body]:
+    return [each for each in bodies if (each["metadata"].get("labels") or {}).get(SCHEDULE_LABEL) == schedule.name]
+
+
+def _running(captures: Sequence[Body]) -> list[Body]:
+    return [each for each in captures if _phase(each) not in _OVER]
+
+
+def _newest_first(bodies: Sequence[Body]) -> list[Body]:
+    return sorted(bodies, key=lambda body: (_made(body), body["metadata"]["name"]), reverse=True)
+
+
+def _made(body: Body) -> str:
+    return str(body["metadata"]["creationTimestamp"])
+
+
+def _phase(capture: Body) -> str | None:
+    phase: str | None = capture.get("status", {}).get("phase")
+    return phase
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime(_FORMAT)
+
+
+def _time(text: str) -> datetime:
+    return datetime.strptime(text, _FORMAT).replace(tzinfo=UTC)

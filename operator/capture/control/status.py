@@ -1,0 +1,41 @@
+"""What a capture's status says, and when it has said it for long enough."""
+
+from datetime import UTC, datetime, timedelta
+
+from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
+from specdecode_operator.capture.control.job import published_folder
+from specdecode_operator.capture.control.subject import Capture
+from specdecode_operator.capture.control.surroundings import Decision
+from specdecode_operator.deployment.conditions import FALSE, TRUE, Finding, stamp
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecDecodeCaptureStatus:
+    """Say in the status what is decided."""
+    words = decision.waiting_for_gpus
+    waiting = Finding("WaitingForGPUs", FALSE, "NotWaiting", "")
+    if words is not None:
+        waiting = Finding("WaitingForGPUs", TRUE, "Unschedulable", words)
+    findings = [*decision.summary.findings(), decision.accepted, waiting, decision.succeeded]
+    has_files = decision.phase is CapturePhase.SUCCEEDED
+    return SpecDecodeCaptureStatus(
+        observed_generation=capture.generation,
+        phase=decision.phase,
+        conditions=stamp(findings, capture.status.conditions, capture.generation, now),
+        job=capture.job_name if decision.accepted.status is TRUE else None,
+        claim=decision.claim,
+        path=published_folder(capture) if has_files else None,
+        started_at=decision.started_at,
+        finished_at=decision.finished_at,
+        summary=decision.result,
+    )
+
+
+def is_outlived(capture: Capture, now: datetime) -> bool:
+    """Whether a capture ended so long ago that it is to be deleted."""
+    ttl_s, finished_at = capture.spec.get("ttlSecondsAfterFinished"), capture.status.finished_at
+    if ttl_s is None or finished_at is None or capture.ended is None:
+        return False
+    finished = datetime.strptime(finished_at, _TIME).replace(tzinfo=UTC)
+    return now >= finished + timedelta(seconds=ttl_s)

@@ -1,0 +1,114 @@
+"""What a capture depends on as it was seen, and what is decided upon that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
+from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.conditions import Finding
+from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.pods.readiness import Summary
+
+
+@dataclass(frozen=True)
+class DeploymentSeen:
+    """The deployment that a capture names.
+
+    Attributes
+    ----------
+    key, uid, generation
+        Which state of which object.
+    intent
+        What its spec comes to.
+    engines_wanted
+        Engines that its Deployment asks for now.
+    pods
+        Pods that hold its GPUs, also those that are ending.
+    """
+
+    key: Key
+    uid: str
+    generation: int
+    intent: Intent
+    engines_wanted: int = 0
+    pods: Sequence[Body] = ()
+
+    @property
+    def holds_gpus(self) -> bool:
+        """Whether its engines are not all gone yet."""
+        return bool(self.engines_wanted or self.pods)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a capture depends on, as it is now.
+
+    Attributes
+    ----------
+    deployment
+        None where there is none of that name.
+    job
+        The capture's own.
+    pods
+        What carries the capture's label.
+    claim
+        The claim that is written to, whoever made it.
+    dataset
+        The ConfigMap or claim that holds the prompts, where a dataset is asked for.
+    operator_image
+        Image that the load generator runs from; None where the operator does not know its own.
+    """
+
+    deployment: DeploymentSeen | None = None
+    job: Body | None = None
+    pods: Sequence[Body] = ()
+    claim: Body | None = None
+    dataset: Body | None = None
+    operator_image: str | None = None
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What is to be written for a capture.
+
+    Attributes
+    ----------
+    claim
+        A claim to create.
+    claim_metadata
+        What is to change in the metadata of the claim that was created; empty where nothing is.
+    job
+        A Job to create. It is never changed: a capture that runs is what it was started as.
+    job_suspended
+        Whether the Job shall be suspended; None where that is somebody else's affair, or so already.
+    remove_job
+        Whether the Job shall go.
+    image_note
+        A ConfigMap to create or change, which tells the load generator what image the engine runs.
+    """
+
+    claim: Body | None = None
+    claim_metadata: Body = field(default_factory=dict)
+    job: Body | None = None
+    job_suspended: bool | None = None
+    remove_job: bool = False
+    image_note: Body | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a capture comes to."""
+
+    phase: CapturePhase
+    summary: Summary
+    accepted: Finding
+    succeeded: Finding
+    writes: Writes = field(default_factory=Writes)
+    waiting_for_gpus: str | None = None
+    """In the scheduler's words; None while it does not."""
+
+    result: CaptureSummary | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    claim: str | None = None

@@ -1,0 +1,286 @@
+"""What a capture measured, in a few numbers for people, for the status and for the manifest."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from specdecode_operator.capture.files.formats import Outcome
+from specdecode_operator.capture.files.manifest import FileEntry
+from specdecode_operator.capture.validation.quantiles import Quantiles, quantiles
+from specdecode_operator.capture.validation.totals import ClientTotals, Latencies, StepTotals, TraceTotals
+from specdecode_operator.capture.validation.validate import Validation
+
+MESSAGE_BYTES: Final = 4096
+"""Kubernetes keeps no more of a termination message."""
+
+_OUTCOMES: Final[tuple[Outcome, ...]] = Outcome.__args__  # type: ignore[attr-defined]
+_MAX_POSITIONS: Final = 32
+_TIMES: Final = ("ttft_ms", "tpot_ms", "latency_ms")
+
+
+class Times(Struct, kw_only=True, frozen=True):
+    """Quantiles of many requests, in milliseconds.
+
+    Attributes
+    ----------
+    ttft_ms
+        Time to the first token.
+    tpot_ms
+        Time for each further token of a request.
+    latency_ms
+        Time to the last token.
+    """
+
+    ttft_ms: Quantiles | None
+    tpot_ms: Quantiles | None
+    latency_ms: Quantiles | None
+
+
+class Speculation(Struct, kw_only=True, frozen=True):
+    """What drafting achieved, by the engine's own counters.
+
+    Attributes
+    ----------
+    drafts, draft_tokens, accepted_tokens
+        Verifications of one request's draft, tokens drafted, and tokens accepted of them.
+    acceptance
+        Share of the drafted tokens that was accepted.
+    mean_acceptance_length
+        Tokens that a verification gives on average: the accepted and one more.
+    per_position
+        Share of the drafts of which the token at each position was accepted.
+    """
+
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance: float
+    mean_acceptance_length: float
+    per_position: list[float]
+
+
+class PhaseSummary(Struct, kw_only=True, frozen=True):
+    """One phase of the workload, as the client saw it.
+
+    Attributes
+    ----------
+    requests
+        Requests sent.
+    seconds
+        From its first sending to its last answer.
+    output_tokens_per_second
+        Tokens of its whole answers in that time.
+    late_ms
+        How much later its requests were sent than they were due. In a closed phase they are due when they are sent.
+    client
+        Times of its whole answers.
+    """
+
+    requests: int
+    seconds: float
+    output_tokens_per_second: float | None
+    late_ms: Quantiles | None
+    client: Times
+
+
+class Summary(Struct, kw_only=True, frozen=True):
+    """What a capture measured; warm-up is left out everywhere.
+
+    Attributes
+    ----------
+    requests
+        Requests sent, and by outcome.
+    records, steps
+        Lines of trace and step statistics.
+    seconds
+        From the first arrival to the last token, by the engine's clock.
+    prompt_tokens, cached_tokens, output_tokens
+        Tokens of all records.
+    requests_per_second, output_tokens_per_second
+        Whole answers, and all tokens, in that time.
+    speculation
+        Absent where nothing was drafted.
+    client, engine
+        Times over HTTP, of whole answers; and times from arrival at the engine's client, of all records.
+    late_ms
+        How much later requests were sent than they were due.
+    phases
+        Each phase.
+    bytes
+        Size of all files.
+    """
+
+    requests: dict[str, int]
+    records: int
+    steps: int
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    requests_per_second: float | None
+    output_tokens_per_second: float | None
+    speculation: Speculation | None
+    client: Times
+    engine: Times
+    late_ms: Quantiles | None
+    phases: dict[str, PhaseSummary]
+    bytes: int
+
+
+def summarize(validation: Validation, size_bytes: int) -> Summary:
+    """Return the summary of validated files.
+
+    Parameters
+    ----------
+    validation
+        What reading them added up.
+    size_bytes
+        Of all files.
+    """
+    trace = validation.trace or TraceTotals()
+    steps = validation.steps or StepTotals()
+    client = validation.client or ClientTotals()
+    seconds = ((trace.last_ms or 0.0) - (trace.first_ms or 0.0)) / 1000
+    outcomes: dict[str, int] = {outcome: client.outcomes[outcome] for outcome in _OUTCOMES if client.outcomes[outcome]}
+    return Summary(
+        requests={"sent": client.outcomes.total() - client.outcomes["not_sent"]} | outcomes,
+        records=trace.records,
+        steps=steps.steps,
+        seconds=round(seconds, 3),
+        prompt_tokens=trace.prompt_tokens,
+        cached_tokens=trace.cached_tokens,
+        output_tokens=trace.output_tokens,
+        requests_per_second=_rate(client.outcomes["completed"], seconds),
+        output_tokens_per_second=_rate(trace.output_tokens, seconds),
+        speculation=_speculation(steps),
+        client=_times(client.all),
+        engine=_times(trace.engine),
+        late_ms=quantiles(client.late_ms),
+        phases={name: _phase(client, name) for name in client.phase_requests},
+        bytes=size_bytes,
+    )
+
+
+def _times(latencies: Latencies) -> Times:
+    return Times(
+        ttft_ms=quantiles(latencies.ttft_ms),
+        tpot_ms=quantiles(latencies.tpot_ms),
+        latency_ms=quantiles(latencies.latency_ms),
+    )
+
+
+def _phase(client: ClientTotals, name: str) -> PhaseSummary:
+    first_ms, last_ms = client.phase_span_ms.get(name, (0.0, 0.0))
+    seconds = (last_ms - first_ms) / 1000
+    return PhaseSummary(
+        requests=client.phase_requests[name],
+        seconds=round(seconds, 3),
+        output_tokens_per_second=_rate(client.phase_tokens[name], seconds),
+        late_ms=quantiles(client.phase_late_ms[name]),
+        client=_times(client.phases[name]),
+    )
+
+
+def _speculation(steps: StepTotals) -> Speculation | None:
+    if not steps.draft_tokens:
+        return None
+    return Speculation(
+        drafts=steps.drafts,
+        draft_tokens=steps.draft_tokens,
+        accepted_tokens=steps.accepted,
+        acceptance=round(steps.accepted / steps.draft_tokens, 4),
+        mean_acceptance_length=round(1 + steps.accepted / steps.drafts, 3),
+        per_position=[round(accepted / steps.drafts, 4) for accepted in steps.accepted_per_pos],
+    )
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return round(count / seconds, 2) if seconds > 0 else None
+
+
+def status_summary(summary: Summary, files: Mapping[str, FileEntry], path: str) -> dict[str, Any]:
+    """Return ``status.summary`` of a SpecDecodeCapture: decimals are text, as everywhere in that API."""
+    drafting = summary.speculation
+    entries = [{"name": name, **msgspec.to_builtins(entry)} for name, entry in files.items()]
+    names = {"http_rejected": "httpRejected", "timed_out": "timedOut", "not_sent": "notSent"}
+    found = {
+        "requests": {"completed": 0} | {names.get(name, name): count for name, count in summary.requests.items()},
+        "outputTokens": summary.output_tokens,
+        "acceptance": f"{drafting.acceptance:.0%}" if drafting else None,
+        "acceptancePercent": round(100 * drafting.acceptance) if drafting else None,
+        "meanAcceptanceLength": f"{drafting.mean_acceptance_length:.2f}" if drafting else None,
+        "perPositionPercent": [round(100 * share) for share in drafting.per_position[:_MAX_POSITIONS]]
+        if drafting
+        else None,
+        "ttftMs": _decimals(summary.client.ttft_ms),
+        "tpotMs": _decimals(summary.client.tpot_ms),
+        "latencyMs": _decimals(summary.client.latency_ms),
+        "lateMs": _decimals(_worst_lateness(summary.phases)[1]),
+        "requestsPerSecond": _decimal(summary.requests_per_second),
+        "outputTokensPerSecond": _decimal(summary.output_tokens_per_second),
+        "bytes": summary.bytes,
+        "files": entries,
+        "path": path,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _decimals(times: Quantiles | None) -> dict[str, str] | None:
+    if times is None:
+        return None
+    return {name: f"{getattr(times, name):.2f}" for name in ("p50", "p90", "p95", "p99")}
+
+
+def _decimal(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}"
+
+
+def summary_text(summary: Summary) -> str:
+    """Return the summary for people, a few lines."""
+    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary.requests.items())
+    tokens = f"{summary.prompt_tokens} prompt ({summary.cached_tokens} cached), {summary.output_tokens} output"
+    lines = [
+        f"requests        {outcomes}; {summary.records} records, {summary.steps} steps in {summary.seconds:.1f} s",
+        f"tokens          {tokens}{_shown_rate(summary.output_tokens_per_second)}",
+        _speculation_text(summary.speculation),
+    ]
+    for side, times in (("client", summary.client), ("engine", summary.engine)):
+        lines += [_times_text(f"{name.removesuffix('_ms').upper()} {side}", getattr(times, name)) for name in _TIMES]
+    lines.append(_late_text(summary.phases))
+    lines.append(f"files           {summary.bytes / 2**20:.1f} MiB")
+    return "\n".join(line for line in lines if line)
+
+
+def _shown_rate(rate: float | None) -> str:
+    return f", {rate:.1f} per second" if rate is not None else ""
+
+
+def _speculation_text(drafting: Speculation | None) -> str:
+    if drafting is None:
+        return "speculation     none"
+    positions = " ".join(f"{share:.0%}" for share in drafting.per_position)
+    return (
+        f"speculation     {drafting.acceptance:.1%} of {drafting.draft_tokens} drafted tokens accepted, "
+        f"{drafting.mean_acceptance_length:.2f} tokens per step; by position {positions}"
+    )
+
+
+def _worst_lateness(phases: Mapping[str, PhaseSummary]) -> tuple[str, Quantiles | None]:
+    """Return the phase that kept its times worst: among many requests of closed phases it would not show."""
+    late = {name: phase.late_ms for name, phase in phases.items() if phase.late_ms is not None}
+    worst = max(late, key=lambda name: late[name].p99, default="")
+    return worst, late.get(worst)
+
+
+def _late_text(phases: Mapping[str, PhaseSummary]) -> str:
+    worst, late = _worst_lateness(phases)
+    return f"{_times_text('sent late', late)} in phase {worst}" if late else ""
+
+
+def _times_text(name: str, times: Quantiles | None) -> str:
+    if times is None:
+        return ""
+    shown = "   ".join(f"P{share} {getattr(times, f'p{share}'):9.1f}" for share in (50, 90, 95, 99))
+    return f"{name:<16}{shown} ms"

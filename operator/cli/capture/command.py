@@ -1,0 +1,162 @@
+"""`specdecode capture`: the verbs that drive captures, and the validation of their files without a cluster."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from specdecode_operator.cli.capture.verbs import COMMANDS
+
+if TYPE_CHECKING:
+    from specdecode_operator.capture.validation.validate import Validation
+
+PATHS_HELP: Final = (
+    "A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with captures in it."
+)
+
+capture_app = typer.Typer(
+    no_args_is_help=True, help="Captures from beginning to end: apply, follow, fetch, validate, free the GPUs."
+)
+for _name, _verb in COMMANDS.items():
+    capture_app.command(_name)(_verb)
+
+
+class Form(StrEnum):
+    """How to print."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ExitCode(IntEnum):
+    """What the shell gets."""
+
+    OK = 0
+    PROBLEMS = 1
+    BAD_INPUT = 2
+
+
+class _BadInputError(Exception):
+    """A path that holds nothing to validate."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One thing that was validated."""
+
+    path: Path
+    validation: "Validation"
+
+
+@capture_app.command("validate")
+def validate_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help=PATHS_HELP)],
+    *,
+    output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
+) -> None:
+    """Say whether files of captures can be trusted: every problem with its line, and measures of quality.
+
+    The rules are those of vllm-vcr's reader, so what passes can be replayed
+    there. A published capture is also compared with its manifest's checksums.
+
+    For example: specdecode capture validate demo/
+
+    Exits with 0 when nothing is wrong, 1 when something is, 2 when a path
+    holds nothing that could be validated.
+    """
+    from specdecode_operator.capture.files.errors import CaptureError  # noqa: PLC0415
+
+    answers: list[_Answer] = []
+    errors: list[str] = []
+    for path in paths:
+        try:
+            answers += [_Answer(target, _validated(target)) for target in _targets(path)]
+        except (_BadInputError, CaptureError) as error:
+            errors.append(str(error))
+        except OSError as error:
+            errors.append(f"{error.filename or path}: {error.strerror}")
+    if answers or output is Form.JSON:
+        typer.echo(_as_json(answers) if output is Form.JSON else "\n\n".join(map(_as_text, answers)))
+    for message in errors:
+        typer.echo(f"error: {message}", err=True)
+    passed = all(answer.validation.passed for answer in answers)
+    raise typer.Exit(ExitCode.BAD_INPUT if errors else ExitCode.OK if passed else ExitCode.PROBLEMS)
+
+
+def _targets(path: Path) -> list[Path]:
+    """Return what to validate as one: a file, a folder with a capture's files, or the captures and files below it."""
+    from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST  # noqa: PLC0415
+    from specdecode_operator.capture.validation.validate import find  # noqa: PLC0415
+
+    if not path.exists():
+        raise _BadInputError(f"{path}: is not there: name a file or a folder")
+    if path.is_file() or any(find(path, name) for name in (MANIFEST, *DATA_FILES)):
+        return [path]
+    found = [manifest.parent for manifest in sorted(path.rglob(MANIFEST))] or list(_files(path))
+    if not found:
+        raise _BadInputError(f"{path}: holds neither a capture nor a .jsonl or .jsonl.gz file: name another folder")
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name.endswith((".jsonl", ".jsonl.gz")):
+            yield path
+
+
+def _validated(path: Path) -> "Validation":
+    from specdecode_operator.capture.validation.validate import validate_capture, validate_file  # noqa: PLC0415
+
+    return validate_file(path) if path.is_file() else validate_capture(path)
+
+
+def _as_text(answer: _Answer) -> str:
+    from specdecode_operator.capture.validation.summary import summarize, summary_text  # noqa: PLC0415
+
+    found = answer.validation
+    lines = [f"{answer.path}: {'ok' if found.passed else 'PROBLEMS'}"]
+    for report in found.files:
+        broken = f", {report.broken} problems" if report.broken else ""
+        lines.append(f"  {report.file}: {report.lines} lines{broken}")
+        for problem in report.problems:
+            place = f"line {problem.line}: " if problem.line else ""
+            lines.append(f"    {place}{problem.message} [{problem.rule}]")
+        if report.broken > len(report.problems):
+            lines.append(f"    and {report.broken - len(report.problems)} more")
+        lines += [f"    note: {note}" for note in report.notes]
+    for name, gate in found.gates.items():
+        limit = f" (limit {gate.limit:g})" if gate.limit is not None else ""
+        lines.append(f"  {'pass' if gate.passed else 'FAIL'}  {name} {gate.value:g}{limit}: {gate.why}")
+    if found.client is not None and found.trace is not None:
+        lines += [f"  {line}" for line in summary_text(summarize(found, _sizes(answer.path))).splitlines()]
+    return "\n".join(lines)
+
+
+def _as_json(answers: list[_Answer]) -> str:
+    import msgspec  # noqa: PLC0415
+
+    return msgspec.json.format(msgspec.json.encode({"validated": [_document(each) for each in answers]})).decode()
+
+
+def _document(answer: _Answer) -> dict[str, Any]:
+    from specdecode_operator.capture.validation.summary import summarize  # noqa: PLC0415
+
+    found = answer.validation
+    whole = found.client is not None and found.trace is not None
+    return {
+        "path": str(answer.path),
+        "passed": found.passed,
+        "files": [asdict(report) for report in found.files],
+        "gates": found.gates,
+        "summary": summarize(found, _sizes(answer.path)) if whole else None,
+    }
+
+
+def _sizes(folder: Path) -> int:
+    from specdecode_operator.capture.files.formats import DATA_FILES  # noqa: PLC0415
+    from specdecode_operator.capture.validation.validate import find  # noqa: PLC0415
+
+    return sum(path.stat().st_size for name in DATA_FILES if (path := find(folder, name)) is not None)

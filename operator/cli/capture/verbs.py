@@ -1,0 +1,325 @@
+"""``specdecode capture up | run | status | fetch | down``: captures from beginning to end, through kubectl."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+
+from specdecode_operator.api import base
+from specdecode_operator.api import capture as api
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.capture.control.timing import wrap_up_s
+from specdecode_operator.cli.capture.fetch import FetchError, Place, fetch
+from specdecode_operator.cli.capture.watch import (
+    DEPLOYMENTS,
+    FINAL,
+    RESOURCE,
+    CaptureError,
+    Patience,
+    get_capture,
+    phase_of,
+    progress,
+    progress_text,
+    wait_for,
+    wait_until_it_serves,
+    words_of,
+)
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError
+from specdecode_operator.kube.labels import CAPTURE_LABEL
+
+_ENGINE_TIMEOUT_S: Final = 3600
+_DEPLOYMENT_TIMEOUT_S: Final = 30
+_STOPPED_WATCHING: Final = "stopped watching; the capture goes on: specdecode capture run follows it again"
+_LINE_START: Final = "\r\033[K"
+"""Back to the beginning of a terminal's line, and clear it."""
+
+_OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
+
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
+Timeout = Annotated[int, typer.Option(help="Seconds to wait for the engine.", min=1)]
+DeploymentTimeout = Annotated[
+    int,
+    typer.Option(help="Seconds to wait for a deployment that is not there, or cannot be launched as it is.", min=0),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(help="Image of the pod that reads the volume. Absent: the operator's, as the cluster has it."),
+]
+
+
+def up(
+    file: Annotated[str, typer.Argument(help="YAML file with a SpecDecodeCapture; - for standard input.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    timeout: Timeout = _ENGINE_TIMEOUT_S,
+    deployment_timeout: DeploymentTimeout = _DEPLOYMENT_TIMEOUT_S,
+) -> None:
+    """Apply a capture, and wait until its engine serves.
+
+    One that was cancelled (specdecode capture down) begins anew, unless the
+    file says suspend: true.
+
+    For example: specdecode capture up examples/capture-tiny.yaml
+
+    Exits with 0 when it serves, 1 with the reason when it does not come to it.
+    """
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line(_STOPPED_WATCHING):
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        name, kubectl = _apply(kubectl, text)
+        _resume(kubectl, name, text)
+        capture = wait_until_it_serves(kubectl, name, Patience(timeout, deployment_timeout), typer.echo)
+        typer.echo(f"capture {name}: {phase_of(capture)}: {words_of(capture)}")
+
+
+def run(  # noqa: PLR0913, PLR0917  options of a command
+    name: Annotated[str | None, typer.Argument(help="Capture. Absent: the one that is not over.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    deployment: Annotated[
+        str | None, typer.Option(help="Deployment of a capture that is created. Absent: the only one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files. Absent: captures/NAME.")] = None,
+    timeout: Timeout = _ENGINE_TIMEOUT_S,
+    deployment_timeout: DeploymentTimeout = _DEPLOYMENT_TIMEOUT_S,
+    image: Image = None,
+) -> None:
+    """Follow a capture to its end, and fetch its files.
+
+    One that does not exist is created, with the usual workload: one client for
+    a minute, then 16 for two. Stopped with Ctrl-C, the capture goes on, and
+    the same command follows it again.
+
+    For example: specdecode capture run demo
+    """
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line(_STOPPED_WATCHING):
+        name = name or _unfinished(kubectl)
+        if kubectl.find(RESOURCE, name) is None:
+            name, kubectl = _apply(kubectl, json.dumps(_usual_capture(kubectl, name, deployment)))
+        patience = Patience(timeout, deployment_timeout)
+        capture = wait_until_it_serves(kubectl, name, patience, typer.echo)
+        _follow(kubectl, capture)
+        patience = replace(patience, phase_s=_to_the_end_s(capture["spec"], timeout))
+        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), patience, typer.echo)
+        typer.echo(f"capture {name}: {words_of(capture)}")
+        _fetch(kubectl, name, out or Path("captures") / name, image)
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show captures: their phase, what the operator says, and where their data is."""
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line():
+        captures = [get_capture(kubectl, name)] if name else kubectl.items(RESOURCE)
+        if not captures:
+            typer.echo("no captures here")
+        for capture in captures:
+            typer.echo(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {words_of(capture)}")
+            if where := _where(capture):
+                typer.echo(f"  data: {where}")
+
+
+def fetch_files(
+    name: Annotated[str, typer.Argument(help="Capture; it may be gone, as long as its claim is there.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the files. What is there and right is not fetched again.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    image: Image = None,
+) -> None:
+    """Copy a capture's files from its volume, checksums verified.
+
+    It goes on where an earlier fetch ended, and works as long as the claim is
+    there, also when capture, engine and deployment are gone.
+
+    For example: specdecode capture fetch demo captures/demo
+    """
+    with _told_in_one_line():
+        _fetch(Kubectl(context, namespace), name, out, image)
+
+
+def down(
+    name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace that are not over.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Free the GPUs of a capture, and say where its data is.
+
+    A capture that is not over is cancelled (spec.suspend) and keeps what was
+    recorded as partial files; the claim stays. Doing it twice changes nothing.
+    """
+    kubectl = Kubectl(context, namespace)
+    with _told_in_one_line():
+        found = kubectl.find(RESOURCE, name) if name else None
+        captures = ([found] if found else []) if name else kubectl.items(RESOURCE)
+        for capture in captures:
+            own = capture["metadata"]["name"]
+            if phase_of(capture) in FINAL or capture["spec"].get("suspend"):
+                typer.echo(f"{own}: {phase_of(capture) or 'suspended'}: holds no GPU")
+            else:
+                kubectl.text("patch", RESOURCE, own, "--type=merge", '--patch={"spec":{"suspend":true}}')
+                typer.echo(f"{own}: cancelled; what was recorded so far stays as partial files")
+            if where := _where(capture):
+                typer.echo(f"  data: {where}")
+        if not captures:
+            typer.echo(f"{name}: is not there; nothing to free" if name else "no captures here; nothing to free")
+            if name and (claim := _claim_of(kubectl, name)):
+                typer.echo(f"  data: claim {claim}")
+
+
+@contextmanager
+def _told_in_one_line(stopped: str = "stopped") -> Iterator[None]:
+    """Turn what may go wrong into one line and exit status 1, and Ctrl-C into what it has left."""
+    try:
+        yield
+    except (CaptureError, FetchError, KubectlError, OSError, UnicodeDecodeError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        typer.echo(f"\n{stopped}", err=True)
+        raise typer.Exit(130) from None
+
+
+def _apply(kubectl: Kubectl, text: str) -> tuple[str, Kubectl]:
+    """Apply one capture; return its name, and kubectl in its namespace, which the file may name."""
+    printed = kubectl.text("apply", "--server-side", "--filename=-", "--output=json", stdin=text)
+    applied = json.loads(printed)
+    objects = applied.get("items", [applied])
+    captures = [each["metadata"] for each in objects if each["kind"] == api.KIND]
+    if len(captures) != 1:
+        raise CaptureError(f"the file holds {len(captures)} objects of kind {api.KIND}: give one with exactly one")
+    name, namespace = str(captures[0]["name"]), str(captures[0]["namespace"])
+    typer.echo(f"capture {name} applied in namespace {namespace}")
+    return name, replace(kubectl, namespace=namespace)
+
+
+def _resume(kubectl: Kubectl, name: str, text: str) -> None:
+    """Let a capture that was cancelled begin anew: a file that does not speak of spec.suspend leaves it as it is."""
+    if not get_capture(kubectl, name)["spec"].get("suspend"):
+        return
+    if any((each.get("spec") or {}).get("suspend") for each in yaml.safe_load_all(text) if isinstance(each, dict)):
+        raise CaptureError(f"capture {name}: the file says spec.suspend: true: remove it there to start the capture")
+    kubectl.text("patch", RESOURCE, name, "--type=merge", '--patch={"spec":{"suspend":false}}')
+    typer.echo(f"capture {name} was cancelled, and begins anew")
+
+
+def _unfinished(kubectl: Kubectl) -> str:
+    """Name of the one capture that is not over."""
+    names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE) if phase_of(each) not in FINAL]
+    if len(names) != 1:
+        found = f"{len(names)} captures are not over ({', '.join(names)})" if names else "no capture is on its way"
+        raise CaptureError(f"NAME: {found}: name one")
+    return str(names[0])
+
+
+def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
+    """Return a capture with the usual workload."""
+    names = [each["metadata"]["name"] for each in kubectl.items(DEPLOYMENTS)]
+    found = ", ".join(names) or "none"
+    if deployment is not None and deployment not in names:
+        raise CaptureError(f"--deployment: {deployment}: is not here (SpecDecodeDeployments: {found}): name another")
+    if deployment is None and len(names) != 1:
+        raise CaptureError(
+            f"--deployment: capture {name} would be created, and SpecDecodeDeployments here are: {found}; name one"
+        )
+    return {
+        "apiVersion": base.API_VERSION,
+        "kind": api.KIND,
+        "metadata": {"name": name},
+        "spec": {"deployment": deployment or names[0]},
+    }
+
+
+def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
+    """Return how long a capture whose engine serves may take to its end, with an engine for each further attempt."""
+    deadline_s = int(spec.get("deadlineSeconds", 3600))
+    attempt_s = deadline_s + wrap_up_s(deadline_s)
+    return attempt_s + int(spec.get("backoffLimit", 0)) * (engine_timeout_s + attempt_s)
+
+
+def _follow(kubectl: Kubectl, capture: Body) -> None:
+    """Show the progress of the load until its container ends: in place on a terminal, else the last of each phase."""
+    in_place = sys.stdout.isatty()
+    last: dict[str, Any] | None = None
+    for said in progress(kubectl, capture):
+        if last is not None and last["phase"] != said["phase"]:
+            _show(last, in_place=in_place, stays=True)
+        if in_place:
+            _show(said, in_place=True, stays=False)
+        last = said
+    if last is not None:
+        _show(last, in_place=in_place, stays=True)
+
+
+def _show(said: dict[str, Any], *, in_place: bool, stays: bool) -> None:
+    typer.echo(f"{_LINE_START if in_place else ''}  {progress_text(said)}", nl=stays)
+
+
+def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
+    with _told_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
+        place = _place(kubectl, name, image)
+        typer.echo(f"fetching {place.path} of claim {place.claim} to {out}")
+        files = fetch(kubectl, place, out, typer.echo)
+    typer.echo(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
+
+
+def _place(kubectl: Kubectl, name: str, image: str | None) -> Place:
+    """Where a capture's files lie, also when the capture itself is gone."""
+    capture = kubectl.find(RESOURCE, name)
+    status = (capture or {}).get("status", {})
+    if capture is not None and not status.get("path"):
+        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {words_of(capture)}")
+    claim = status.get("claim") or _claim_of(kubectl, name)
+    if claim is None:
+        raise CaptureError(f"capture {name}: neither it nor a claim of it is in this namespace: name another, or -n")
+    found = kubectl.find("persistentvolumeclaim", claim)
+    if found is None:
+        raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
+    path = status.get("path") or f"{found['metadata']['namespace']}/{name}/as-deployed/1"
+    return Place(name, claim, path, image or _image(kubectl, status.get("job")))
+
+
+def _claim_of(kubectl: Kubectl, name: str) -> str | None:
+    """Name of the claim that was made for a capture."""
+    claims = kubectl.items("persistentvolumeclaim", f"--selector={CAPTURE_LABEL}={name}")
+    return str(claims[0]["metadata"]["name"]) if claims else None
+
+
+def _image(kubectl: Kubectl, job: str | None) -> str:
+    """Return the image of the load generator, which is the operator's own: its node has it already."""
+    found = kubectl.find("job", job) if job else None
+    pods = (
+        [found] if found else kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
+    )
+    for pod in pods:
+        containers = pod["spec"]["template"]["spec"]["containers"]
+        return str(containers[0]["image"])
+    raise CaptureError("--image: no operator is seen in this cluster whose image could read the volume: name one")
+
+
+def _where(capture: Body) -> str:
+    status = capture.get("status", {})
+    if not status.get("claim"):
+        return ""
+    path = f", folder {status['path']}" if status.get("path") else ""
+    return f"claim {status['claim']} in namespace {capture['metadata']['namespace']}{path}"
+
+
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "up": up,
+    "run": run,
+    "status": status,
+    "fetch": fetch_files,
+    "down": down,
+}

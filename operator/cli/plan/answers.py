@@ -1,0 +1,379 @@
+"""Answers the question of `plan` for one object: where it would run, and what to change where it would not.
+
+All that the command line needs of sizing's rows passes through here.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from specdecode_operator.api.crd.admission import refusals
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.cli.documents import (
+    Document,
+    DocumentError,
+    read_calibration,
+    read_deployments,
+    read_model_config,
+    read_nodes,
+)
+from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
+from specdecode_operator.deployment.plan.status import plan_advice
+from specdecode_operator.deployment.spec.facts import Facts, gather_facts
+from specdecode_operator.deployment.spec.model_facts import NO_MODELS
+from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.warnings import plan_doubts
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.choice.fixes import product_change
+from specdecode_operator.sizing.choice.matrix import MatrixRow
+from specdecode_operator.sizing.choice.nodes import place_phrase
+from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
+from specdecode_operator.sizing.families.catalogue import known_models
+from specdecode_operator.sizing.memory.budget import Budget
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.pair.pair import Parallelism
+
+ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
+"""What is answered for where neither the spec nor a list of nodes says more."""
+
+ASSUMED_GPUS_PER_NODE: Final = 8
+_ASSUMED_NODES: Final = 8
+
+_MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
+
+MODEL_UNKNOWN: Final = "ModelUnknown"
+"""Reason of an InvalidSpecError that a config.json would mend."""
+
+FITS: Final = "Fits"
+TIGHT: Final = "Tight"
+DOES_NOT_FIT: Final = "DoesNotFit"
+INVALID: Final = "Invalid"
+FROM_BEST: Final = (FITS, TIGHT, DOES_NOT_FIT, INVALID)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One place where a pair could run.
+
+    Attributes
+    ----------
+    label
+        What to call it, such as ``2 x H100, TP 2``.
+    product
+        GPU product, or CPU.
+    gpus
+        GPUs that a replica takes; 0 on CPU.
+    nodes
+        Over how many nodes they lie.
+    split
+        Over which GPUs a replica is spread.
+    budget
+        Memory of each GPU.
+    target_precision, draft_precision
+        What target and draft are served at; None where no model drafts.
+    explanation
+        Whether it fits there and why, for the best split on each product.
+    fixes
+        Single changes that make it fit there, least harm first; empty where it fits.
+    """
+
+    label: str
+    product: str
+    gpus: int
+    nodes: int
+    split: Parallelism
+    budget: Budget
+    target_precision: Precision
+    draft_precision: Precision | None
+    explanation: str = ""
+    fixes: tuple[Fix, ...] = ()
+
+    @property
+    def tensor(self) -> int:
+        """GPUs that share each layer."""
+        return self.split.tensor
+
+    @property
+    def verdict(self) -> str:
+        """Fits, Tight or DoesNotFit."""
+        return self.budget.verdict.value
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one object comes to.
+
+    Attributes
+    ----------
+    document
+        The object.
+    verdict
+        Fits, Tight, DoesNotFit or Invalid.
+    explanation
+        Why, in one sentence without a full stop.
+    facts
+        The spec with all that it refers to; None where it is invalid.
+    candidates
+        The best split on each product, the one to choose first.
+    matrix
+        All products and splits, the one to choose first.
+    precisions
+        Target, draft and KV cache in every precision, on every product and split, where they were asked for.
+    choice
+        Why these precisions; empty where there was nothing to choose.
+    advice
+        What is worth knowing although it is no error.
+    problems
+        What is invalid.
+    """
+
+    document: Document
+    verdict: str
+    explanation: str
+    facts: Facts | None = None
+    candidates: tuple[Candidate, ...] = ()
+    matrix: tuple[Candidate, ...] = ()
+    precisions: tuple[MatrixRow, ...] = ()
+    choice: str = ""
+    advice: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What some files come to.
+
+    Attributes
+    ----------
+    answers
+        One for each object, in the order of reading.
+    errors
+        What could not be read.
+    """
+
+    answers: tuple[Answer, ...]
+    errors: tuple[DocumentError, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The worst of all; Invalid where a file could not be read or there is no object."""
+        if self.errors or not self.answers:
+            return INVALID
+        return max((each.verdict for each in self.answers), key=FROM_BEST.index)
+
+
+def ask(
+    files: Sequence[str],
+    nodes_file: str | None,
+    model_configs: Sequence[str],
+    calibration_file: str | None = None,
+    *,
+    every_precision: bool = False,
+) -> Answers:
+    """Return what each object in the files comes to.
+
+    Parameters
+    ----------
+    files
+        Files, folders, or ``-``.
+    nodes_file
+        Output of ``kubectl get nodes``.
+    model_configs
+        ``ID=PATH`` of each config.json that is given beside the files.
+    calibration_file
+        What real engines showed of the estimates.
+    every_precision
+        Whether to size those too that the spec does not ask for: it takes longer than the rest.
+    """
+    try:
+        nodes = None if nodes_file is None else read_nodes(nodes_file)
+        configs = dict(_named_config(text) for text in model_configs)
+        calibration = read_calibration(calibration_file)
+    except DocumentError as error:
+        return Answers((), (error,))
+    reading = read_deployments(files)
+    answers = tuple(
+        answer(document, nodes, configs, calibration, every_precision=every_precision) for document in reading.documents
+    )
+    return Answers(answers, reading.errors)
+
+
+def answer(
+    document: Document,
+    nodes: tuple[NodeFacts, ...] | None,
+    model_configs: Mapping[str, dict[str, Any]],
+    calibration: Calibration = UNCALIBRATED,
+    *,
+    every_precision: bool = False,
+) -> Answer:
+    """Return what an object comes to on these nodes; None: on nodes of 8 of the products it names, or H100 and H200.
+
+    Parameters
+    ----------
+    document
+        The object.
+    nodes
+        Nodes with GPUs.
+    model_configs
+        Content of config.json by model id, for models whose spec holds no config.
+    calibration
+        What real engines showed of the estimates.
+    every_precision
+        Whether to fill in ``precisions``.
+    """
+    try:
+        facts = gather_facts(_admitted(document, model_configs), calibration=calibration)
+        present = _assumed_nodes(facts) if nodes is None else nodes
+        plan = make_plan(facts, present, None, groups=True)
+        if isinstance(plan, WaitingForNodes):
+            return Answer(document, DOES_NOT_FIT, plan.message, facts)
+        planned = _planned(document, facts, plan, present)
+        return replace(planned, precisions=full_matrix(facts, present, plan)) if every_precision else planned
+    except InvalidSpecError as error:
+        problems = _said_here(error)
+        return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
+
+
+def _named_config(text: str) -> tuple[str, dict[str, Any]]:
+    model, separator, path = text.partition("=")
+    if not (model and separator and path):
+        raise DocumentError(f"--model-config: {text}: write ID=PATH, such as my/model=config.json")
+    return model, read_model_config(path)
+
+
+def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Answer:
+    labels = _labels(plan.rows, on_cpu=facts.on_cpu)
+    chosen = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)
+    best: dict[str, Row] = {}
+    for row in plan.rows:
+        best.setdefault(row.product, row)
+    candidates = tuple(_judged(_candidate(row, labels, facts), facts, plan, nodes) for row in best.values())
+    return Answer(
+        document=document,
+        verdict=plan.verdict.value,
+        explanation=plan.explanation,
+        facts=chosen,
+        candidates=candidates,
+        matrix=tuple(_candidate(row, labels, facts) for row in plan.rows),
+        choice=plan.choice,
+        advice=(
+            *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
+            *plan_doubts(chosen, NO_MODELS, plan.chosen.tensor),
+        ),
+    )
+
+
+def _candidate(row: Row, labels: Mapping[Row, str], facts: Facts) -> Candidate:
+    return Candidate(
+        label=labels[row],
+        product=row.product,
+        gpus=0 if facts.on_cpu else row.gpus,
+        nodes=row.nodes,
+        split=row.split,
+        budget=row.budget,
+        target_precision=row.target_precision,
+        draft_precision=row.draft_precision,
+    )
+
+
+def _labels(rows: Sequence[Row], *, on_cpu: bool) -> dict[Row, str]:
+    """What to call each row: ``2 x H100, TP 2``, with the precisions where the plan may choose them."""
+    names = _short_names({row.product for row in rows})
+    if on_cpu:
+        return {row: names[row.product] + (f", {row.split.label}" if row.tensor > 1 else "") for row in rows}
+    several = len({(row.target_precision, row.draft_precision) for row in rows}) > 1
+    places = {row: place_phrase(row.gpus, row.nodes, names[row.product]) for row in rows}
+    return {row: f"{places[row]}, {row.split.label}{f', {_precisions_of(row)}' if several else ''}" for row in rows}
+
+
+def _precisions_of(row: Row) -> str:
+    return " + ".join(str(each) for each in (row.target_precision, row.draft_precision) if each is not None)
+
+
+def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Candidate:
+    """The candidate with the sentence and the fixes that it would have alone; products that are there are no fix."""
+    if candidate.product != plan.chosen.product and candidate.verdict == DOES_NOT_FIT:
+        alone = make_plan(facts, tuple(node for node in nodes if node.product == candidate.product), None, groups=True)
+        if not isinstance(alone, WaitingForNodes):
+            present = {product_change(row.product) for row in plan.rows}
+            fixes = tuple(fix for fix in alone.fixes if fix.change not in present)
+            return replace(candidate, explanation=alone.explanation, fixes=fixes)
+    same_product = candidate.product == plan.chosen.product
+    return replace(candidate, explanation=plan.explanation, fixes=plan.fixes) if same_product else candidate
+
+
+def _assumed_nodes(facts: Facts) -> tuple[NodeFacts, ...]:
+    accelerator = facts.spec.accelerator
+    gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
+    products = accelerator.product or ASSUMED_PRODUCTS
+    return tuple(
+        NodeFacts(f"{product}-{number}", product, gpus) for product in products for number in range(_ASSUMED_NODES)
+    )
+
+
+def _short_names(products: set[str]) -> dict[str, str]:
+    """What people call products: H100 for NVIDIA-H100-80GB-HBM3, unless two would have the same name."""
+    short = {product: product.removeprefix("NVIDIA-").partition("-")[0] for product in products}
+    names = list(short.values())
+    return {product: name if names.count(name) == 1 else product for product, name in short.items()}
+
+
+def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
+    """The spec with a config.json put into each model that is named and has none."""
+    if not isinstance(spec, dict):
+        return spec
+    spec = dict(spec)
+    if "target" in spec:
+        spec["target"] = _with_config(spec["target"], model_configs)
+    speculation = spec.get("speculation")
+    if isinstance(speculation, dict) and "draft" in speculation:
+        spec["speculation"] = {**speculation, "draft": _with_config(speculation["draft"], model_configs)}
+    return spec
+
+
+def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
+    if not isinstance(model, dict):
+        return model
+    if isinstance(model.get("checkpoints"), list):
+        model = {**model, "checkpoints": [_with_config(each, model_configs) for each in model["checkpoints"]]}
+    if model.get("config") is not None:
+        return model
+    name = model.get("model")
+    config = model_configs.get(name) if isinstance(name, str) else None
+    return model if config is None else {**model, "config": config}
+
+
+def _admitted(document: Document, model_configs: Mapping[str, dict[str, Any]]) -> SpecDecodeDeploymentSpec:
+    """Parse a spec and refuse what the API server would; a misspelt field is an error, as it is for kubectl apply."""
+    try:
+        spec = SpecDecodeDeploymentSpec.model_validate(with_configs(document.body.get("spec"), model_configs))
+    except ValidationError as error:
+        raise InvalidSpecError(spec_problems(error)) from error
+    if problems := refusals(spec, document.body.get("metadata")):
+        raise InvalidSpecError(problems)
+    return spec
+
+
+def _said_here(error: InvalidSpecError) -> tuple[Problem, ...]:
+    """What is invalid; where a model is unknown, with what helps on the command line."""
+    if error.reason != MODEL_UNKNOWN:
+        return tuple(error.problems)
+    return tuple(
+        replace(
+            problem,
+            message=f"the catalogue does not know this model{_meant(problem.value)}: give its config.json with"
+            f" --model-config {problem.value}=PATH, or put its content into {problem.field.removesuffix('.model')}"
+            ".config; in a cluster the operator reads it by itself",
+        )
+        for problem in error.problems
+    )
+
+
+def _meant(model: str) -> str:
+    close = difflib.get_close_matches(model, known_models(), n=1)
+    return f", did you mean {close[0]}?" if close else " (docs/models.md lists those that it knows)"

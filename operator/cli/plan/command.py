@@ -1,0 +1,128 @@
+"""`specdecode plan`: where would it run, without a cluster and without a GPU."""
+
+import gc
+import json
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from specdecode_operator.cli.plan.answers import Answers
+
+FILE_HELP: Final = "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
+NODES_HELP: Final = "Output of kubectl get nodes -o yaml: plan for these nodes."
+CALIBRATION_HELP: Final = (
+    "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
+)
+MODEL_CONFIG_HELP: Final = "ID=PATH: the config.json of a model that the catalogue does not know. May be repeated."
+
+
+class Output(StrEnum):
+    """How to print."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class ExitCode(IntEnum):
+    """What the shell gets; the names are those of the verdicts."""
+
+    OK = 0
+    INVALID = 2
+    TIGHT = 3
+    DOES_NOT_FIT = 4
+
+
+def plan_command(  # noqa: PLR0913  each is an option
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    *,
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not the best alone.")] = False,
+    nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also where it is tight.")] = False,
+    output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
+    plot: Annotated[Path | None, typer.Option(help="Draw the memory of each candidate: FILE.png or FILE.svg.")] = None,
+) -> None:
+    """Say where each object would run, and what to change where it does not fit.
+
+    Exits with 0 when all fit (tight ones with a warning), 2 for invalid
+    input, 3 with --strict when one is tight, 4 when one does not fit.
+    """
+    # Sizing and the API's models take longer to load than the rest of the command line,
+    # and a tenth longer where garbage is looked for meanwhile.
+    gc.disable()
+    from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
+
+    gc.enable()
+
+    shows_all = matrix or output is not Output.TABLE
+    result = ask(sources(files, file), nodes, model_config or [], calibration, every_precision=shows_all)
+    if output is Output.TABLE:
+        _print_text(result, matrix=matrix)
+    else:
+        _print_data(result, output)
+    for error in result.errors:
+        typer.echo(f"error: {error}", err=True)
+    if plot is not None:
+        _draw(result, plot, matrix=matrix)
+    raise typer.Exit(exit_code(result, strict=strict))
+
+
+def sources(files: list[str] | None, options: list[str] | None) -> list[str]:
+    """Return the files that are named, with -f or without; there must be one."""
+    named = [*(files or []), *(options or [])]
+    if not named:
+        raise typer.BadParameter("name a file, a folder, or - for standard input", param_hint="-f FILE")
+    return named
+
+
+def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
+    """Return what the shell gets; says on standard error what is tight."""
+    from specdecode_operator.cli.plan import answers  # noqa: PLC0415
+
+    for answer in result.answers:
+        if answer.verdict == answers.TIGHT:
+            typer.echo(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
+    codes = {
+        answers.FITS: ExitCode.OK,
+        answers.TIGHT: ExitCode.TIGHT if strict else ExitCode.OK,
+        answers.DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
+        answers.INVALID: ExitCode.INVALID,
+    }
+    return codes[result.verdict]
+
+
+def _print_text(result: "Answers", *, matrix: bool) -> None:
+    from specdecode_operator.cli.plan.text import plan_text, summary_lines  # noqa: PLC0415
+
+    if len(result.answers) == 1:
+        typer.echo(plan_text(result.answers[0], matrix=matrix))
+    elif result.answers:
+        typer.echo("\n".join(summary_lines(result.answers)))
+
+
+def _print_data(result: "Answers", output: Output) -> None:
+    from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
+
+    data = plan_data(result)
+    if output is Output.JSON:
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        import yaml  # noqa: PLC0415
+
+        typer.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def _draw(result: "Answers", file: Path, *, matrix: bool) -> None:
+    from specdecode_operator.cli.plan.plot import PlotError, draw  # noqa: PLC0415
+
+    try:
+        draw(result.answers, file, matrix=matrix)
+    except PlotError as error:
+        typer.echo(f"error: --plot: {error}", err=True)
+        raise typer.Exit(ExitCode.INVALID) from error

@@ -1,0 +1,43 @@
+"""`specdecode explain`: every term of a budget with its formula and numbers."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdecode_operator.cli.plan.command import (
+    CALIBRATION_HELP,
+    FILE_HELP,
+    MODEL_CONFIG_HELP,
+    NODES_HELP,
+    ExitCode,
+    sources,
+)
+
+if TYPE_CHECKING:
+    from specdecode_operator.cli.plan.answers import Answers
+
+
+def explain_command(
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    *,
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
+    nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
+) -> None:
+    """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`."""
+    # Sizing and the API's models take longer to load than the rest of the command line.
+    from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
+
+    result = ask(sources(files, file), nodes, model_config or [], calibration)
+    _print(result)
+    for error in result.errors:
+        typer.echo(f"error: {error}", err=True)
+    if result.errors or any(answer.problems for answer in result.answers):
+        raise typer.Exit(ExitCode.INVALID)
+
+
+def _print(result: "Answers") -> None:
+    from specdecode_operator.cli.plan.explain_text import explain_text  # noqa: PLC0415
+
+    typer.echo("\n\n".join(map(explain_text, result.answers)), nl=bool(result.answers))

@@ -1,0 +1,191 @@
+"""Puts answers into the words and tables of `plan`."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, Answer, Candidate
+from specdecode_operator.cli.tables import aligned
+from specdecode_operator.deployment.spec.checkpoints import short_name
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.choice.matrix import MatrixRow
+from specdecode_operator.sizing.choice.nodes import place_phrase
+from specdecode_operator.sizing.choice.objective import best_places
+from specdecode_operator.sizing.choice.wording import calibration_phrase
+from specdecode_operator.sizing.memory.budget import Budget
+from specdecode_operator.sizing.model.precision import Precision
+
+_MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
+
+_ON_GPU: Final = ("GiB per GPU", "budget ({percent} %)", "state, activation, graphs, NCCL", "left for KV cache")
+_ON_CPU: Final = ("GiB per replica", "memory needed", "engine", "KV cache")
+
+
+def plan_text(answer: Answer, *, matrix: bool) -> str:
+    """Return what `plan` prints for one object."""
+    facts = answer.facts
+    if facts is None:
+        lines = [f"{answer.document.name} is invalid ({answer.document.place}):"]
+        return "\n".join([*lines, *(f"  {problem}" for problem in answer.problems)])
+    parts = [[heading(answer, facts)]]
+    if not answer.candidates:
+        parts.append([f"{answer.verdict}: {answer.explanation}"])
+    elif matrix:
+        parts.append(_matrix(answer.matrix))
+        if answer.precisions:
+            parts.append(_precisions(_shown(answer, facts)))
+    else:
+        parts.append(_table(answer.candidates, facts))
+    remarks = [] if facts.on_cpu else _unconfirmed(answer.candidates, facts)
+    remarks += [line for candidate in answer.candidates for line in _what_to_change(candidate)]
+    remarks += [f"{candidate.label}: {phrase}" for candidate, phrase in _corrected(answer.candidates)]
+    if answer.choice:
+        remarks.append(f"Choice: {answer.choice}")
+    remarks += [f"Advice: {advice}" for advice in answer.advice]
+    if answer.verdict == "Tight":
+        remarks.append(answer.explanation)
+    if remarks:
+        parts.append(remarks)
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def summary_lines(answers: Sequence[Answer]) -> list[str]:
+    """Return one line an object, with its file where it does not simply fit."""
+    return aligned(
+        [(answer.document.qualified_name, answer.verdict, _told_with_place(answer)) for answer in answers],
+        left=3,
+        indent="",
+    )
+
+
+def _told_with_place(answer: Answer) -> str:
+    return answer.explanation if answer.verdict == FITS else f"{answer.explanation} ({answer.document.place})"
+
+
+def heading(answer: Answer, facts: Facts, *, precisions: bool = True) -> str:
+    """Return the line that names an object, its models and what decides their memory.
+
+    Precisions are left out where each row or bar has its own.
+    """
+    pair = facts.pair
+    target, draft = (f" {each}" if precisions else "" for each in (pair.target_precision, pair.draft_precision))
+    models = f"{short_name(pair.target.name)}{target}"
+    if pair.draft is not None:
+        models += f" + draft {short_name(pair.draft.name)}{draft}"
+    elif pair.num_speculative_tokens:
+        models += f" + {pair.method}"
+    speculation = f", K={pair.num_speculative_tokens}" if pair.num_speculative_tokens else ", no speculation"
+    version = facts.profile.version + ("" if facts.profile.tested else ", sized as the newest known version")
+    return f"{answer.document.name}   {models}{speculation}, vLLM {version}, length {pair.limits.max_model_len}"
+
+
+def gib(size_bytes: int) -> str:
+    """Return a size in GiB with two decimals, never ``-0.00``."""
+    text = f"{size_bytes / GIB:,.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def engine_bytes(budget: Budget) -> int:
+    """Return what the engine needs to run beside weights and KV cache."""
+    return budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes + budget.non_torch_bytes
+
+
+def _table(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
+    unit, budget, engine, kv_cache = _ON_CPU if facts.on_cpu else _ON_GPU
+    if facts.on_cpu and (facts.spec.parallelism.tensor or 1) > 1:
+        unit = "GiB per rank"
+    budgets = [candidate.budget for candidate in candidates]
+    rows = [
+        (unit, *(candidate.label for candidate in candidates)),
+        (
+            budget.format(percent=facts.pair.limits.memory_utilization_percent),
+            *(gib(each.requested_bytes) for each in budgets),
+        ),
+        ("target weights", *(gib(each.target_weights_bytes) for each in budgets)),
+        ("draft weights", *(gib(each.draft_weights_bytes) for each in budgets)),
+        (engine, *(gib(engine_bytes(each)) for each in budgets)),
+        (kv_cache, *(gib(each.available_kv_bytes) for each in budgets)),
+        ("tokens / full requests", *(_capacity(each) for each in budgets)),
+        ("verdict", *(candidate.verdict for candidate in candidates)),
+    ]
+    if not any(candidate.budget.draft_weights_bytes for candidate in candidates):
+        rows = [row for row in rows if row[0] != "draft weights"]
+    return aligned(rows)
+
+
+def _matrix(candidates: Sequence[Candidate]) -> list[str]:
+    heading = ("GiB per GPU", "budget", "target", "draft", "engine", "left for KV", "tokens / requests", "verdict")
+    rows = [
+        (
+            candidate.label,
+            gib(candidate.budget.requested_bytes),
+            gib(candidate.budget.target_weights_bytes),
+            gib(candidate.budget.draft_weights_bytes),
+            gib(engine_bytes(candidate.budget)),
+            gib(candidate.budget.available_kv_bytes),
+            _capacity(candidate.budget),
+            candidate.verdict,
+        )
+        for candidate in candidates
+    ]
+    return aligned([heading, *rows])
+
+
+def _shown(answer: Answer, facts: Facts) -> list[MatrixRow]:
+    """The best split of all precisions on each product; the small floats only where a checkpoint holds them."""
+    held = {model.checkpoint_precision for model in (facts.pair.target, facts.pair.draft) if model is not None}
+    shown = {*_MATRIX_PRECISIONS, *held, None}
+    best = best_places(answer.precisions, facts.wish.objective)
+    return [row for row in best if row.target_precision in shown and row.draft_precision in shown]
+
+
+def _precisions(rows: Sequence[MatrixRow]) -> list[str]:
+    heading = ("target / draft, KV cache", "GPUs", "weights", "left for KV", "tokens / requests", "verdict", "needs")
+    lines = [
+        (
+            " / ".join(str(each) for each in (row.target_precision, row.draft_precision) if each is not None)
+            + f", {row.kv_cache_dtype}",
+            place_phrase(row.gpus, row.nodes, row.product),
+            "-" if row.budget is None else gib(row.budget.weights_bytes),
+            "-" if row.budget is None else gib(row.budget.available_kv_bytes),
+            "-" if row.budget is None else _capacity(row.budget),
+            row.verdict.value,
+            "" if row.reason is None else row.reason.partition(":")[0],
+        )
+        for row in rows
+    ]
+    return aligned([heading, *lines])
+
+
+def _capacity(budget: Budget) -> str:
+    if budget.kv_cache_tokens <= 0:
+        return "-"
+    return f"{budget.kv_cache_tokens:,} / {budget.max_concurrency:.1f}"
+
+
+def _unconfirmed(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
+    """What to know of estimates that no log and no measurement stands behind."""
+    margins = [
+        each.budget.margin_bytes for each in candidates if not (each.budget.calibrated or each.budget.calibration)
+    ]
+    if not margins:
+        return []
+    kept = f"{gib(max(margins))} GiB per GPU are kept back as margin (docs/accuracy.md)"
+    return [f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs: {kept}"]
+
+
+def _corrected(candidates: Sequence[Candidate]) -> list[tuple[Candidate, str]]:
+    """Candidates whose estimates measurements correct, each with how."""
+    phrases = [(candidate, calibration_phrase(candidate.budget)) for candidate in candidates]
+    return [(candidate, phrase) for candidate, phrase in phrases if phrase is not None]
+
+
+def _what_to_change(candidate: Candidate) -> list[str]:
+    if candidate.verdict != DOES_NOT_FIT:
+        return []
+    # The plan's sentence goes on with its fixes, which are listed here.
+    reason = candidate.explanation.partition("; ")[0]
+    if not candidate.fixes:
+        return [f"{reason}. No single change makes it fit."]
+    rows = [(fix.change, f"-> {fix.sentence.removeprefix(f'{fix.change} gives ')}") for fix in candidate.fixes]
+    return [f"{reason}. Least change first:", *aligned(rows, left=2)]

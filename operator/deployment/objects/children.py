@@ -1,0 +1,117 @@
+"""Renders the objects that a SpecDecodeDeployment owns."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Final
+
+import msgspec
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.values import RolloutStrategy
+from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings, group_pods, scheme
+from specdecode_operator.deployment.objects.matrix_table import matrix_table
+from specdecode_operator.deployment.objects.workload import starter_name
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.kube.labels import selector_labels
+from specdecode_operator.kube.manifests import owned, render_template
+from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
+from specdecode_operator.sizing.choice.matrix import MatrixRow
+from specdecode_operator.sizing.choice.plan import Plan
+
+_GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
+"""On every pod of a LeaderWorkerSet: its name."""
+
+_KUEUE_LABELS: Final = "kueue.x-k8s.io/"
+
+
+def render_children(key: Key, uid: str, facts: Facts, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> list[Body]:
+    """Objects that must exist while this plan is in force, in the order of their creation."""
+    children = [render_plan(key, uid, plan, matrix), owned(_service(key, facts), key, uid)]
+    if wanted_replicas(facts) > 1:
+        budget = render_template("poddisruptionbudget", {"name": key.name, "selector": _disruption_selector(key, plan)})
+        children.append(owned(budget, key, uid))
+    starter = _groups(key, facts, plan) if plan.chosen.nodes > 1 else _deployment(key, facts, plan)
+    return [*children, owned(starter, key, uid)]
+
+
+def wanted_replicas(facts: Facts) -> int:
+    """Return how many engines a spec asks for now."""
+    return 0 if facts.spec.suspend else facts.spec.replicas
+
+
+def _service(key: Key, facts: Facts) -> Body:
+    values = {
+        "name": key.name,
+        "selector": selector_labels(key.name),
+        "port": facts.spec.serving.port,
+        "scheme": scheme(facts.spec),
+    }
+    return render_template("service", values)
+
+
+def _disruption_selector(key: Key, plan: Plan) -> dict[str, str]:
+    """Return the labels of the pods that must not all go at once: of a group every one, for none can be missed."""
+    if plan.chosen.nodes > 1:
+        return {_GROUPS_LABEL: starter_name(key, LEADER_WORKER_SET.kind)}
+    return selector_labels(key.name)
+
+
+def _groups(key: Key, facts: Facts, plan: Plan) -> Body:
+    """Return what starts engines that each take several nodes."""
+    values = {
+        **_rollout(facts),
+        "name": starter_name(key, LEADER_WORKER_SET.kind),
+        "size": plan.chosen.nodes,
+        "labels": _queue_labels(facts),
+    }
+    body = render_template("leaderworkerset", values)
+    # They are rendered and parsed already.
+    leader, worker = group_pods(key, facts, plan)
+    body["spec"]["leaderWorkerTemplate"] |= {"leaderTemplate": leader, "workerTemplate": worker}
+    return body
+
+
+def _queue_labels(facts: Facts) -> dict[str, str]:
+    """Return the labels by which Kueue admits a group as a whole: it looks for them on the LeaderWorkerSet itself."""
+    template = facts.spec.pod_template
+    labels: dict[str, str] = ((template.metadata or {}).get("labels") or {}) if template else {}
+    return {name: value for name, value in labels.items() if name.startswith(_KUEUE_LABELS)}
+
+
+def _rollout(facts: Facts) -> dict[str, int | bool]:
+    rollout = facts.spec.rollout
+    return {
+        "replicas": wanted_replicas(facts),
+        "surge": rollout.strategy is RolloutStrategy.SURGE,
+        "paused": rollout.paused,
+    }
+
+
+def _deployment(key: Key, facts: Facts, plan: Plan) -> Body:
+    """Return what starts engines that each fit on one node."""
+    values = {
+        **_rollout(facts),
+        "name": starter_name(key, DEPLOYMENT.kind),
+        "selector": selector_labels(key.name),
+        "progress_deadline_s": engine_timings(facts, plan).progress_deadline_s,
+    }
+    body = render_template("deployment", values)
+    # It is rendered and parsed already.
+    body["spec"]["template"] = engine_pod(key, facts, plan)
+    return body
+
+
+def render_plan(key: Key, uid: str, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> Body:
+    """Return the ConfigMap that holds the plan, wanted also where nothing fits."""
+    table = matrix_table(matrix, plan.chosen.budget)
+    content = {
+        **{part.name: getattr(plan, part.name) for part in fields(plan)},
+        "matrixRowsLeftOut": table.rows_left_out,
+    }
+    body = render_template("configmap", {"name": key.name})
+    # Long texts take ten times as long to write as YAML and to read again as all the rest.
+    body["data"] = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
+    if table.csv:
+        body["data"]["matrix.csv"] = table.csv
+    return owned(body, key, uid)

@@ -1,0 +1,236 @@
+"""Renders the pod that an engine runs in, for whatever starts it."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.spec.engine_settings import engine_settings
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.model_storage import (
+    COMPILE_CACHE_PATH,
+    COMPILED_PATH,
+    compiled_mount,
+    downloads_in_pods,
+    engine_volumes,
+    hub_environment,
+    model_path,
+)
+from specdecode_operator.deployment.spec.overlay import DOWNLOAD_DRAFT, DOWNLOAD_TARGET, merge
+from specdecode_operator.deployment.spec.timings import PROBE_PERIOD_S, Timings, timings
+from specdecode_operator.engine.arguments import TLS_PATH, command_line
+from specdecode_operator.engine.environment import (
+    API_KEY_VARIABLE,
+    HOST_ADDRESS_VARIABLE,
+    STARTUP_PLAN_ENVIRONMENT,
+    environment,
+)
+from specdecode_operator.engine.logging_config import (
+    ENGINE_CONFIG_PATH,
+    LOGGING_CONFIG_PATH,
+    LOGGING_CONFIG_VARIABLE,
+    LOGGING_FILE,
+    LOGGING_LEVEL_VARIABLE,
+    logging_config,
+)
+from specdecode_operator.engine.settings import ContainerVariable, EngineSettings, NodeGroup
+from specdecode_operator.kube.labels import (
+    ENGINE_LOGGING_ANNOTATION,
+    TEMPLATE_HASH_ANNOTATION,
+    selector_labels,
+    worker_labels,
+)
+from specdecode_operator.kube.manifests import content_hash, render_template, secret_key
+from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.resolver import warm_start
+from specdecode_operator.sizing.choice.plan import Plan
+
+_SHM_GIB_PER_GPU = 1
+_WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
+
+
+_RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
+_LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
+"""What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables)."""
+
+_OWN_ADDRESS: Final = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})")
+
+
+class Role(StrEnum):
+    """What a pod does for its engine."""
+
+    ALONE = "alone"
+    LEADER = "leader"
+    WORKER = "worker"
+
+
+def engine_pod(key: Key, facts: Facts, plan: Plan) -> Body:
+    """Return metadata and spec of the pods that serve this plan, with the user's podTemplate laid over."""
+    pod = _pod(key, facts, plan, Role.ALONE)
+    _mark(content_hash(pod), pod)
+    return pod
+
+
+def group_pods(key: Key, facts: Facts, plan: Plan) -> tuple[Body, Body]:
+    """Return the same for an engine on several nodes: the pod that leads, which alone serves, and the others."""
+    leader, worker = (_pod(key, facts, plan, role) for role in (Role.LEADER, Role.WORKER))
+    _mark(content_hash({Role.LEADER: leader, Role.WORKER: worker}), leader, worker)
+    return leader, worker
+
+
+def _pod(key: Key, facts: Facts, plan: Plan, role: Role) -> Body:
+    pod = render_template("engine-pod", _values(key, facts, plan, role))
+    overlay = facts.spec.pod_template
+    return pod if overlay is None else merge(pod, overlay.model_dump(by_alias=True, exclude_none=True))
+
+
+def _mark(template_hash: str, *pods: Body) -> None:
+    """Tell pods of this template from those of earlier ones."""
+    for pod in pods:
+        pod["metadata"].setdefault("annotations", {})[TEMPLATE_HASH_ANNOTATION] = template_hash
+
+
+def scheme(spec: SpecDecodeDeploymentSpec) -> str:
+    """Return what the engine speaks: HTTP or HTTPS."""
+    return "HTTPS" if spec.serving.tls_secret else "HTTP"
+
+
+def engine_timings(facts: Facts, plan: Plan) -> Timings:
+    """Return how long each step of an engine's life may take."""
+    weights_bytes = plan.chosen.budget.weights_bytes * plan.chosen.gpus
+    return timings(facts.spec, weights_bytes, together=plan.chosen.nodes > 1)
+
+
+def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
+    """Return what a pod is told of the others of its engine."""
+    if role is Role.ALONE:
+        return None
+    leads = role is Role.LEADER
+    return NodeGroup(
+        nodes=plan.chosen.nodes,
+        rank=_RANK,
+        # ZeroMQ listens at an address and at no name; who connects finds the leader by name.
+        leader_address=_OWN_ADDRESS if leads else _LEADER_ADDRESS,
+        leads=leads,
+        meeting_timeout_s=engine_timings(facts, plan).startup_s,
+    )
+
+
+def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
+    spec = facts.spec
+    settings = engine_settings(spec, facts.pair, plan.chosen.tensor, _group(facts, plan, role))
+    cached = _is_cached(spec, role)
+    own_env = {variable.name: variable.value for variable in spec.engine.env}
+    env = {**environment(settings), LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
+    if cached and settings.ranks == 1:
+        env |= STARTUP_PLAN_ENVIRONMENT
+    env |= own_env
+    return {
+        "role": role,
+        "labels": worker_labels(key.name) if role is Role.WORKER else selector_labels(key.name),
+        "host_address_variable": HOST_ADDRESS_VARIABLE,
+        "image": facts.image,
+        "command": _command(facts, settings) if cached else command_line(settings, facts.profile),
+        "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
+        "product": None if facts.on_cpu else plan.chosen.product,
+        "product_label": PRODUCT_LABEL,
+        "gpu_resource": GPU_RESOURCE,
+        "resources": _resources(facts, plan),
+        "compiled": compiled_mount(spec, _compiled_folder(facts, plan, settings, own_env)) if cached else None,
+        "shm_gib": _SHM_GIB_PER_GPU * plan.chosen.gpus_per_node,
+        "logging_annotation": ENGINE_LOGGING_ANNOTATION,
+        "logging_config": logging_config(own_env.get(LOGGING_LEVEL_VARIABLE, "INFO").upper()),
+        "logging_field": f"metadata.annotations['{ENGINE_LOGGING_ANNOTATION}']",
+        "logging_file": LOGGING_FILE,
+        "engine_config_path": ENGINE_CONFIG_PATH,
+        "probe_period_s": PROBE_PERIOD_S,
+        "times": engine_timings(facts, plan),
+        **_model_values(spec),
+        **_access_values(spec),
+    }
+
+
+def _model_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
+    """Where models come from."""
+    return {
+        "volumes": engine_volumes(spec),
+        "downloads": _downloads(spec) if downloads_in_pods(spec) else [],
+        "hub_env": hub_environment(spec),
+        "hub_token": secret_key(spec.models.hub_token_secret),
+    }
+
+
+def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
+    """How clients and the kubelet reach the engine."""
+    return {
+        "port": spec.serving.port,
+        "scheme": scheme(spec),
+        "health": _health(spec),
+        "api_key_variable": API_KEY_VARIABLE,
+        "api_key": secret_key(spec.serving.api_key_secret),
+        "tls_secret": spec.serving.tls_secret.name if spec.serving.tls_secret else None,
+        "tls_path": TLS_PATH,
+    }
+
+
+def _health(spec: SpecDecodeDeploymentSpec) -> Body:
+    """Return where the kubelet asks; it believes any certificate."""
+    asked = {"path": "/health", "port": scheme(spec).lower()}
+    return asked | ({"scheme": "HTTPS"} if spec.serving.tls_secret else {})
+
+
+def _is_cached(spec: SpecDecodeDeploymentSpec, role: Role) -> bool:
+    """Whether a pod starts with what earlier ones compiled: on several nodes only the leader knows that it serves."""
+    return spec.models.cache is not None and role is Role.ALONE
+
+
+def _command(facts: Facts, settings: EngineSettings) -> list[str]:
+    """Return how an engine with a cache is started: by a script that becomes it."""
+    command = command_line(settings, facts.profile)
+    health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
+    shared, own = f"--folder={COMPILED_PATH}", f"--cache={COMPILE_CACHE_PATH}"
+    return ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
+
+
+def _compiled_folder(facts: Facts, plan: Plan, settings: EngineSettings, own_env: Mapping[str, str]) -> str:
+    """Name what engines of one kind compile: by version and product for people, by all else for safety.
+
+    vLLM's own keys leave out what the start-up plan depends on, such as the share of memory (config/cache.py,
+    compute_hash).
+    """
+    product = "cpu" if facts.on_cpu else plan.chosen.product
+    content = {"image": facts.image, "command": command_line(settings, facts.profile), "env": dict(own_env)}
+    return f"{facts.profile.version}-{product}-{content_hash(content)}"
+
+
+def _resources(facts: Facts, plan: Plan) -> Body:
+    """Requests and limits of the engine container."""
+    if not facts.on_cpu:
+        return {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
+    accelerator = facts.spec.accelerator
+    memory = f"{accelerator.memory_gib}Gi"
+    return {
+        # A CPU limit would throttle the engine while the node has idle cores.
+        "requests": {"cpu": str(accelerator.cpu_cores), "memory": memory},
+        "limits": {"memory": memory},
+    }
+
+
+def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
+    """Init containers that fetch each model from the hub."""
+    models = [(DOWNLOAD_TARGET, spec.target.model, spec.target.revision)]
+    if spec.speculation and spec.speculation.draft:
+        models.append((DOWNLOAD_DRAFT, spec.speculation.draft.model, spec.speculation.draft.revision))
+    return [
+        {
+            "name": name,
+            "command": [
+                *("hf", "download", model, "--local-dir", model_path(model)),
+                *(("--revision", revision) if revision else ()),
+            ],
+        }
+        for name, model, revision in models
+    ]

@@ -1,0 +1,61 @@
+"""What starts engines: a Deployment where each has a node, a LeaderWorkerSet where each takes several."""
+
+from typing import Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
+from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
+
+STARTERS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
+"""Kinds that start engines; an object has one of them, and two only while one replaces the other."""
+
+GROUP_NAME_MAX_LENGTH: Final = 45
+"""Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
+and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes)."""
+
+_GROUPS_SUFFIX: Final = "-lws"
+"""LeaderWorkerSets make a headless Service of their own name, which must not be that of the Service for clients."""
+
+_TEMPLATE_FIELD: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
+
+
+def refuse_group_name(key: Key, nodes: int) -> None:
+    """Refuse a name that is too long for engines on so many nodes each.
+
+    Raises
+    ------
+    InvalidSpecError
+        When it is.
+    """
+    if nodes > 1 and len(key.name) > GROUP_NAME_MAX_LENGTH:
+        message = f"is too long for replicas on {nodes} nodes: use {GROUP_NAME_MAX_LENGTH} characters or less"
+        raise InvalidSpecError([Problem("metadata.name", key.name, message)])
+
+
+def starter_name(key: Key, kind: str) -> str:
+    """Return the name of what starts the engines of an object."""
+    return f"{key.name}{_GROUPS_SUFFIX}" if kind == LEADER_WORKER_SET.kind else key.name
+
+
+def serving_template(starter: Body) -> Body:
+    """Return the template of the pods that answer clients."""
+    templates: Body = starter["spec"][_TEMPLATE_FIELD[starter["kind"]]]
+    template: Body = templates["leaderTemplate"] if starter["kind"] == LEADER_WORKER_SET.kind else templates
+    return template
+
+
+def with_pods_of(starter: Body, earlier: Body) -> Body:
+    """Return the starter, without its metadata, that starts the pods of an earlier one; their number stays."""
+    if earlier["kind"] != starter["kind"]:
+        spec = {**earlier["spec"], "replicas": starter["spec"]["replicas"]}
+    else:
+        field = _TEMPLATE_FIELD[starter["kind"]]
+        spec = {**starter["spec"], field: earlier["spec"][field]}
+    return {"apiVersion": earlier["apiVersion"], "kind": earlier["kind"], "spec": spec}
+
+
+def serving_pods(pods: list[Body]) -> list[Body]:
+    """Return the pods that answer clients: of a group its leader alone."""
+    return [pod for pod in pods if DEPLOYMENT_LABEL in (pod["metadata"].get("labels") or {})]

@@ -1,0 +1,257 @@
+"""Decides where and how a pair runs, from its facts and the GPUs of the cluster."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.kube.nodes import NodeFacts, product_refusal
+from specdecode_operator.sizing.base.devices import find_device, known_products
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_matrix
+from specdecode_operator.sizing.choice.nodes import GpuPool, nodes_needed, place_phrase
+from specdecode_operator.sizing.choice.plan import Plan, Row, keep, pair_at, plan_on_cpu, plan_on_gpus, selection
+from specdecode_operator.sizing.memory.budget import Verdict
+
+_UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
+
+_NODES_NAMED: Final = 3
+"""Nodes named for one reason; the rest is counted, for clusters may have thousands."""
+
+_MOST_NODES: Final = 64
+"""Nodes that one replica may lie on: as many as it may have GPUs in one group."""
+
+LWS_MISSING: Final = "LeaderWorkerSetMissing"
+_LWS_INSTALLATION: Final = "https://lws.sigs.k8s.io/docs/installation/"
+
+_REASONS_NAMED: Final = 4
+"""Reasons named in one message."""
+
+
+@dataclass(frozen=True)
+class WaitingForNodes:
+    """No node of the cluster can be planned for yet."""
+
+    reason: str
+    message: str
+
+
+def make_plan(
+    facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool = False
+) -> Plan | WaitingForNodes:
+    """Return the plan for a spec; with ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes.
+
+    Replicas lie on several nodes only where they fit on none.
+
+    A plan in force is kept while the spec allows it, leaves the same choice,
+    and it fits: neither a better node nor a cordoned one is a reason to
+    restart engines.
+
+    Raises
+    ------
+    InvalidSpecError
+        When the accelerator or the tensor parallelism can never be had.
+    """
+    accelerator = facts.spec.accelerator
+    if facts.on_cpu:
+        own = pair_at(facts.pair, facts.wish.available, facts.pair.target_precision, facts.pair.draft_precision)
+        memory_bytes, kv_cache_bytes = (accelerator.memory_gib or 0) * GIB, (accelerator.kv_cache_gib or 0) * GIB
+        return plan_on_cpu(own, memory_bytes, kv_cache_bytes, facts.spec.parallelism.tensor or 1)
+    _refuse_unknown_products(facts)
+    return _kept_plan(facts, nodes, previous, groups=groups) or _new_plan(facts, nodes, groups=groups)
+
+
+def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Plan | WaitingForNodes:
+    """Choose among the nodes that take pods."""
+    pools = _pools(facts, [node for node in nodes if node.schedulable])
+    if not pools:
+        return WaitingForNodes("NoMatchingNodes", _no_node_message(facts, nodes))
+    if not _has_room(facts, pools):
+        return _too_small(facts, pools)
+    alone = [replace(pool, nodes=1) for pool in pools]
+    plan = _plan(facts, alone) if _has_room(facts, alone) else None
+    if plan is None or plan.verdict is Verdict.DOES_NOT_FIT:
+        plan = _plan(facts, pools)
+    launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
+    if plan.chosen.nodes > 1 and launched and not groups:
+        return WaitingForNodes(LWS_MISSING, _missing_message(plan.chosen))
+    return plan
+
+
+def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
+    tensor = facts.spec.parallelism.tensor or 1
+    return any(nodes_needed(pool, tensor, facts.wish.spread) for pool in pools)
+
+
+def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> WaitingForNodes:
+    """Say why a replica finds no room: too few nodes, or none so large that it could be shared out evenly."""
+    tensor, spread = facts.spec.parallelism.tensor or 1, facts.wish.spread
+    asked = f"spec.parallelism: {tensor * spread.groups} GPUs a replica ({spread.at(tensor).label})"
+    largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
+    most = largest.gpus_per_node
+    needed = nodes_needed(replace(largest, nodes=_MOST_NODES), tensor, spread)
+    if needed is not None:
+        place = place_phrase(tensor * spread.groups, needed, largest.product)
+        present = "node has so many" if largest.nodes == 1 else "nodes have so many"
+        message = f"{asked}: needs {place}, and only {largest.nodes} {present}: add nodes, or use fewer GPUs"
+        return WaitingForNodes("NodesTooFew", message)
+    message = f"{asked}: no node that may be used has more than {most} GPUs"
+    if spread.data > 1 and tensor * spread.pipeline > most:
+        message += (
+            f", and each of the {spread.data} copies must fit on one: use spec.replicas instead of"
+            " spec.parallelism.data"
+        )
+    else:
+        message += (
+            f", and nodes cannot share so many evenly: use tensor {most} or less and whole stages on further"
+            f" nodes, such as tensor {most}, pipeline 2 for two"
+        )
+    return WaitingForNodes("NodesTooSmall", f"{message}, or add larger nodes")
+
+
+def _missing_message(chosen: Row) -> str:
+    asked = f"spec.parallelism: {chosen.gpus} GPUs a replica ({chosen.split.label})"
+    return (
+        f"{asked}: no node that may be used has so many, so a replica takes {chosen.place}, and this cluster has no"
+        f" LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
+        f" ({_LWS_INSTALLATION}), bring the operator's role up to date, or use fewer GPUs"
+    )
+
+
+def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool) -> Plan | None:
+    """The plan with the choice in force, judged for the present spec; None where there is none to keep."""
+    if previous is None or previous.chosen_by not in (None, chosen_by(facts)):
+        return None
+    pools = {pool.product: pool for pool in _pools(facts, [node for node in nodes if node.schedulable])}
+    pools |= {pool.product: pool for pool in _pools(facts, nodes) if pool.product == previous.product}
+    try:
+        plan = plan_on_gpus(facts.pair, pools.values(), facts.spec.parallelism.tensor, facts.wish)
+    except PlanError:
+        return None
+    kept = next((row for row in plan.rows if _is_in_force(row, previous)), None)
+    if kept is None or (kept.nodes > 1 and not groups):
+        return None
+    if kept.budget.verdict is Verdict.DOES_NOT_FIT and not facts.spec.override:
+        return None
+    return keep(plan, facts.pair, kept)
+
+
+def _is_in_force(row: Row, previous: PlanStatus) -> bool:
+    precisions = (previous.target_quantization, previous.draft_quantization)
+    if (row.target_precision, row.draft_precision) != precisions:
+        return False
+    before = (previous.product, previous.tensor, previous.gpus_per_replica, previous.nodes_per_replica)
+    return (row.product, row.tensor, row.gpus, row.nodes) == before
+
+
+def chosen_by(facts: Facts) -> str:
+    """Return what a plan chooses by and from: ``Quality among target BF16, FP8 and draft BF16``."""
+    allowed = selection(facts.pair, facts.wish)
+    models = [("target", allowed.target), ("draft", allowed.draft)]
+    named = [f"{role} {', '.join(sorted(precisions))}" for role, precisions in models if precisions]
+    return f"{facts.wish.objective} among {' and '.join(named)}"
+
+
+def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple[MatrixRow, ...]:
+    """Return every precision on every place that the spec allows, and on the plan's own; none on CPU."""
+    if facts.on_cpu:
+        return ()
+    chosen = plan.chosen
+    pools = _pools(facts, nodes) or [GpuPool(chosen.product, chosen.gpus_per_node, chosen.nodes)]
+    return quantization_matrix(
+        facts.pair, pools, facts.spec.parallelism.tensor, facts.wish.available, spread=facts.wish.spread
+    )
+
+
+def _plan(facts: Facts, pools: Sequence[GpuPool]) -> Plan:
+    try:
+        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.wish)
+    except PlanError as error:
+        raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
+
+
+def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
+    """Products that may be used, each with its largest nodes."""
+    wanted = facts.spec.accelerator.product
+    sizes: dict[str, list[int]] = {}
+    for node in nodes:
+        if _problem(node) is None and (not wanted or node.product in wanted):
+            sizes.setdefault(node.product, []).append(node.gpus)
+    largest = {product: (max(gpus), gpus.count(max(gpus))) for product, gpus in sizes.items()}
+    if not largest and facts.spec.accelerator.per_node:
+        # Node pools that scale from zero have no node to ask; the spec speaks for them.
+        largest = dict.fromkeys(wanted, (facts.spec.accelerator.per_node, _MOST_NODES))
+    return [GpuPool(product, gpus, min(count, _MOST_NODES)) for product, (gpus, count) in sorted(largest.items())]
+
+
+def _refuse_unknown_products(facts: Facts) -> None:
+    problems = [
+        Problem(
+            f"spec.accelerator.product[{index}]",
+            product,
+            product_refusal(product) or f"{_UNKNOWN_MEMORY}: use one of {', '.join(known_products())}",
+        )
+        for index, product in enumerate(facts.spec.accelerator.product)
+        if find_device(product) is None
+    ]
+    if problems:
+        raise InvalidSpecError(problems)
+
+
+def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
+    """Return which nodes cannot be planned for and why, in words; empty where there are none.
+
+    Nodes of products that the spec does not ask for are not worth a word:
+    their owner knows why.
+    """
+    if facts.on_cpu:
+        return ""
+    wanted = facts.spec.accelerator.product
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        problem = _problem(node)
+        if problem and _is_wanted(node, wanted):
+            named.setdefault(f"{node.product or 'unlabelled'}: {problem}", []).append(node.name)
+    reasons = [f"{_names(names)}: {reason}" for reason, names in sorted(named.items())]
+    more = len(reasons) - _REASONS_NAMED
+    return "; ".join([*reasons[:_REASONS_NAMED], *([f"and {more} more kinds of nodes"] if more > 0 else [])])
+
+
+def _is_wanted(node: NodeFacts, wanted: Sequence[str]) -> bool:
+    """Whether a spec may mean this node: it asks for no product, or for the whole GPU behind a slice or suffix."""
+    return not wanted or not node.product or any(node.product.startswith(product) for product in wanted)
+
+
+def _problem(node: NodeFacts) -> str | None:
+    """Why a node's GPUs cannot be planned for."""
+    if node.refusal:
+        return node.refusal
+    if find_device(node.product) is not None:
+        return None
+    base = next((product for product in known_products() if node.product.startswith(f"{product}-")), None)
+    if base is not None:
+        suffix = node.product.removeprefix(base)
+        return f"{suffix} says that it is no plain {base}, and not what it is: {_UNKNOWN_MEMORY}"
+    return _UNKNOWN_MEMORY
+
+
+def _names(names: list[str]) -> str:
+    named = ", ".join(sorted(names)[:_NODES_NAMED])
+    if len(names) == 1:
+        return f"node {named}"
+    more = len(names) - _NODES_NAMED
+    return f"nodes {named} and {more} more" if more > 0 else f"nodes {named}"
+
+
+def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
+    wanted = ", ".join(facts.spec.accelerator.product or known_products())
+    missing = "spec.accelerator.perNode" if facts.spec.accelerator.product else "spec.accelerator.product and perNode"
+    present = ", ".join(sorted({node.product for node in nodes if node.product})) or "none"
+    refused = passed_over(facts, nodes)
+    return (
+        f"no schedulable node has the label nvidia.com/gpu.product with one of: {wanted} (GPUs seen: {present});"
+        f" waits for one; for node pools that scale from zero set {missing}{f'; {refused}' if refused else ''}"
+    )

@@ -1,0 +1,133 @@
+"""What was seen of engines on several nodes, whose pods all go when one of them fails.
+
+A LeaderWorkerSet makes the whole group anew: restart counters begin at zero
+and last words are gone with their pods, and it has no deadline of its own. So
+what pods said is kept while they were there. After a restart of the operator
+it is known from the object's memory (`rollback.Memory`), where a crash is written down.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.deployment.pods.rollout import Trouble, pod_trouble
+
+GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
+WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+
+
+@dataclass(frozen=True)
+class GroupHistory:
+    """What was seen of the groups of one template.
+
+    Attributes
+    ----------
+    template
+        Its hash; None before anything was seen.
+    first_seen_s
+        Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too.
+    waited_s
+        How long ago that is; 0 once all its groups served.
+    served
+        Whether they did.
+    crashed
+        Pods whose container ended, each as group, worker and UID.
+    trouble
+        What the first of the pods that crashed last suffered from.
+    """
+
+    template: str | None = None
+    first_seen_s: float = 0.0
+    waited_s: float = 0.0
+    served: bool = False
+    crashed: frozenset[tuple[str, str, str]] = frozenset()
+    trouble: Trouble | None = None
+
+    @property
+    def crashes(self) -> int:
+        """How often the pod crashed that did so most."""
+        return max(Counter((group, worker) for group, worker, _ in self.crashed).values(), default=0)
+
+
+UNSEEN: Final = GroupHistory()
+
+
+def as_data(history: GroupHistory) -> dict[str, Any]:
+    """Return a history for JSON."""
+    return asdict(history) | {"crashed": sorted(map(list, history.crashed))}
+
+
+def from_data(data: dict[str, Any]) -> GroupHistory:
+    """Return the history that `as_data` wrote. Raises TypeError or KeyError for anything else."""
+    trouble = data["trouble"]
+    crashed = frozenset((str(group), str(worker), str(uid)) for group, worker, uid in data["crashed"])
+    return GroupHistory(**data | {"crashed": crashed, "trouble": Trouble(**trouble) if trouble else None})
+
+
+def look(  # noqa: PLR0913  all that is seen at once
+    before: GroupHistory,
+    template: str | None,
+    pods: list[Body],
+    now_s: float,
+    *,
+    serve: bool,
+    awaited: bool = True,
+) -> GroupHistory:
+    """Return the history with what is seen now.
+
+    Parameters
+    ----------
+    before
+        What was seen earlier, perhaps of another template.
+    template
+        Hash of the template in force.
+    pods
+        Its pods.
+    now_s
+        The time in seconds since 1970.
+    serve
+        Whether all its groups serve.
+    awaited
+        Whether they should serve by and by: some are wanted, and no pause holds them back. Their time begins with that.
+    """
+    if template != before.template:
+        # Pods that are there already were waited for by an operator that is gone.
+        before = GroupHistory(template, first_seen_s=min([now_s, *map(_made_s, pods)]))
+    if not awaited:
+        before = replace(before, first_seen_s=now_s)
+    elif serve:
+        return replace(before, served=True, waited_s=0.0, crashed=frozenset(), trouble=None)
+    waited_s = 0.0 if before.served else now_s - before.first_seen_s
+    # A pod that is being deleted was ended with its group, whatever its exit code says.
+    crashed = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _crash_time(pod)]
+    if not crashed:
+        return replace(before, waited_s=waited_s)
+    first = min(crashed, key=lambda pod: str(_crash_time(pod)))
+    return replace(
+        before,
+        waited_s=waited_s,
+        crashed=before.crashed | {_named(pod) for pod in crashed},
+        trouble=pod_trouble(first) or before.trouble,
+    )
+
+
+def _made_s(pod: Body) -> float:
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+
+
+def _crash_time(pod: Body) -> str | None:
+    """When a container of a pod ended that should run; None where none did."""
+    status = pod.get("status", {})
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        states = (container.get("state", {}), container.get("lastState", {}))
+        ended = next((state["terminated"] for state in states if state.get("terminated")), None)
+        if ended and (ended.get("exitCode") or container.get("restartCount")):
+            return str(ended.get("finishedAt", ""))
+    return None
+
+
+def _named(pod: Body) -> tuple[str, str, str]:
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get(GROUP_INDEX_LABEL, ""), labels.get(WORKER_INDEX_LABEL, ""), str(pod["metadata"]["uid"])

@@ -1,0 +1,161 @@
+"""The summary that people and GitOps tools read: Ready, Reconciling, Stalled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.deployment.pods.rollout import VOLUME_IN_USE, Rollout
+
+REPLICAS_LOST = "ReplicasLost"
+ROLLED_BACK = "RolledBack"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Ready with its reason, and which of the two helpers is true."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+    reconciling: bool = False
+    stalled: bool = False
+
+    def findings(self) -> list[Finding]:
+        """Return the three conditions that say this."""
+
+        def helper(type_: str, *, holds: bool) -> Finding:
+            return Finding(type_, TRUE if holds else FALSE, self.reason, self.message if holds else "")
+
+        return [
+            Finding("Ready", self.status, self.reason, self.message),
+            helper("Reconciling", holds=self.reconciling),
+            helper("Stalled", holds=self.stalled),
+        ]
+
+
+def stalled(reason: str, message: str) -> Summary:
+    """Only the user can go on from here."""
+    return Summary(FALSE, reason, message, stalled=True)
+
+
+def working(reason: str, message: str) -> Summary:
+    """On the way, or waiting for something that may appear."""
+    return Summary(UNKNOWN, reason, message, reconciling=True)
+
+
+def without_engines(spec: SpecDecodeDeploymentSpec) -> Summary | None:
+    """Sum up an object that wants no engine; None for one that does."""
+    if spec.suspend:
+        return Summary(TRUE, "Suspended", "spec.suspend is true: no engine runs, everything else is kept")
+    if spec.replicas == 0:
+        return Summary(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
+    return None
+
+
+def naming_sharers(summary: Summary, sharers: Sequence[str]) -> Summary:
+    """Name the other objects that use a claim, where that is what a pod waits for."""
+    if summary.reason != VOLUME_IN_USE:
+        return summary
+    if sharers:
+        who = f"SpecDecodeDeployment {' and '.join(sharers)} names it too: give each a claim of its own, suspend one"
+    else:
+        who = "an earlier pod of this object may be the one: suspend the object first"
+    return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
+
+
+def lent(capture: str) -> Summary:
+    """Sum up an object whose GPUs a capture has for the time being."""
+    return Summary(
+        TRUE, "SuspendedForCapture", f"capture {capture} has its GPUs; the engines come back when it ended, however"
+    )
+
+
+def summarize(
+    rollout: Rollout, speculation: Finding, previous: Condition | None, generation: int, *, paused: bool = False
+) -> Summary:
+    """Sum up an object whose plan is in force and that wants engines."""
+    if rollout.complete:
+        return _serving(rollout, speculation)
+    if paused and rollout.updated < rollout.wanted:
+        return working("RolloutPaused", _paused(rollout))
+    return _not_complete(rollout, was_ready=_was_ready(previous, generation))
+
+
+def rolled_back(rollout: Rollout, failure: str) -> Summary:
+    """Sum up an object whose spec did not serve, so that the engines that served last are put back."""
+    counts = f"{rollout.available} of {rollout.wanted} engines serve"
+    message = f"the engines of this spec never served ({failure}); those that served last"
+    if rollout.complete:
+        message += f" are back, {counts}; this spec is not tried again before it changes"
+        return Summary(FALSE, ROLLED_BACK, message, stalled=True)
+    why = f": {rollout.trouble.reason}: {rollout.trouble.message}" if rollout.trouble else ""
+    return Summary(FALSE, ROLLED_BACK, f"{message} are being put back, {counts}{why}", reconciling=True)
+
+
+def _paused(rollout: Rollout) -> str:
+    return (
+        f"spec.rollout.paused is true: {rollout.updated} of {rollout.wanted} engines are of this spec,"
+        f" {rollout.available} serve in all; it goes on when paused is false"
+    )
+
+
+def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
+    trouble = rollout.trouble
+    if trouble is not None and trouble.permanent:
+        return stalled(trouble.reason, trouble.message)
+    if was_ready:
+        why = f": {trouble.message}" if trouble else ""
+        message = f"{rollout.available} of {rollout.wanted} engines serve{why}"
+        return Summary(FALSE, REPLICAS_LOST, message, reconciling=True)
+    if rollout.overdue and not (trouble and trouble.waits):
+        why = f"{trouble.reason}: {trouble.message}" if trouble else "the logs of its pods tell how far it got"
+        message = f"no engine of this spec was ready within the {rollout.deadline_s} s given to it; {why}"
+        return stalled("EngineReadyTimeout", message)
+    if trouble is not None:
+        return working(trouble.reason, trouble.message)
+    current = min(rollout.available, rollout.updated) if rollout.settled else 0
+    return working(
+        "Starting", f"{current} of {rollout.wanted} engines serve this spec, {rollout.wanted - current} to come"
+    )
+
+
+def available_finding(rollout: Rollout) -> Finding:
+    """Whether every wanted engine serves."""
+    counts = f"{rollout.available} of {rollout.wanted} engines serve"
+    if rollout.wanted == 0:
+        return Finding("Available", TRUE, "NoEngineWanted", "no engine is asked for")
+    if rollout.complete:
+        return Finding("Available", TRUE, "EnginesServe", counts)
+    if rollout.trouble is not None:
+        return Finding("Available", FALSE, rollout.trouble.reason, f"{counts}: {rollout.trouble.message}")
+    return Finding("Available", FALSE, "Starting", counts)
+
+
+def earlier_engines_finding(starter: Body | None) -> Finding:
+    """Whether engines serve that were launched before something came in the way."""
+    status = (starter or {}).get("status", {})
+    # Groups of pods are counted when they are ready, and have no other count.
+    serving = status.get("availableReplicas", status.get("readyReplicas", 0))
+    if serving:
+        message = f"{serving} engines that were launched earlier go on serving; nothing is launched for this spec"
+        return Finding("Available", TRUE, "EarlierEnginesServe", message)
+    return Finding("Available", UNKNOWN, "NotLaunched", "nothing is launched for this spec")
+
+
+def _serving(rollout: Rollout, speculation: Finding) -> Summary:
+    counts = f"{rollout.available} of {rollout.wanted} engines serve"
+    if speculation.status is FALSE and speculation.reason != "Disabled":
+        return Summary(TRUE, "SpeculationInactive", f"{counts}, but they do not draft: {speculation.message}")
+    return Summary(TRUE, "Serving", counts)
+
+
+def _was_ready(previous: Condition | None, generation: int) -> bool:
+    """Whether this very spec had been ready before."""
+    if previous is None or previous.observed_generation != generation:
+        return False
+    return previous.reason == REPLICAS_LOST or (
+        previous.status is TRUE and previous.reason in {"Serving", "SpeculationInactive"}
+    )

@@ -1,0 +1,237 @@
+"""Reads from Deployment and pods how far engines on one node each are, and what holds any of them up."""
+
+from dataclasses import dataclass, replace
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.deployment.objects.workload import serving_template
+from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
+from specdecode_operator.deployment.pods.missing_secret import told_with_field
+from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER
+from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
+
+_SIGNALLED = (137, 143)
+"""Exit codes of a process that SIGKILL or SIGTERM ended."""
+
+VOLUME_IN_USE = "VolumeInUse"
+_EXCLUSIVE = "ReadWriteOncePod"
+"""Access mode of which the scheduler speaks when it holds a pod back (pkg/scheduler, volumerestrictions)."""
+
+_OF_VOLUMES = (
+    "persistentvolume",
+    "persistent volume",
+    "pvc(s)",
+    "volume node affinity",
+    "volume zone",
+    "volume count",
+    "free storage",
+    "available disk",
+)
+"""What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
+PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
+immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
+pkg/scheduler/framework/plugins)."""
+
+_LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
+"""Reasons of pods that failed through their node, not through their engine."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why an engine pod does not serve, as a reason for programs and a sentence for people."""
+
+    reason: str
+    message: str
+    permanent: bool = False
+    """True where only a change of the spec can help."""
+
+    waits: bool = False
+    """True where the pod waits for something outside of it, which may appear."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """State of the engine pods against what is wanted."""
+
+    wanted: int
+    replicas: int
+    updated: int
+    available: int
+    settled: bool
+    """Whether the controller has seen the current template."""
+
+    trouble: Trouble | None
+    overdue: bool = False
+    """Whether the current template is given up: no progress within its deadline."""
+
+    deadline_s: int | None = None
+    """How long engines of the current template are given; None where nobody waits for them."""
+
+    crashes: int = 0
+    """How often the engine container that failed most was started anew, among pods of the current template."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every wanted engine serves the current spec, and none of an earlier one is left."""
+        return self.settled and self.replicas <= self.updated and min(self.updated, self.available) >= self.wanted
+
+
+def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:
+    """Return how far the engines are; a Deployment that is not there yet counts as nothing."""
+    if deployment is None:
+        return Rollout(wanted, 0, 0, 0, settled=False, trouble=None)
+    status = deployment.get("status", {})
+    settled = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+    return Rollout(
+        wanted=wanted,
+        replicas=status.get("replicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        available=status.get("availableReplicas", 0),
+        settled=settled,
+        trouble=first_trouble(pods) or (_controller_trouble(status) if settled else None),
+        overdue=settled and _is_overdue(status),
+        deadline_s=deployment.get("spec", {}).get("progressDeadlineSeconds"),
+        crashes=max((_restarts(pod) for pod in pods), default=0),
+    )
+
+
+def beside(rollout: Rollout, predecessor: Body | None) -> Rollout:
+    """Return the same with the engines that a starter of another kind still has."""
+    status = (predecessor or {}).get("status", {})
+    available = status.get("availableReplicas", status.get("readyReplicas", 0))
+    return replace(
+        rollout, replicas=rollout.replicas + status.get("replicas", 0), available=rollout.available + available
+    )
+
+
+def _is_overdue(status: Body) -> bool:
+    return any(
+        condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
+        for condition in status.get("conditions") or []
+    )
+
+
+def _restarts(pod: Body) -> int:
+    """How often the engine of a pod that does not serve was started anew."""
+    containers = pod.get("status", {}).get("containerStatuses") or []
+    engines = [each for each in containers if each["name"] == ENGINE_CONTAINER and not each.get("ready")]
+    return max((int(each.get("restartCount", 0)) for each in engines), default=0)
+
+
+def current_pods(pods: list[Body], starter: Body | None) -> list[Body]:
+    """Pods of the template that is in force now; what older ones suffer says nothing of this spec."""
+    if starter is None:
+        return []
+    wanted = template_hash(serving_template(starter))
+    return [pod for pod in pods if template_hash(pod) == wanted]
+
+
+def template_hash(body: Body) -> str | None:
+    """Return what tells pods of one template from those of another."""
+    value: str | None = (body["metadata"].get("annotations") or {}).get(TEMPLATE_HASH_ANNOTATION)
+    return value
+
+
+def first_trouble(pods: list[Body]) -> Trouble | None:
+    """Return the trouble of the newest pod that has any."""
+    newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
+    staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"]]
+    # A pod whose node is gone is being deleted too; it says why one is missing when no other does.
+    troubles = [*map(pod_trouble, staying), *map(_node_trouble, newest_first)]
+    return next((trouble for trouble in troubles if trouble is not None), None)
+
+
+def _controller_trouble(status: Body) -> Trouble | None:
+    """Why there are no pods at all: a quota, or a policy that admits none."""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return Trouble("PodsRefused", f"no engine pod can be created: {condition.get('message', '')}", waits=True)
+    return None
+
+
+def _node_trouble(pod: Body) -> Trouble | None:
+    """Why the node took the pod away."""
+    status = pod.get("status", {})
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return _lost(pod, condition.get("message") or condition.get("reason", ""))
+    if status.get("reason") in _LOST_REASONS:
+        return _lost(pod, status.get("message") or status["reason"])
+    return None
+
+
+def _lost(pod: Body, why: str) -> Trouble:
+    name = pod["metadata"]["name"]
+    return Trouble("NodeLost", f"{name} was taken from its node: {why}; another is started where one fits", waits=True)
+
+
+def pod_trouble(pod: Body) -> Trouble | None:
+    """Return what holds a pod up, or None while nothing does."""
+    status = pod.get("status", {})
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _unscheduled(condition.get("message", ""))
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        if container.get("ready"):
+            continue
+        trouble = _container_trouble(pod, container)
+        if trouble is not None:
+            return trouble
+    return None
+
+
+def waits_for_claim(pod: Body) -> bool:
+    """Whether a pod waits for a claim that takes one pod at a time."""
+    trouble = pod_trouble(pod)
+    return trouble is not None and trouble.reason == VOLUME_IN_USE
+
+
+def is_about_volumes(unscheduled: str) -> bool:
+    """Whether the scheduler finds no node because of the pod's volumes, in its words.
+
+    It looks at them on nodes that have all else, GPUs too, so where it speaks of both the volumes are what is missing.
+    """
+    return any(words in unscheduled.lower() for words in _OF_VOLUMES)
+
+
+def _unscheduled(message: str) -> Trouble:
+    if _EXCLUSIVE in message:
+        what = f"a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: {message}"
+        return Trouble(VOLUME_IN_USE, what, waits=True)
+    if is_about_volumes(message):
+        where = "spec.models.volume, or a volume of spec.podTemplate"
+        what = message.removesuffix(". not found")
+        fix = "goes on when the claim is there and bound, and a node with room can mount it"
+        return Trouble("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)
+    return Trouble("Unschedulable", f"no node takes the pod: {message}", waits=True)
+
+
+def _container_trouble(pod: Body, container: Body) -> Trouble | None:
+    waiting = container.get("state", {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    match reason:
+        case "CreateContainerConfigError" if "secret" in message.lower():
+            return Trouble("WaitingForSecret", told_with_field(pod, message), waits=True)
+        case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
+            return Trouble("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
+        case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":
+            return Trouble("ContainerFailed", message or reason)
+    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
+    if ended and (ended.get("exitCode") or container["name"] == ENGINE_CONTAINER):
+        return _ended(container["name"], ended)
+    return None
+
+
+def _ended(name: str, ended: Body) -> Trouble:
+    """Last words of a container that should run."""
+    exit_code, said = ended.get("exitCode", 0), ended.get("message", "")
+    if ended.get("reason") == "OOMKilled":
+        return Trouble("OutOfMemory", f"{name} needed more memory than its limit and was killed")
+    if name.startswith("download-"):
+        return Trouble("DownloadFailed", f"{name} ended with exit code {exit_code}: {telling_line(said)}")
+    if known := find_error(said):
+        error, words = known
+        return Trouble(error.reason, f"{words}: {error.fix}", error.permanent)
+    if exit_code in _SIGNALLED:
+        why = "by the kubelet after its probes failed too often, or by somebody"
+        return Trouble("EngineKilled", f"engine was ended by a signal ({exit_code}), {why}: {telling_line(said)}")
+    return Trouble("EngineFailed", f"engine ended with exit code {exit_code}: {telling_line(said)}")

@@ -1,0 +1,209 @@
+"""The checkpoints that a spec names: what each holds, which may be served, and the spec that serves a chosen one."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.pair import Draft, ModelCheckpoint, ServedModel, Target
+from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.api.values import Method, Quantization
+from specdecode_operator.deployment.spec.model_facts import KnownModels, may_be_served, model_source
+from specdecode_operator.resolver.read_model_facts import Checkpoint
+from specdecode_operator.sizing.choice.launchability import ONLINE_PRECISIONS, served_precision
+from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+
+_Model = TypeVar("_Model", Target, Draft)
+
+
+def geometry_of(
+    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, method: Method | None = None
+) -> ModelGeometry:
+    """Return a geometry from the inline config, or else from the catalogue, or else from what was read of the model.
+
+    ``method`` says how the config.json of a draft head is read; None for a model of its own.
+
+    Raises
+    ------
+    InvalidSpecError
+        When nothing is known of the model, or what is known makes no sense.
+    """
+    if model.config is not None:
+        return _inline_geometry(field, model.model, model.config, method)
+    try:
+        geometry = find_geometry(model.model)
+    except GeometryError as error:
+        raise InvalidSpecError([Problem(f"{field}.model", model.model, str(error))]) from error
+    if geometry is None and read is not None:
+        return _read_geometry(field, model.model, read, method)
+    if geometry is None:
+        problem = Problem(
+            f"{field}.model",
+            model.model,
+            f"no facts about this model: put the content of its config.json into {field}.config"
+            f" (known without that: the {len(known_models())} models of docs/models.md)",
+        )
+        raise InvalidSpecError([problem], reason="ModelUnknown")
+    return geometry
+
+
+def named_checkpoints(
+    field: str, model: ServedModel, own: ModelGeometry, spec: SpecDecodeDeploymentSpec, known: KnownModels
+) -> tuple[ModelGeometry, ...]:
+    """Return the other checkpoints of a model; those that nothing asks for only where they are known anyway.
+
+    Raises
+    ------
+    InvalidSpecError
+        When one is of another model, or of another precision than it says, or of the same as another.
+    """
+    found, problems = [], []
+    for index, checkpoint in enumerate(model.checkpoints):
+        place = f"{field}.checkpoints[{index}]"
+        if any(each.quantization is checkpoint.quantization for each in model.checkpoints[:index]):
+            message = "is there already: one checkpoint for each precision; remove one"
+            problems.append(Problem(f"{place}.quantization", checkpoint.quantization.value, message))
+            continue
+        try:
+            geometry = geometry_of(place, checkpoint, known.get(model_source(spec, checkpoint)))
+        except InvalidSpecError:
+            if may_be_served(model, checkpoint):
+                raise
+            continue
+        found.append(geometry)
+        problems += _checkpoint_problems(place, checkpoint, geometry, own)
+    if problems:
+        raise InvalidSpecError(problems)
+    return tuple(found)
+
+
+def wanted_precision(
+    field: str, wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]
+) -> Precision:
+    """Return the precision that a model is asked for; for Auto its own.
+
+    Raises
+    ------
+    InvalidSpecError
+        When it cannot be had.
+    """
+    held = own.checkpoint_precision
+    if wanted in (Quantization.AS_CHECKPOINT, Quantization.AUTO):
+        return held or Precision.BF16
+    precision = Precision(wanted.value)
+    if precision in _precisions(named):
+        return precision
+    if held is not None and precision is not held:
+        message = (
+            f"the checkpoint is {held}: use AsCheckpoint, or name a checkpoint of that precision as model or in"
+            " checkpoints"
+        )
+        raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
+    if held is None and precision is not Precision.BF16 and precision not in ONLINE_PRECISIONS:
+        message = (
+            f"vLLM quantizes to {precision} only beforehand: name a checkpoint of that precision as model or in"
+            " checkpoints, or use FP8, which is made while loading"
+        )
+        raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
+    return precision
+
+
+def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
+    """Return the precisions that a plan may choose from; none where the spec leaves no choice."""
+    if wanted is not Quantization.AUTO:
+        return frozenset()
+    online = ONLINE_PRECISIONS if own.checkpoint is None else frozenset()
+    return frozenset({served_precision(own, None)}) | _precisions(named) | online
+
+
+def settled(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
+    """Return the spec that names what is served at these precisions, with no choice left.
+
+    Clients go on to ask for the model by the name that the spec gave it.
+    """
+    speculation, serving = spec.speculation, spec.serving
+    if speculation is not None and speculation.draft is not None and draft is not None:
+        speculation = speculation.model_copy(update={"draft": _settled_model(speculation.draft, draft)})
+    served = _settled_model(spec.target, target)
+    if served.model != spec.target.model and not serving.served_model_names:
+        serving = serving.model_copy(update={"served_model_names": [short_name(spec.target.model)]})
+    return spec.model_copy(update={"target": served, "speculation": speculation, "serving": serving})
+
+
+def short_name(model: str) -> str:
+    """Return the last part of a model's id or path: what people call it, and clients where nobody says."""
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def _settled_model(model: _Model, precision: Precision) -> _Model:
+    named = next((each for each in model.checkpoints if each.quantization.value == precision.value), None)
+    changes: dict[str, Any] = {"checkpoints": []}
+    if named is not None and model.quantization.value in (Quantization.AUTO.value, precision.value):
+        changes |= {
+            "model": named.model,
+            "revision": named.revision,
+            "config": named.config,
+            "quantization": Quantization.AS_CHECKPOINT,
+        }
+    elif model.quantization is Quantization.AUTO:
+        online = precision in ONLINE_PRECISIONS
+        changes["quantization"] = Quantization(precision.value) if online else Quantization.AS_CHECKPOINT
+    return model.model_copy(update=changes)
+
+
+def _precisions(named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
+    return frozenset(served_precision(geometry, None) for geometry in named)
+
+
+def _checkpoint_problems(
+    field: str, checkpoint: ModelCheckpoint, geometry: ModelGeometry, own: ModelGeometry
+) -> list[Problem]:
+    """Return what is wrong with a checkpoint beside the model that it is said to hold."""
+    said, held = checkpoint.quantization.value, served_precision(geometry, None)
+    if held != said:
+        return [Problem(f"{field}.quantization", said, f"{geometry.name} is {held}: write {held}, or name another")]
+    if held == served_precision(own, None):
+        message = f"{own.name} itself is {held}: remove this checkpoint, or name it as model"
+        return [Problem(f"{field}.quantization", said, message)]
+    different = [
+        f"{name} {found} instead of {wanted}"
+        for (name, found), wanted in zip(_shape(geometry).items(), _shape(own).values(), strict=True)
+        if found != wanted
+    ]
+    if different:
+        message = f"is no checkpoint of {own.name}: {', '.join(different)}; name one of the same model"
+        return [Problem(f"{field}.model", checkpoint.model, message)]
+    return []
+
+
+def _shape(geometry: ModelGeometry) -> dict[str, int]:
+    """What checkpoints of one model have in common."""
+    return {
+        "width": geometry.hidden_size,
+        "layers": geometry.num_layers,
+        "vocabulary": geometry.vocab_size,
+        "longest sequence": geometry.max_position_embeddings,
+        "KV heads": sum(getattr(attention, "num_kv_heads", 1) for attention in geometry.attentions),
+    }
+
+
+def _geometry(name: str, config: Mapping[str, Any], method: Method | None) -> ModelGeometry:
+    return geometry_from_config(name, config) if method is None else head_from_config(name, config, method.value)
+
+
+def _inline_geometry(field: str, name: str, config: Mapping[str, Any], method: Method | None) -> ModelGeometry:
+    try:
+        return _geometry(name, config, method)
+    except GeometryError as error:
+        problem = Problem(f"{field}.config.{error.field}", str(error.value), error.message)
+        raise InvalidSpecError([problem]) from error
+
+
+def _read_geometry(field: str, name: str, read: Checkpoint, method: Method | None) -> ModelGeometry:
+    try:
+        return _geometry(name, read.config, method)
+    except GeometryError as error:
+        problem = Problem(f"{field}.model", name, f"in its config.json: {error}")
+        raise InvalidSpecError([problem]) from error

@@ -1,0 +1,98 @@
+"""Resolves what the engine is told from a spec and its pair."""
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.values import AcceleratorType, Method, Quantization
+from specdecode_operator.deployment.spec.checkpoints import short_name
+from specdecode_operator.deployment.spec.model_storage import engine_model_path
+from specdecode_operator.deployment.spec.timings import shutdown_timeout_s
+from specdecode_operator.engine.settings import (
+    CpuSettings,
+    EngineSettings,
+    NodeGroup,
+    OnlineQuantization,
+    ScheduleRange,
+    SpeculationSettings,
+    SuffixSettings,
+)
+from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import Pair
+
+
+def engine_settings(
+    spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: NodeGroup | None = None
+) -> EngineSettings:
+    """Everything that the engine's command line and environment need."""
+    serving, limits = spec.serving, pair.limits
+    return EngineSettings(
+        model=engine_model_path(spec, spec.target),
+        served_model_names=tuple(serving.served_model_names) or (short_name(spec.target.model),),
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        kv_cache_dtype=serving.kv_cache_dtype.value,
+        block_size=limits.block_size,
+        memory_utilization_percent=serving.memory_utilization_percent,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=spec.parallelism.pipeline,
+        data_parallel_size=spec.parallelism.data,
+        expert_parallel=spec.parallelism.expert,
+        port=serving.port,
+        tls=serving.tls_secret is not None,
+        shutdown_timeout_s=shutdown_timeout_s(spec),
+        dtype="bfloat16" if spec.target.quantization is Quantization.BF16 else "auto",
+        online_quantization=_online_quantization(pair.target, pair.target_precision),
+        enforce_eager=serving.enforce_eager,
+        cudagraph_mode=serving.cudagraph_mode,
+        max_cudagraph_capture_size=serving.max_cudagraph_capture_size,
+        speculation=_speculation(spec, pair),
+        cpu=_cpu(spec),
+        extra_args=tuple(spec.engine.extra_args),
+        group=group,
+        target_on_v1=pair.era.runner is Runner.V1,
+    )
+
+
+def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
+    """What the engine makes while loading; None where the checkpoint is served as it is."""
+    made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
+    return OnlineQuantization.FP8 if made else None
+
+
+def _cpu(spec: SpecDecodeDeploymentSpec) -> CpuSettings | None:
+    accelerator = spec.accelerator
+    if accelerator.type is AcceleratorType.GPU:
+        return None
+    return CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
+
+
+def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSettings | None:
+    speculation = spec.speculation
+    if speculation is None or speculation.method is Method.NONE:
+        return None
+    draft, ngram, suffix = speculation.draft, speculation.ngram, speculation.suffix
+    return SpeculationSettings(
+        method=speculation.method,
+        num_speculative_tokens=speculation.num_speculative_tokens or 0,
+        schedule=tuple(
+            ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
+            for range_ in speculation.num_speculative_tokens_by_batch_size
+        ),
+        draft_model=engine_model_path(spec, draft) if draft else None,
+        draft_online_quantization=_online_quantization(pair.draft, pair.draft_precision) if pair.draft else None,
+        draft_max_model_len=draft.max_model_len if draft else None,
+        prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,
+        prompt_lookup_max=ngram.prompt_lookup_max if ngram else None,
+        draft_tensor_parallel_size=spec.parallelism.draft_tensor,
+        suffix=SuffixSettings(
+            max_tree_depth=suffix.max_tree_depth,
+            max_cached_requests=suffix.max_cached_requests,
+            max_spec_factor_percent=suffix.max_spec_factor_percent,
+            min_token_probability_percent=suffix.min_token_probability_percent,
+        )
+        if suffix
+        else None,
+        rejection_sampling=speculation.rejection_sampling,
+        draft_sampling=speculation.draft_sampling,
+    )

@@ -1,0 +1,229 @@
+"""Strategic merge of the user's podTemplate into the pod that the operator renders.
+
+The rules are those of `kubectl patch` for the lists that pods have: lists with
+a merge key are merged element by element, others are replaced.
+https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdecode_operator.api.deployment import PodTemplate
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.deployment.spec.timings import SHORTEST_GRACE_S
+from specdecode_operator.engine.environment import owned_variable_problems
+from specdecode_operator.kube.nodes import PRODUCT_LABEL
+
+ENGINE_CONTAINER = "engine"
+
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+_PROTECTED_IN_ENGINE = {
+    "command": "the operator writes it: use spec.engine.extraArgs for further arguments",
+    "args": "the operator writes it: use spec.engine.extraArgs for further arguments",
+    "image": "use spec.engine.image",
+    "ports": "use spec.serving.port",
+    "startupProbe": "the operator's own probes belong to the rollout",
+    "readinessProbe": "the operator's own probes belong to the rollout",
+    "livenessProbe": "the operator's own probes belong to the rollout",
+    "lifecycle": "the operator drains the engine with it",
+    "envFrom": "it could undo what the operator sets: name single variables in env",
+}
+DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
+"""Init containers that fetch models; they alone see the token of the hub."""
+
+_PROTECTED_IN_DOWNLOADS = ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts")
+
+OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
+"""Volumes that the operator gives an engine pod."""
+
+OWN_MOUNTS = frozenset({"/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"})  # noqa: S108
+"""Where the operator mounts something in an engine container."""
+
+_OWN_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
+
+
+def merge(base: Any, overlay: Any, field: str = "") -> Any:
+    """Return base with overlay laid over it; neither is changed."""
+    if isinstance(base, dict) and isinstance(overlay, dict):
+        merged = dict(base)
+        for key, value in overlay.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = merge(base[key], value, key) if key in base else value
+        return merged
+    if isinstance(base, list) and isinstance(overlay, list) and field in _MERGE_KEYS:
+        return _merge_list(base, overlay, _MERGE_KEYS[field])
+    return overlay
+
+
+def _merge_list(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
+    merged = {element[key]: element for element in base}
+    for element in overlay:
+        name = element[key]
+        merged[name] = merge(merged[name], element) if name in merged else element
+    return list(merged.values())
+
+
+def overlay_problems(template: PodTemplate | None, owned_resources: Mapping[str, str]) -> list[Problem]:
+    """Report what the overlay may not touch, and elements without their merge key.
+
+    ``owned_resources`` are the engine's resources that the plan decides, each
+    with the field to use instead.
+    """
+    if template is None:
+        return []
+    spec = template.spec or {}
+    return [
+        *_node_selector_problems(spec),
+        *_grace_problems(spec),
+        *_restart_problems(spec),
+        *_metadata_problems(template.metadata or {}),
+        *_list_problems(spec, "spec.podTemplate.spec"),
+        *_download_problems(spec.get("initContainers")),
+        *_engine_problems(spec.get("containers"), owned_resources),
+        *_volume_problems(spec.get("volumes")),
+    ]
+
+
+def _metadata_problems(metadata: dict[str, Any]) -> list[Problem]:
+    problems = [
+        Problem(f"spec.podTemplate.metadata.{key}", str(value)[:64], "only labels and annotations can be set")
+        for key, value in metadata.items()
+        if key not in {"labels", "annotations"} or not isinstance(value, dict)
+    ]
+    problems += [
+        Problem(f"spec.podTemplate.metadata.{field}.{name}", str(value)[:64], "is the operator's own: leave it out")
+        for field, given in metadata.items()
+        if isinstance(given, dict)
+        for name, value in given.items()
+        if name.startswith(_OWN_PREFIXES)
+    ]
+    return problems
+
+
+def _list_problems(value: Any, path: str) -> list[Problem]:
+    """Lists that are merged by key need that key in every element."""
+    if not isinstance(value, dict):
+        return []
+    problems = []
+    for field, content in value.items():
+        where = f"{path}.{field}"
+        if field.startswith("$"):
+            problems.append(
+                Problem(where, str(content)[:64], "patch directives are not supported: write what you want")
+            )
+        elif field in _MERGE_KEYS:
+            key = _MERGE_KEYS[field]
+            if not isinstance(content, list):
+                problems.append(Problem(where, type(content).__name__, "must be a list"))
+                continue
+            for index, element in enumerate(content):
+                if not isinstance(element, dict) or not isinstance(element.get(key), str):
+                    problems.append(Problem(f"{where}[{index}]", str(element)[:64], f"needs a {key} to be merged by"))
+                else:
+                    problems.extend(_list_problems(element, f"{where}[{index}]"))
+    return problems
+
+
+def _node_selector_problems(spec: dict[str, Any]) -> list[Problem]:
+    selector = spec.get("nodeSelector", {})
+    if selector is None:
+        message = "would take the plan's product away: write the labels that nodes need besides, or leave it out"
+        return [Problem("spec.podTemplate.spec.nodeSelector", "null", message)]
+    if not isinstance(selector, dict) or PRODUCT_LABEL not in selector:
+        return []
+    value = str(selector[PRODUCT_LABEL])
+    return [Problem(f"spec.podTemplate.spec.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.product")]
+
+
+def _grace_problems(spec: dict[str, Any]) -> list[Problem]:
+    """A grace period that would cut running requests off; null would bring Kubernetes' own 30 s back."""
+    grace_s = spec.get("terminationGracePeriodSeconds", SHORTEST_GRACE_S)
+    if type(grace_s) is int and grace_s >= SHORTEST_GRACE_S:
+        return []
+    message = f"must be an integer of at least {SHORTEST_GRACE_S}: an engine leaves the Service, answers, and ends"
+    return [Problem("spec.podTemplate.spec.terminationGracePeriodSeconds", str(grace_s)[:64], message)]
+
+
+def _restart_problems(spec: dict[str, Any]) -> list[Problem]:
+    policy = spec.get("restartPolicy", "Always")
+    if policy == "Always":
+        return []
+    return [Problem("spec.podTemplate.spec.restartPolicy", str(policy)[:64], "engines are restarted: leave it out")]
+
+
+def _download_problems(containers: Any) -> list[Problem]:
+    """Init containers that would run something else with the token of the hub."""
+    return [
+        Problem(f"spec.podTemplate.spec.initContainers[{index}].{field}", "set", f"{name} is the operator's own")
+        for index, container in enumerate(containers if isinstance(containers, list) else [])
+        if isinstance(container, dict) and (name := container.get("name")) in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}
+        for field in _PROTECTED_IN_DOWNLOADS
+        if field in container
+    ]
+
+
+def _resource_problems(resources: Any, where: str, owned: Mapping[str, str]) -> list[Problem]:
+    parts = [(where, resources)]
+    if isinstance(resources, dict):
+        parts += [(f"{where}.{kind}", amounts) for kind, amounts in resources.items()]
+    nothing = [path for path, amounts in parts if amounts is None]
+    if nothing or not isinstance(resources, dict):
+        return [Problem(path, "null", "would take away what the plan decides: leave it out") for path in nothing]
+    return [
+        Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"the plan decides it: use {field}")
+        for kind, amounts in resources.items()
+        if isinstance(amounts, dict)
+        for name, field in owned.items()
+        if name in amounts
+    ]
+
+
+def _engine_problems(containers: Any, owned_resources: Mapping[str, str]) -> list[Problem]:
+    if not isinstance(containers, list):
+        return []
+    problems = []
+    for index, container in enumerate(containers):
+        if not isinstance(container, dict) or container.get("name") != ENGINE_CONTAINER:
+            continue
+        where = f"spec.podTemplate.spec.containers[{index}]"
+        problems += [
+            Problem(f"{where}.{field}", "set", fix) for field, fix in _PROTECTED_IN_ENGINE.items() if field in container
+        ]
+        env = container.get("env")
+        variables = env if isinstance(env, list) else []
+        names = [str(variable.get("name")) for variable in variables if isinstance(variable, dict)]
+        problems += owned_variable_problems(names, f"{where}.env")
+        problems += _resource_problems(container.get("resources", {}), f"{where}.resources", owned_resources)
+        problems += _mount_problems(container.get("volumeMounts"), f"{where}.volumeMounts")
+    return problems
+
+
+def _mount_problems(mounts: Any, where: str) -> list[Problem]:
+    return [
+        Problem(f"{where}[{index}].mountPath", mount["mountPath"], "is the operator's own mount: use another path")
+        for index, mount in enumerate(mounts if isinstance(mounts, list) else [])
+        if isinstance(mount, dict) and str(mount.get("mountPath")).rstrip("/") in OWN_MOUNTS
+    ]
+
+
+def _volume_problems(volumes: Any) -> list[Problem]:
+    if not isinstance(volumes, list):
+        return []
+    return [
+        Problem(
+            f"spec.podTemplate.spec.volumes[{index}].name", volume["name"], "is the operator's own volume: rename it"
+        )
+        for index, volume in enumerate(volumes)
+        if isinstance(volume, dict) and volume.get("name") in OWN_VOLUMES
+    ]

@@ -1,0 +1,264 @@
+"""What of a target and its draft does not go together, found before any GPU is taken."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.pair import Draft, ServedModel
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.api.values import (
+    METHODS_WITH_DRAFT,
+    METHODS_WITH_LAYERS,
+    AcceleratorType,
+    CudagraphMode,
+    Method,
+    Quantization,
+)
+from specdecode_operator.deployment.spec.model_facts import KnownModels, model_source
+from specdecode_operator.deployment.spec.runner_rules import runner_problems
+from specdecode_operator.deployment.spec.served_models import DRAFT, TARGET
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.extra_args import options
+from specdecode_operator.engine.rules.runners import draft_follows_target
+from specdecode_operator.engine.rules.speculation import vocabulary_problems
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.pair.pair import Pair, loaded_draft
+
+_METHOD: Final = "spec.speculation.method"
+
+_METHOD_OF_HEAD: Final = {
+    "EagleLlamaForCausalLM": Method.EAGLE,
+    "LlamaForCausalLMEagle": Method.EAGLE,
+    "LlamaForCausalLMEagle3": Method.EAGLE3,
+    "Eagle3LlamaForCausalLM": Method.EAGLE3,
+    "Eagle3Speculator": Method.EAGLE3,
+    "Eagle3DraftModel": Method.EAGLE3,
+    "MedusaModel": Method.MEDUSA,
+    "DFlashDraftModel": Method.DFLASH,
+    "DSparkDraftModel": Method.DSPARK,
+    "Qwen3DSparkModel": Method.DSPARK,
+}
+"""How a head proposes, by the first of its ``architectures``."""
+
+_READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
+"""Methods that read hidden states of the target's inner layers."""
+
+_GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
+"""Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length."""
+
+_COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
+"""Modes of which nobody measured what their graphs take."""
+
+_UNCOUNTED: Final = ("--hf-overrides", "--cpu-offload-gb")
+"""Flags that change a model, or where it lies, in ways of their own."""
+
+_TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
+"""What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
+
+
+def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> list[Problem]:
+    """Return why the engine would not start, or never accept a token, with this draft beside this target."""
+    method = spec.speculation.method if spec.speculation else Method.NONE
+    return [
+        *_role_problems(method, pair),
+        *_match_problems(method, pair),
+        *_precision_problems(spec, method),
+        *_length_problems(spec, pair),
+        *_state_problems(spec, method, pair.target, profile),
+        *_count_problems(pair),
+        *_package_problems(spec, method, profile),
+        *_split_problems(spec, method, profile),
+        *runner_problems(spec, method, pair),
+    ]
+
+
+def pairing_doubts(
+    spec: SpecDecodeDeploymentSpec, profile: EngineProfile, known: KnownModels, tensor: int
+) -> list[str]:
+    """Return a sentence for each thing that is worth knowing of a pair although it starts.
+
+    ``tensor`` is the tensor parallelism of the plan.
+    """
+    speculation = spec.speculation
+    method = speculation.method if speculation else Method.NONE
+    doubts = []
+    told = spec.parallelism.draft_tensor
+    if told is not None and told != tensor:
+        doubts.append(
+            f"parallelism.draftTensor {told} has no effect: vLLM {profile.version} splits the draft like the target, "
+            f"over {tensor} GPUs, and so it is counted"
+        )
+    package = profile.method_packages.get(method)
+    if package is not None:
+        doubts.append(f"the engine image must hold {package}, or vLLM refuses method {method} when it starts")
+    mode = spec.serving.cudagraph_mode
+    if mode in _COUNTED_AS_USUAL:
+        doubts.append(f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much")
+    given = {option.flag.name for option in options(spec.engine.extra_args, profile)}
+    doubts += [f"engine.extraArgs has {flag}, which the plan does not count" for flag in _UNCOUNTED if flag in given]
+    if method is Method.DRAFT_MODEL and speculation is not None and speculation.draft is not None:
+        doubts += _tokenizer_doubts(spec, speculation.draft, known)
+    return doubts
+
+
+def _role_problems(method: Method, pair: Pair) -> Iterator[Problem]:
+    """Heads and models in each other's place: vLLM loads a head only with the target that it was made for."""
+    target, draft = pair.target, pair.draft
+    if target.head is not None:
+        message = "is a draft head: name the model that it was made for, and this one as speculation.draft.model"
+        yield Problem(f"{TARGET}.model", target.name, message)
+    if draft is None or method not in METHODS_WITH_DRAFT:
+        return
+    made_for = _METHOD_OF_HEAD.get(draft.architecture) if draft.head is not None else None
+    if draft.head is None and method is not Method.DRAFT_MODEL:
+        message = f"is a model of its own, and method {method} needs a head: name one, or use method: draft_model"
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+    elif made_for is not None and method is Method.DRAFT_MODEL:
+        message = f"is a draft head, and method {method} needs a model of its own: name one, or use method: {made_for}"
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+    elif made_for not in (None, method):
+        message = f"is a head for method {made_for}: use that, or name a head for {method}"
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+
+
+def _match_problems(method: Method, pair: Pair) -> Iterator[Problem]:
+    """Width and vocabulary, which the draft must have in common with the target.
+
+    vllm/model_executor/models/llama_eagle3.py joins hidden states by a matrix of the width that the head was made for.
+    """
+    target, draft = pair.target, pair.draft
+    if draft is None or method not in METHODS_WITH_DRAFT:
+        return
+    head = draft.head
+    # Of Medusa the engine makes the vocabulary that the target has (config/speculative.py).
+    if method is not Method.MEDUSA:
+        yield from vocabulary_problems(target.vocab_size, draft.vocab_size)
+    if head is None:
+        return
+    if head.reads_width is not None and head.reads_width != target.hidden_size:
+        message = (
+            f"was made for hidden states of width {head.reads_width}, and those of {target.name} have "
+            f"{target.hidden_size}: choose a head that was made for it"
+        )
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+    if method is not Method.MEDUSA and head.output_rows > draft.vocab_size:
+        message = f"proposes from {head.output_rows} tokens, more than its vocabulary of {draft.vocab_size}"
+        yield Problem(f"{DRAFT}.model", draft.name, f"{message}: check its draft_vocab_size")
+
+
+def _precision_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Iterator[Problem]:
+    """A head is served as it was stored: what vLLM would make of it while loading is not known to sizing."""
+    draft = spec.speculation.draft if spec.speculation else None
+    if draft is None or method is Method.DRAFT_MODEL:
+        return
+    if draft.quantization is not Quantization.AS_CHECKPOINT:
+        message = f"the head of method {method} is served as it was stored: remove it"
+        yield Problem(f"{DRAFT}.quantization", draft.quantization, message)
+    if draft.checkpoints:
+        message = f"the head of method {method} is served as it was stored: remove them"
+        yield Problem(f"{DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", message)
+
+
+def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
+    """vllm/config/speculative.py, _maybe_override_draft_max_model_len: not beyond the draft's own."""
+    draft = spec.speculation.draft if spec.speculation else None
+    if spec.speculation is None or draft is None or pair.draft is None or spec.speculation.method in _GETS_LONGER:
+        return
+    longest = pair.draft.max_position_embeddings
+    if draft.max_model_len is not None and draft.max_model_len > longest:
+        message = f"{pair.draft.name} was made for at most {longest} tokens: use that or less"
+        yield Problem(f"{DRAFT}.maxModelLen", str(draft.max_model_len), message)
+
+
+def _state_problems(
+    spec: SpecDecodeDeploymentSpec, method: Method, target: ModelGeometry, profile: EngineProfile
+) -> Iterator[Problem]:
+    """What the target's class in vLLM does not do; the engine says so after loading."""
+    limits, pipeline = profile.targets, spec.parallelism.pipeline
+    if pipeline > 1 and target.architecture in limits.without_stages:
+        message = f"vLLM cannot cut {target.architecture} into stages: use 1"
+        yield Problem("spec.parallelism.pipeline", str(pipeline), message)
+    if method not in _READS_INNER_STATES:
+        return
+    if target.architecture in limits.without_hidden_states | limits.later_with_hidden_states:
+        message = (
+            f"reads hidden states of inner layers, which vLLM {profile.version} does not hand out for "
+            f"{target.architecture}: use draft_model or ngram"
+        )
+        yield Problem(_METHOD, method, message)
+    elif pipeline > 1 and target.architecture not in limits.with_hidden_states_over_stages:
+        message = (
+            f"method {method} reads hidden states of inner layers, which vLLM {profile.version} does not hand on "
+            f"between stages for {target.architecture}: use 1"
+        )
+        yield Problem("spec.parallelism.pipeline", str(pipeline), message)
+
+
+def _count_problems(pair: Pair) -> Iterator[Problem]:
+    """What sizing knows of K, and of layers for multi-token prediction."""
+    try:
+        loaded_draft(pair)
+    except PlanError as error:
+        yield Problem(f"spec.{error.field}", str(error.value), error.message)
+
+
+def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:
+    """VLLM's own images lack what some methods need."""
+    package = profile.method_packages.get(method)
+    if package is not None and spec.engine.image is None:
+        message = f"method {method} needs {package}, which vLLM's own image lacks: name an image that holds it"
+        yield Problem("spec.engine.image", "absent", message)
+
+
+def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:
+    """Fields of spec.parallelism that nothing here could follow."""
+    asked = spec.parallelism
+    on_cpu = spec.accelerator.type is AcceleratorType.CPU
+    if asked.draft_tensor is not None and method not in METHODS_WITH_LAYERS:
+        message = "there is no draft to split: remove it, or choose a method with a draft"
+        yield Problem("spec.parallelism.draftTensor", str(asked.draft_tensor), message)
+    elif not on_cpu and asked.draft_tensor == 1 and not asked.tensor and draft_follows_target(method, profile):
+        # The plan would choose the target's split without a thought of what the draft was told.
+        message = (
+            f"vLLM {profile.version} splits a draft model like its target, whose split is left to the plan: "
+            "remove it, or set parallelism.tensor to 1 as well"
+        )
+        yield Problem("spec.parallelism.draftTensor", "1", message)
+    if not on_cpu:
+        return
+    if asked.pipeline * asked.data > 1 or asked.expert:
+        groups = f"{asked.pipeline * asked.data} groups"
+        yield Problem("spec.parallelism", groups, "a replica on CPU is split by tensor alone: remove the others")
+    tensor, given = asked.tensor or 1, spec.accelerator.kv_cache_gib or 0
+    if given % tensor:
+        # vllm/platforms/cpu.py, check_and_update_config: a rank's KV space is given in whole GiB.
+        message = f"must be a multiple of parallelism.tensor, {tensor}: each rank gets a whole number of GiB"
+        yield Problem("spec.accelerator.kvCacheGiB", str(given), message)
+
+
+def _tokenizer_doubts(spec: SpecDecodeDeploymentSpec, draft: Draft, known: KnownModels) -> list[str]:
+    of_target, of_draft = _config(spec, spec.target, known), _config(spec, draft, known)
+    differing = [
+        f"{key} {of_draft[key]} instead of {of_target[key]}"
+        for key in _TOKENIZER_KEYS
+        if None not in (of_target.get(key), of_draft.get(key)) and of_target[key] != of_draft[key]
+    ]
+    if not differing:
+        return []
+    sentence = (
+        f"{draft.model} may have another tokenizer than {spec.target.model} ({', '.join(differing)}): then hardly a "
+        "proposed token is accepted"
+    )
+    return [sentence]
+
+
+def _config(spec: SpecDecodeDeploymentSpec, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:
+    """Return what is known of a model's config.json."""
+    if model.config is not None:
+        return model.config
+    if (entry := find_entry(model.model)) is not None:
+        return entry.config
+    read = known.get(model_source(spec, model))
+    return {} if read is None else read.config

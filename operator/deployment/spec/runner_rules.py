@@ -1,0 +1,116 @@
+"""What vLLM's two model runners make of a draft: what V1 says only after loading, and what neither says."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Method
+from specdecode_operator.deployment.spec.served_models import DRAFT
+from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.base.versions import release
+from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+
+_DRAFTS_IN_ONE_GROUP: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3)
+"""Methods whose draft model runner V1 runs, all layers by one table of blocks."""
+
+_SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
+"""Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out."""
+
+_LARGEST_TENSOR: Final = 8
+
+_DRAFTS_FEWER_ON_V2: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP)
+"""Methods whose drafts get shorter on model runner V2, from this version on."""
+
+_DRAFTS_FEWER_FROM: Final = "0.32"
+
+
+def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
+    """Whether model runner V1 serves a pair: on the CPU always (vllm/config/vllm.py, use_v2_model_runner)."""
+    return spec.accelerator.type is AcceleratorType.CPU or pair.era.runner is Runner.V1
+
+
+def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
+    """Return why model runner V1 would fail with this draft beside this target."""
+    draft = pair.draft
+    if draft is None or not runs_on_v1(spec, pair):
+        return
+    version = pair.limits.engine_version
+    if method is Method.DRAFT_MODEL and _has_several_dimensions(draft):
+        # vllm/v1/spec_decode/llm_base_proposer.py, _raise_if_mrope.
+        message = (
+            f"has positions in several dimensions (M-RoPE), which vLLM {version} does not draft with here: use a draft "
+            "for text alone, or method ngram"
+        )
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+    groups = _groups_of_draft(spec, pair) if method in _DRAFTS_IN_ONE_GROUP else 1
+    if groups > 1:
+        # vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group.
+        message = (
+            f"its layers lie in {groups} groups of the KV cache beside {pair.target.name}, and vLLM {version} drafts "
+            "only from one here: use a draft whose layers all attend alike, or method ngram"
+        )
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+
+
+def schedule_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair) -> list[str]:
+    """Return what lengths that change with the number of requests mean for graphs, and for what is drafted."""
+    speculation = spec.speculation
+    if speculation is None or not pair.other_draft_lengths:
+        return []
+    on_v1, on_cpu = runs_on_v1(spec, pair), spec.accelerator.type is AcceleratorType.CPU
+    told = []
+    if on_cpu or not pair.limits.captures_graphs:
+        pass
+    elif on_v1:
+        # vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode.
+        told.append(
+            "CUDA graphs are captured in pieces only, and counted as in mode FULL_AND_PIECEWISE, at most as much"
+        )
+    else:
+        # vllm/v1/worker/gpu/cudagraph_utils.py, _init_candidates.
+        told.append("CUDA graphs are captured for each number of tokens, and counted at most")
+    told += _still_drafted(speculation.method, pair, on_v1=on_v1)
+    runner = Runner.V1 if on_v1 else Runner.V2
+    start = f"with numSpeculativeTokensByBatchSize on model runner {runner} of vLLM {pair.limits.engine_version}"
+    return [f"{start}, {'; '.join(told)}"] if told else []
+
+
+def _still_drafted(method: Method, pair: Pair, *, on_v1: bool) -> list[str]:
+    """What is drafted where fewer tokens are asked for.
+
+    V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. V2: its speculators are not told before 0.32
+    (vllm/v1/worker/gpu/model_runner.py), and there only target_dependent_ar/speculator.py, propose, listens.
+    """
+    if method not in METHODS_WITH_LAYERS or method is Method.MEDUSA:
+        return []
+    shortened = method in _DRAFTS_FEWER_ON_V2 and release(pair.limits.engine_version) >= release(_DRAFTS_FEWER_FROM)
+    if not on_v1 and not shortened:
+        tokens = pair.num_speculative_tokens
+        return [f"the draft still proposes {tokens} tokens each step, and what is too much is dropped unverified"]
+    if 0 in pair.other_draft_lengths:
+        return ["for 0 tokens the draft still runs once each step, to keep its KV cache up"]
+    return []
+
+
+def _has_several_dimensions(draft: ModelGeometry) -> bool:
+    """vllm/transformers_utils/config.py, uses_mrope."""
+    told = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
+    return told or draft.architecture.startswith(_SEVERAL_DIMENSIONS)
+
+
+def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
+    """Return over how many groups the draft's layers are spread; the fewest where the plan chooses the split."""
+    asked = spec.parallelism
+    tensors = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
+    found = []
+    for tensor in tensors:
+        try:
+            layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
+        except SizingError:  # told by other rules
+            continue
+        found.append(max(stage.groups_of_draft for stage in layout))
+    return min(found, default=1)

@@ -1,0 +1,114 @@
+"""Says in the status of a SpecDecodeDeployment what is intended and what was seen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from specdecode_operator.api.capture_schedule import ScheduleStatus
+from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, Finding, kept, stamp
+from specdecode_operator.deployment.desired_state import Intent, Launch, Obstacle, RolledBack
+from specdecode_operator.deployment.observation import Observation, rollout_of
+from specdecode_operator.deployment.pods.readiness import (
+    ROLLED_BACK,
+    Summary,
+    available_finding,
+    earlier_engines_finding,
+    lent,
+    naming_sharers,
+    rolled_back,
+    summarize,
+    without_engines,
+)
+from specdecode_operator.deployment.proof import proof
+from specdecode_operator.deployment.proof.residual import budget_residual
+from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.kube.labels import selector_labels
+
+_PROOFS: Final = ("SpeculationActive", "BudgetAccurate")
+"""Conditions that only engines of this spec can bear out."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the engines show, and the figures that the status has of them."""
+
+    summary: Summary
+    findings: list[Finding]
+    figures: ObservedStatus | None = None
+
+
+def compose_status(
+    parent: Parent,
+    intent: Intent,
+    observation: Observation,
+    now: datetime,
+    schedules: Sequence[ScheduleStatus] | None = None,
+) -> SpecDecodeDeploymentStatus:
+    """Say in the status what is intended and what was seen; schedules stay as they were where none are given."""
+    seen = _seen(parent, intent, observation)
+    summary = naming_sharers(seen.summary, observation.sharers)
+    if parent.lent_to is not None and summary.status is TRUE:
+        summary = lent(parent.lent_to)
+    findings = [*summary.findings(), *intent.findings, *seen.findings]
+    counts = [(each or {}).get("status", {}) for each in (observation.starter, observation.predecessor)]
+    return SpecDecodeDeploymentStatus(
+        observed_generation=parent.generation,
+        conditions=stamp(findings, parent.status.conditions, parent.generation, now),
+        plan=intent.course.told,
+        observed=seen.figures,
+        captures=list(parent.status.captures if schedules is None else schedules),
+        replicas=sum(each.get("replicas", 0) for each in counts),
+        ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
+        selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
+    )
+
+
+def _seen(parent: Parent, intent: Intent, observation: Observation) -> _Seen:
+    match intent.course:
+        case Obstacle() as obstacle:
+            return _not_launched(obstacle, observation)
+        case RolledBack() as course:
+            return _earlier(course, observation)
+        case Launch() as launch:
+            return _in_force(parent, launch, observation)
+
+
+def _not_launched(obstacle: Obstacle, observation: Observation) -> _Seen:
+    """What there is to say while nothing is launched."""
+    unproven = _unproven("NotLaunched", "nothing is launched for this spec")
+    return _Seen(obstacle.summary, [earlier_engines_finding(observation.starter), *unproven])
+
+
+def _earlier(course: RolledBack, observation: Observation) -> _Seen:
+    """What there is to say of engines that were put back."""
+    rollout = rollout_of(course, observation)
+    summary = without_engines(course.facts.spec) or rolled_back(rollout, str(course.failure))
+    unproven = _unproven(ROLLED_BACK, "the engines are those of an earlier spec")
+    return _Seen(summary, [available_finding(rollout), *unproven])
+
+
+def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen:
+    """What the engines show of a plan in force."""
+    facts, plan, readings = launch.facts, launch.plan, observation.readings
+    rollout = rollout_of(launch, observation)
+    residual = budget_residual(facts, plan, readings)
+    figures = parent.status.observed
+    if not observation.missed:
+        figures = proof.settle(proof.observe(facts, residual, readings), figures, rested=observation.rested)
+    speculation = proof.speculation_finding(facts, readings, figures)
+    budget = proof.budget_finding(plan, residual, readings)
+    before = {condition.type: condition for condition in parent.status.conditions}
+    if observation.missed:
+        speculation = kept(before.get(speculation.type), parent.generation) or speculation
+        budget = kept(before.get(budget.type), parent.generation) or budget
+    paused = facts.spec.rollout.paused
+    summary = without_engines(facts.spec) or summarize(
+        rollout, speculation, before.get("Ready"), parent.generation, paused=paused
+    )
+    return _Seen(summary, [available_finding(rollout), speculation, budget], figures)
+
+
+def _unproven(reason: str, message: str) -> list[Finding]:
+    return [Finding(type_, UNKNOWN, reason, message) for type_ in _PROOFS]

@@ -1,0 +1,164 @@
+"""Whether the API server, the CRD and the operator are what this command line goes with."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from specdecode_operator.api.base import GROUP, VERSION, Body
+from specdecode_operator.doctor.findings import Finding, Reading, Unread, fail, ok, unseen, warn
+from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.version import __version__
+
+OLDEST_MINOR: Final = 30
+"""preStop sleep and ValidatingAdmissionPolicy are there without a switch from 1.30."""
+
+INSTALL_CRD: Final = "specdecode crds | kubectl apply --server-side -f -"
+_CRD: Final = "crd"
+_NAMED: Final = 4
+_LWS: Final = "leaderworkerset.x-k8s.io"
+_KUEUE: Final = "kueue.x-k8s.io"
+_PROMETHEUS: Final = "monitoring.coreos.com"
+
+OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "specdecodedeployments.specdecode.io": ("list", "watch"),
+    "specdecodecaptures.specdecode.io": ("list", "watch", "create", "patch", "delete"),
+    "specdecodedeployments.specdecode.io/status": ("patch",),
+    "specdecodecaptures.specdecode.io/status": ("patch",),
+    "configmaps": ("get", "list", "watch", "create", "patch", "delete"),
+    "services": ("get", "list", "watch", "create", "patch", "delete"),
+    "deployments.apps": ("get", "list", "watch", "create", "patch", "delete"),
+    "leaderworkersets.leaderworkerset.x-k8s.io": ("get", "list", "watch", "create", "patch", "delete"),
+    "jobs.batch": ("get", "list", "watch", "create", "patch", "delete"),
+    "persistentvolumeclaims": ("get", "list", "watch", "create", "patch", "delete"),
+    "poddisruptionbudgets.policy": ("get", "list", "watch", "create", "patch", "delete"),
+    "nodes": ("list", "watch"),
+    "pods": ("get", "list", "watch"),
+    "events": ("create",),
+    "customresourcedefinitions.apiextensions.k8s.io": ("list", "watch"),
+}
+"""What the operator may do, as manifests/operator-role.yaml grants it."""
+
+
+def version_finding(seen: Reading[str]) -> Finding:
+    """Judge the version of the API server."""
+    if isinstance(seen, Unread):
+        return unseen("kubernetes", seen)
+    match = re.match(r"v?1\.(\d+)", seen)
+    if match is None:
+        return warn("kubernetes", f"{seen}, which is no version that is known", "use 1.30 or newer")
+    if int(match[1]) < OLDEST_MINOR:
+        return fail(
+            "kubernetes", f"{seen} is older than 1.30", "upgrade: engines drain with preStop sleep, on from 1.30"
+        )
+    return ok("kubernetes", seen)
+
+
+def crd_finding(own: Body, body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
+    """Judge one CRD, by itself or, where that may not be read, by what the API server serves.
+
+    Parameters
+    ----------
+    own
+        The CRD as this command line has it.
+    body
+        The one that is installed.
+    groups
+        Versions that are served, by group.
+    """
+    name = own["metadata"]["name"]
+    if body is None:
+        return fail(_CRD, f"{name} is not installed", INSTALL_CRD)
+    if not isinstance(body, Unread):
+        return _installed_crd_finding(own, body)
+    if isinstance(groups, Unread):
+        return unseen(_CRD, body)
+    if VERSION in groups.get(GROUP, ()):
+        what = f"{GROUP}/{VERSION} is served; whether {name} is, and its schema, cannot be told: {body.why}"
+        return warn(_CRD, what, INSTALL_CRD)
+    return fail(_CRD, f"{GROUP}/{VERSION} is not served, nor {name}", INSTALL_CRD)
+
+
+def _installed_crd_finding(own: Body, body: Body) -> Finding:
+    name = own["metadata"]["name"]
+    served = [each for each in objects(mapping(body, "spec"), "versions") if each.get("served")]
+    names = ", ".join(str(each.get("name")) for each in served) or "nothing"
+    installed = next((each for each in served if each.get("name") == VERSION), None)
+    if installed is None:
+        return fail(_CRD, f"{name} serves {names}, not {VERSION}", INSTALL_CRD)
+    conditions = {each.get("type"): each.get("status") for each in objects(mapping(body, "status"), "conditions")}
+    if conditions.get("Established") != "True":
+        return fail(_CRD, f"{name} is not established", f"see kubectl describe crd {name}")
+    if installed.get("schema") != own["spec"]["versions"][0]["schema"]:
+        fix = f"install CRDs and operator of {__version__} ({INSTALL_CRD}), or use the command line of the operator"
+        return warn(_CRD, f"{name} serves {VERSION} with another schema than that of this command line", fix)
+    return ok(_CRD, f"{name} serves {names}, as this command line has it")
+
+
+def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
+    """Judge whether one operator runs, and its version."""
+    subject = "operator"
+    if isinstance(deployments, Unread):
+        return unseen(subject, deployments)
+    if not deployments:
+        fix = "install it: kubectl apply --server-side -k manifests, or the chart specdecode-operator"
+        return fail(subject, "is not installed", fix)
+    if len(deployments) > 1:
+        places = ", ".join(_place(each) for each in deployments)
+        return fail(subject, f"runs more than once: {places}", "remove all but one: they undo each other's work")
+    (body,) = deployments
+    image = operator_image(body)
+    if not mapping(body, "status").get("availableReplicas"):
+        fix = f"see kubectl describe deployment {_name(body)} -n {_namespace(body)}, and its pods' logs"
+        return fail(subject, f"{_place(body)} is installed but not available", fix)
+    tag = image.rpartition(":")[2].removeprefix("v")
+    if re.fullmatch(r"\d+\.\d+\.\d+.*", tag) and tag != __version__:
+        fix = "use the same version of both: the other one's rules and sizes may differ"
+        return warn(subject, f"{_place(body)} runs {tag}, this command line is {__version__}", fix)
+    return ok(subject, f"{_place(body)} is available (image {image})")
+
+
+def operator_image(body: Body) -> str:
+    """Return the image of the operator's Deployment."""
+    containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
+    return str(containers[0].get("image")) if containers else "unknown"
+
+
+def rights_finding(account: str, missing: Reading[Sequence[str]]) -> Finding:
+    """Judge the rights of the operator's service account."""
+    if isinstance(missing, Unread):
+        return unseen("permissions", missing)
+    if missing:
+        shown = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+        fix = "grant it: manifests/operator-role.yaml has the whole list"
+        return fail("permissions", f"{account} may not {shown}", fix)
+    return ok("permissions", f"{account} may do all that it needs")
+
+
+def optional_findings(groups: Reading[Mapping[str, Sequence[str]]]) -> list[Finding]:
+    """Say what is there that only some need."""
+    if isinstance(groups, Unread):
+        return [unseen("add-ons", groups)]
+    lws, kueue, prometheus = groups.get(_LWS), groups.get(_KUEUE), groups.get(_PROMETHEUS)
+    return [
+        ok("leaderworkerset", f"{_LWS} {', '.join(lws)}: for replicas over several nodes")
+        if lws
+        else ok("leaderworkerset", "is not installed: needed only for replicas over several nodes"),
+        ok("kueue", f"{_KUEUE} {', '.join(kueue)}: for captures and engines in queues")
+        if kueue
+        else ok("kueue", f"is not installed: needed only for captures with the label {_KUEUE}/queue-name"),
+        ok("prometheus", f"{_PROMETHEUS} {', '.join(prometheus)}: metrics.podMonitor.enabled of the chart works")
+        if prometheus
+        else ok("prometheus", "no Prometheus operator: leave metrics.podMonitor.enabled of the chart off"),
+    ]
+
+
+def _name(body: Body) -> str:
+    return str(mapping(body, "metadata").get("name"))
+
+
+def _namespace(body: Body) -> str:
+    return str(mapping(body, "metadata").get("namespace"))
+
+
+def _place(body: Body) -> str:
+    return f"{_namespace(body)}/{_name(body)}"

@@ -1,0 +1,102 @@
+"""What of ``spec.engine.extraArgs`` contradicts the rest of the spec: vLLM refuses it when it starts."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine.arguments import COMPILATION_CONFIG
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.extra_args import Option, options
+from specdecode_operator.engine.rules.runners import runs_on_v1
+from specdecode_operator.engine.settings import EngineSettings
+
+_MICROBATCH_BACKENDS: Final = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
+"""All-to-all backends with which vLLM splits a batch in two (vllm/config/vllm.py, __post_init__)."""
+
+_GENERATES: Final = ("auto", "generate")
+
+
+def combination_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
+    """Return the further arguments that do not go with a field, or with another argument."""
+    given = {option.flag.name: option for option in options(settings.extra_args, profile) if not option.path}
+    # The last counts; a negated flag is as one that is not there.
+    on = {name: option for name, option in given.items() if not option.spelled.startswith("--no-")}
+    return [
+        *_size_problems(settings, profile),
+        *_expert_problems(settings, on),
+        *_prefill_problems(settings, given),
+        *_microbatch_problems(on),
+        *_shard_problems(settings, profile, on),
+        *_replay_problems(settings, profile, on),
+        *_runner_problems(on),
+    ]
+
+
+def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named."""
+    if settings.max_cudagraph_capture_size is None:
+        return
+    for option in options(settings.extra_args, profile):
+        named = (option.flag.name, option.path)
+        if named in {("--cudagraph-capture-sizes", ""), (COMPILATION_CONFIG, "cudagraph_capture_sizes")}:
+            yield _problem(option, "names the sizes beside serving.maxCudagraphCaptureSize; remove one of the two")
+
+
+def _expert_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/parallel.py: enable_expert_parallel must be True to use EPLB."""
+    option = on.get("--enable-eplb")
+    if option is not None and not settings.expert_parallel:
+        yield _problem(option, "moves whole experts between GPUs; set parallelism.expert, or remove it")
+
+
+def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/scheduler.py, verify_max_model_len: without chunks a prompt goes through one step."""
+    option = given.get("--enable-chunked-prefill")
+    whole = option is not None and option.spelled.startswith("--no-")
+    if whole and settings.max_num_batched_tokens < settings.max_model_len:
+        message = (
+            f"without chunks of prompts this must be at least serving.maxModelLen, {settings.max_model_len}; raise it, "
+            "or remove --no-enable-chunked-prefill"
+        )
+        yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+
+
+def _microbatch_problems(on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/vllm.py, __post_init__: microbatching only supports some all-to-all backends."""
+    option, backend = on.get("--enable-dbo"), on.get("--all2all-backend")
+    if option is not None and (backend is None or backend.value not in _MICROBATCH_BACKENDS):
+        known = ", ".join(_MICROBATCH_BACKENDS)
+        yield _problem(option, f"needs --all2all-backend with one of {known}; add it, or remove this")
+
+
+def _shard_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/vllm.py, _validate_batch_sharded_sampling, and what model runner V1 does not have."""
+    option, tensor = on.get("--enable-batch-sharded-sampling"), settings.tensor_parallel_size
+    if option is None:
+        return
+    if tensor == 1:
+        yield _problem(
+            option, "shares sampling among tensor-parallel GPUs; set parallelism.tensor above 1, or remove it"
+        )
+    elif settings.max_num_seqs < tensor:
+        yield _problem(option, f"needs serving.maxNumSeqs of {tensor} or more, a request for each GPU; raise it")
+    elif runs_on_v1(settings, profile):
+        yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
+
+
+def _replay_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/vllm.py, _verify_trace_replay_config: trace replay requires model runner V2."""
+    option = on.get("--enable-trace-replay")
+    if option is not None and runs_on_v1(settings, profile):
+        yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
+
+
+def _runner_problems(on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/model.py: a pooling model answers no completion."""
+    option = on.get("--runner")
+    if option is not None and option.value not in _GENERATES:
+        yield _problem(option, "turns generation off, which all else here is about; remove it")
+
+
+def _problem(option: Option, message: str) -> Problem:
+    return Problem(f"spec.engine.extraArgs[{option.index}]", option.shown, message)

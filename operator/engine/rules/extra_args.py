@@ -1,0 +1,227 @@
+"""What is wrong with ``spec.engine.extraArgs``, found before a pod exists.
+
+The list is read as vLLM's own parser reads it (Python's argparse, with the
+liberties that vllm/utils/argparse_utils.py adds): ``--flag value``,
+``--flag=value``, ``--no-flag``, unique prefixes, underscores for dashes, short
+names with the value glued on, and dotted paths into JSON values.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.engine.profiles import EngineProfile, Flag
+from specdecode_operator.engine.rules.refused_flags import refusal
+
+_NEGATIVE_NUMBER = re.compile(r"-\d+")
+"""argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""
+
+_OPTIMIZATION_LEVEL = "-O"
+_OPTIMIZATION_LEVELS = frozenset("0123")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One flag as it was given, with what belongs to it.
+
+    Attributes
+    ----------
+    index
+        Where it stands in the list.
+    flag
+        What it stands for.
+    spelled
+        Its name as written, with dashes.
+    path
+        The dotted path behind the name; empty without.
+    value
+        Its first value; empty without.
+    """
+
+    index: int
+    flag: Flag
+    spelled: str
+    path: str
+    value: str
+
+    @property
+    def shown(self) -> str:
+        """Name and path. The value may be a secret."""
+        return f"{self.spelled}.{self.path}" if self.path else self.spelled
+
+
+@dataclass(frozen=True)
+class _Token:
+    """One argument that looks like an option.
+
+    Attributes
+    ----------
+    name
+        Its name, with dashes, without value and path. Only this is ever
+        shown: the value may be a secret.
+    has_value
+        A value is part of the same argument.
+    path
+        The dotted path into a JSON value that follows the name; empty without.
+    """
+
+    name: str
+    has_value: bool
+    path: str
+
+
+def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> list[Problem]:
+    """Return what the engine would refuse, and what would undo a field of the spec."""
+    problems: list[Problem] = []
+    index = 0
+    while index < len(extra_args):
+        message, shown, taken = _read(extra_args, index, profile)
+        if message is not None:
+            problems.append(Problem(f"spec.engine.extraArgs[{index}]", shown, message))
+        index += taken
+    return problems
+
+
+def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Option]:
+    """Return the flags that are given, in their order; what has problems may be left out."""
+    index = 0
+    while index < len(extra_args):
+        argument, following = extra_args[index], _count_values(extra_args[index + 1 :])
+        _, equals, glued = argument.partition("=")
+        value = glued if equals else "".join(extra_args[index + 1 : index + 2])
+        if argument.startswith(_OPTIMIZATION_LEVEL):
+            level, taken = argument.removeprefix(_OPTIMIZATION_LEVEL).removeprefix("="), 1
+            if not level:
+                level, taken = value, 2
+            yield Option(index, profile.flags["--optimization-level"], _OPTIMIZATION_LEVEL, "", level)
+        else:
+            token = _tokenize(argument, profile)
+            found = _find(token.name, profile) if _is_option(argument) else argument
+            taken = 1
+            if isinstance(found, Flag):
+                _, taken = _take_values(token, found, following, len(extra_args) - index - 1)
+                yield Option(index, found, token.name, token.path, value if equals or taken > 1 else "")
+        index += taken
+
+
+def last_given(flag: Flag, extra_args: Sequence[str], profile: EngineProfile) -> tuple[int, str] | None:
+    """Return place and full spelling of the last option that sets a flag, which is the one that counts; None without.
+
+    The list must have no problems.
+    """
+    for index in range(len(extra_args) - 1, -1, -1):
+        if not _is_option(extra_args[index]) or extra_args[index].startswith(_OPTIMIZATION_LEVEL):
+            continue
+        name = _tokenize(extra_args[index], profile).name
+        if _find(name, profile) == flag:
+            return index, next(known for known in flag.names if known.startswith(name))
+    return None
+
+
+def last_value(name: str, extra_args: Sequence[str], profile: EngineProfile) -> str | None:
+    """Return the value that a flag of one value is given last; None where it is not given.
+
+    The list must have no problems.
+    """
+    flag = profile.flags.get(name)
+    given = last_given(flag, extra_args, profile) if flag else None
+    if given is None:
+        return None
+    index, _ = given
+    _, equals, glued = extra_args[index].partition("=")
+    return glued if equals else extra_args[index + 1]
+
+
+def _read(extra_args: Sequence[str], index: int, profile: EngineProfile) -> tuple[str | None, str, int]:
+    """Return what is wrong at ``index``, how to show it, and how many arguments it takes."""
+    if not _is_option(extra_args[index]):
+        return "belongs to no flag; vLLM takes no further positional argument", extra_args[index], 1
+    following = _count_values(extra_args[index + 1 :])
+    if extra_args[index].startswith(_OPTIMIZATION_LEVEL):
+        return _read_optimization_level(extra_args, index, following)
+    token = _tokenize(extra_args[index], profile)
+    found = _find(token.name, profile)
+    if isinstance(found, str):
+        return found, token.name, 1 + following
+    advice = refusal(found.name) or refusal(f"{found.name}.{token.path}")
+    problem, taken = _take_values(token, found, following, len(extra_args) - index - 1)
+    if advice is None:
+        return problem, token.name, taken
+    reads_as = "" if token.name in found.names else f"is short for {found.name}, which "
+    return f"{reads_as}is not for extraArgs; {advice}", token.name, taken
+
+
+def _read_optimization_level(extra_args: Sequence[str], index: int, following: int) -> tuple[str | None, str, int]:
+    """Read ``-O3``, ``-O=3`` or ``-O 3``, which vLLM turns into ``--optimization-level``."""
+    if extra_args[index] != _OPTIMIZATION_LEVEL:
+        return None, extra_args[index], 1
+    if following and extra_args[index + 1] in _OPTIMIZATION_LEVELS:
+        return None, extra_args[index], 2
+    return "needs a level: -O0, -O1, -O2 or -O3", extra_args[index], 1 + following
+
+
+def _is_option(argument: str) -> bool:
+    """Decide as argparse does: a dash, but no lone dash, negative number or text with spaces."""
+    if not argument.startswith("-") or argument == "-" or _NEGATIVE_NUMBER.fullmatch(argument):
+        return False
+    return "=" in argument or " " not in argument
+
+
+def _count_values(arguments: Sequence[str]) -> int:
+    """Return how many arguments follow before the next option."""
+    for count, argument in enumerate(arguments):
+        if _is_option(argument):
+            return count
+    return len(arguments)
+
+
+def _tokenize(argument: str, profile: EngineProfile) -> _Token:
+    """Split an option into what argparse and vLLM see in it."""
+    full_name, equals, _ = argument.partition("=")
+    name, _, path = full_name.partition(".")
+    if name.startswith("--"):
+        name = name.replace("_", "-")
+    elif name[:2] in profile.flags and not any(known.startswith(name) for known in profile.flags):
+        # A one-letter flag with its value glued on, such as -n2.
+        return _Token(name[:2], has_value=True, path="")
+    return _Token(name, has_value=bool(equals), path=path)
+
+
+def _find(name: str, profile: EngineProfile) -> Flag | str:
+    """Return the flag that a name stands for, or what is wrong with the name."""
+    if name in profile.flags:
+        return profile.flags[name]
+    candidates = [known for known in profile.flags if known.startswith(name)]
+    if len(candidates) == 1 and name not in profile.removed_flags:
+        return profile.flags[candidates[0]]
+    return _why_unknown(name, candidates, profile)
+
+
+def _why_unknown(name: str, candidates: Sequence[str], profile: EngineProfile) -> str:
+    """Return what is wrong with a name that stands for no flag, or for several."""
+    if name == "--":
+        return "ends the flags, and vLLM takes no further positional argument; remove it"
+    if name in profile.removed_flags:
+        return f"vLLM {profile.version} no longer has this flag; {profile.removed_flags[name]}"
+    if name in profile.later_flags:
+        return f"vLLM {profile.version} does not have this flag yet; it came with {profile.later_flags[name]}"
+    if candidates:
+        return f"is short for several flags: {', '.join(sorted(candidates))}; write one in full"
+    nearest = get_close_matches(name, profile.flags, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "see `vllm serve --help=all`"
+    return f"vLLM {profile.version} has no such flag; {hint}"
+
+
+def _take_values(token: _Token, flag: Flag, following: int, remaining: int) -> tuple[str | None, int]:
+    """Return what is wrong with a flag's values, and how many arguments flag and values take."""
+    if token.path and not token.has_value:
+        # vLLM takes the next argument as the value, whatever it looks like.
+        return (None, 2) if remaining else ("needs a value", 1)
+    if token.has_value:
+        return ("takes no value" if flag.values == "0" else None), 1
+    if flag.values in {"1", "+"} and following == 0:
+        return "needs a value", 1
+    at_most = {"0": 0, "1": 1, "?": 1}.get(flag.values, following)
+    return None, 1 + min(following, at_most)

@@ -1,0 +1,236 @@
+"""Rules of speculation that the engine has, told before it starts.
+
+Many of them the engine checks only in a worker, minutes after the pod began to
+take its GPUs; some it breaks silently.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from specdecode_operator.api.problems import Problem
+from specdecode_operator.api.values import (
+    METHODS_WITH_DRAFT,
+    METHODS_WITH_LOOKUP,
+    METHODS_WITH_SAMPLING,
+    DraftSampling,
+    Method,
+    RejectionSampling,
+)
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.extra_args import last_given
+from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1
+from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
+
+_SPECULATION = "spec.speculation"
+_ASYNCHRONOUS = "--async-scheduling"
+_SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
+
+
+def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
+    """Return what the engine would refuse, or silently change, about speculation."""
+    speculation = settings.speculation
+    if speculation is None:
+        return []
+    if speculation.method not in profile.runners:
+        known = ", ".join(sorted(profile.runners))
+        message = f"vLLM {profile.version} is not known to speculate so; use one of {known}"
+        return [Problem(f"{_SPECULATION}.method", speculation.method, message)]
+    return [
+        *_count_problems(speculation),
+        *_schedule_problems(speculation),
+        *_draft_problems(settings, speculation),
+        *_path_problems(settings, speculation, profile),
+        *_lookup_problems(speculation),
+        *_sampling_problems(settings, speculation, profile),
+        *_split_problems(settings, speculation, profile),
+        *_slot_problems(settings, speculation, profile),
+        *_asynchrony_problems(settings, speculation, profile),
+    ]
+
+
+def vocabulary_problems(target_vocab_size: int, draft_vocab_size: int) -> list[Problem]:
+    """Return a problem when target and draft model do not share a vocabulary.
+
+    Source: vllm/config/speculative.py, "Target and draft model should have the
+    same vocabulary size".
+    """
+    if target_vocab_size == draft_vocab_size:
+        return []
+    message = (
+        f"the target's vocabulary has {target_vocab_size}; choose a draft of the target's family, "
+        "which shares its tokenizer"
+    )
+    return [Problem(f"{_SPECULATION}.draft.model", f"vocabulary of {draft_vocab_size} tokens", message)]
+
+
+def _count_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/config/speculative.py: num_speculative_tokens is greater than 0."""
+    if speculation.num_speculative_tokens < 1:
+        yield Problem(
+            f"{_SPECULATION}.numSpeculativeTokens",
+            str(speculation.num_speculative_tokens),
+            f"method {speculation.method} needs at least 1; use method none to turn speculation off",
+        )
+
+
+def _schedule_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/v1/spec_decode/dynamic/utils.py raises these when the scheduler is built, after loading."""
+    for index, part in enumerate(speculation.schedule):
+        field = f"{_SCHEDULE}[{index}]"
+        if not 1 <= part.first <= part.last:
+            yield Problem(field, _text(part), "from must be at least 1 and not above to")
+        if part.num_speculative_tokens < 0:
+            yield Problem(field, _text(part), "numSpeculativeTokens must not be negative")
+        if part.num_speculative_tokens > speculation.num_speculative_tokens:
+            # The engine would use the general K and say nothing.
+            message = f"is above numSpeculativeTokens, {speculation.num_speculative_tokens}; raise that, or lower this"
+            yield Problem(f"{field}.numSpeculativeTokens", str(part.num_speculative_tokens), message)
+    for index, (before, part) in enumerate(pairwise(speculation.schedule), start=1):
+        if part.first <= before.last:
+            message = f"must start after the range before it, {_text(before)}; ranges are sorted and do not overlap"
+            yield Problem(f"{_SCHEDULE}[{index}].from", str(part.first), message)
+
+
+def _text(part: ScheduleRange) -> str:
+    return f"{part.first} to {part.last}"
+
+
+def _draft_problems(settings: EngineSettings, speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/config/speculative.py: method against draft, and the draft's length."""
+    field = f"{_SPECULATION}.draft"
+    model = speculation.draft_model
+    if speculation.method not in METHODS_WITH_DRAFT:
+        if model is not None:
+            message = f"method {speculation.method} has no draft model; remove it, or use method draft_model"
+            yield Problem(field, model, message)
+        return
+    if model is None:
+        yield Problem(field, "absent", f"method {speculation.method} needs draft.model")
+    length = speculation.draft_max_model_len
+    if length is not None and length > settings.max_model_len:
+        message = f"is above the target's, {settings.max_model_len}; lower it, or leave it out"
+        yield Problem(f"{field}.maxModelLen", str(length), message)
+
+
+def _path_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/speculative.py: a path flips every method but eagle, eagle3, dflash and dspark.
+
+    Method mtp drafts with the target's own checkpoint, so the target's path is looked at.
+    """
+    looked_at = {
+        Method.DRAFT_MODEL: (f"{_SPECULATION}.draft.model", speculation.draft_model),
+        Method.MEDUSA: (f"{_SPECULATION}.draft.model", speculation.draft_model),
+        Method.MTP: ("spec.target.model", settings.model),
+    }
+    field, model = looked_at.get(speculation.method, ("", None))
+    for marker, method in profile.draft_path_markers.items():
+        if model is not None and marker in model.lower():
+            message = (
+                f"vLLM turns method {speculation.method} into {method} because of {marker!r} in this path; "
+                "serve it from a folder and a mount without it in their names (models.volume)"
+            )
+            yield Problem(field, model, message)
+            return
+
+
+def _lookup_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/config/speculative.py: prompt_lookup_min is not above prompt_lookup_max."""
+    shortest, longest = speculation.prompt_lookup_min, speculation.prompt_lookup_max
+    if speculation.method is not Method.SUFFIX and speculation.suffix is not None:
+        message = f"method {speculation.method} looks nothing up in earlier answers; remove it, or use method suffix"
+        yield Problem(f"{_SPECULATION}.suffix", "present", message)
+    if speculation.method not in METHODS_WITH_LOOKUP:
+        if shortest is not None or longest is not None:
+            message = f"method {speculation.method} looks nothing up in the prompt; remove it, or use method ngram"
+            yield Problem(f"{_SPECULATION}.ngram", f"{shortest} to {longest}", message)
+        return
+    if shortest is not None and longest is not None and shortest > longest:
+        message = f"must not be above promptLookupMax, {longest}"
+        yield Problem(f"{_SPECULATION}.ngram.promptLookupMin", str(shortest), message)
+
+
+def _sampling_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """What model runner V1 would pass over (vllm/v1/sample/rejection_sampler.py), and drafts without a distribution.
+
+    Only the speculators of vllm/v1/worker/gpu/spec_decode/speculator.py, and on V1 those with layers, sample.
+    """
+    if speculation.rejection_sampling is RejectionSampling.BLOCK and runs_on_v1(settings, profile):
+        message = f"vLLM's model runner V1, which runs method {speculation.method} here, does not have it; remove it"
+        yield Problem(f"{_SPECULATION}.rejectionSampling", RejectionSampling.BLOCK, message)
+    samples = speculation.draft_sampling is DraftSampling.PROBABILISTIC
+    if samples and speculation.method not in METHODS_WITH_SAMPLING:
+        message = f"method {speculation.method} has no draft that could sample; remove it"
+        yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
+
+
+def _split_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """What a method does not do on this model runner, or with this parallelism."""
+    on_cpu = settings.platform is Platform.CPU
+    if on_cpu and speculation.method is Method.DSPARK:
+        # vllm/config/vllm.py, _get_v1_model_runner_unsupported_features.
+        message = "needs vLLM's model runner V2, which the CPU does not have; use another method"
+        yield Problem(f"{_SPECULATION}.method", speculation.method, message)
+    if on_cpu and speculation.method is Method.NGRAM_GPU:
+        # vllm/v1/worker/gpu_model_runner.py, __init__: pins memory for it, which takes NVIDIA's driver.
+        message = "looks the prompt up on a GPU, and the engine runs on the CPU; use method ngram"
+        yield Problem(f"{_SPECULATION}.method", speculation.method, message)
+    if settings.pipeline_parallel_size > 1 and speculation.method is Method.DRAFT_MODEL:
+        # vllm/v1/spec_decode/draft_model.py, vllm/v1/worker/gpu/spec_decode/standalone_ar: nothing refuses it.
+        message = "with method draft_model vLLM would build the draft from the layers of one stage; use 1, or a head"
+        yield Problem("spec.parallelism.pipeline", str(settings.pipeline_parallel_size), message)
+    elif settings.pipeline_parallel_size > 1 and not profile.drafts_over_stages[speculation.method]:
+        # vllm/config/speculative.py, create_draft_parallel_config: heads would be cut into stages as well.
+        message = f"vLLM {profile.version} does not combine stages with method {speculation.method}; use 1"
+        yield Problem("spec.parallelism.pipeline", str(settings.pipeline_parallel_size), message)
+    if settings.data_parallel_size > 1 and speculation.schedule:
+        # vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel.
+        message = "vLLM ignores it with parallelism.data, whose copies must draft alike; use replicas instead of data"
+        yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
+    told, tensor = speculation.draft_tensor_parallel_size, settings.tensor_parallel_size
+    if told is None or told == tensor:
+        return
+    if told != 1:
+        # vllm/config/speculative.py, _verify_and_get_draft_tp.
+        yield Problem("spec.parallelism.draftTensor", str(told), f"vLLM takes 1 or the target's, {tensor}")
+    elif draft_follows_target(speculation.method, profile, on_cpu=on_cpu):
+        message = (
+            f"vLLM {profile.version} refuses a draft model that is split otherwise than its target, over {tensor};"
+            " remove it"
+        )
+        yield Problem("spec.parallelism.draftTensor", str(told), message)
+
+
+def _slot_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """One request must get through a step: K drafted tokens, its own, and the method's extra slots.
+
+    vllm/config/vllm.py _set_max_num_scheduled_tokens refuses only what leaves
+    no slot at all; with fewer than K + 1 + extra the engine would start and
+    never verify a whole draft (vllm/v1/core/sched/scheduler.py schedule).
+    """
+    needed = (
+        speculation.num_speculative_tokens
+        + 1
+        + profile.extra_draft_slots[speculation.method].at(speculation.num_speculative_tokens)
+    )
+    if settings.max_num_batched_tokens < needed:
+        message = f"must be at least {needed} to verify {speculation.num_speculative_tokens} drafted tokens in one step"
+        yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+
+
+def _asynchrony_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/vllm.py: asked for explicitly, asynchronous scheduling fails with what drafts on the host."""
+    given = last_given(profile.flags[_ASYNCHRONOUS], settings.extra_args, profile)
+    if given is not None and given[1] == _ASYNCHRONOUS and not profile.async_scheduling[speculation.method]:
+        index, flag = given
+        message = f"vLLM {profile.version} does not combine it with method {speculation.method}; remove it"
+        yield Problem(f"spec.engine.extraArgs[{index}]", flag, message)

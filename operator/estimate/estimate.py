@@ -1,0 +1,346 @@
+"""Sizes one engine configuration that is given as JSON: `specdecode estimate`.
+
+All that batches need of sizing passes through here.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+from specdecode_operator.estimate.fields import CaseError, CaseFields
+from specdecode_operator.estimate.gpu_names import find_named_gpu
+from specdecode_operator.estimate.limits import refuse_unstartable
+from specdecode_operator.sizing.base.devices import Device
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION, caches_prefixes, find_era
+from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
+from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
+from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate, refuse_bad_split
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.pair.pair import (
+    METHODS,
+    METHODS_WITH_DRAFT,
+    NO_SPECULATION,
+    EngineLimits,
+    Pair,
+    Parallelism,
+)
+
+CASE_KEYS: Final = (
+    *("id", "vllm_version", "gpu", "gpu_total_gib", "tp", "pp", "dp", "gpu_memory_utilization", "max_model_len"),
+    *("max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "block_size", "enforce_eager", "quantization"),
+    *("model", "model_config", "speculative", "available_kv_gib", "min_concurrency"),
+)
+"""Keys of a case."""
+
+_SPECULATIVE_KEYS: Final = (
+    *("method", "num_speculative_tokens", "model", "model_config", "quantization", "use_heterogeneous_vocab"),
+)
+
+_MOST_TOKENS: Final = 2**31 - 1
+_MOST_GPUS: Final = 1024
+_MOST_REQUESTS: Final = 65_536
+_MOST_BLOCK_TOKENS: Final = 65_536
+_MOST_GIB: Final = 65_536.0
+
+_KV_ELEMENT_BYTES: Final = {
+    "auto": None,
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+}
+
+
+@dataclass(frozen=True)
+class EngineDefaults:
+    """What an engine does where nobody says.
+
+    Attributes
+    ----------
+    utilization_percent
+        Share of the GPU's memory that it may use.
+    max_num_batched_tokens, max_num_seqs
+        Tokens in one step, and requests at once.
+    block_size
+        Tokens in one KV cache block.
+    """
+
+    utilization_percent: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int
+
+
+def engine_defaults(vllm_version: str, device: Device | None) -> EngineDefaults:
+    """Return the defaults of `vllm serve` by version and device (vllm/engine/arg_utils.py, get_batch_defaults).
+
+    Devices of 70 GiB and more count as large, the A100 never; without a device they are those of a large one.
+    """
+    percent = find_era(vllm_version).default_memory_utilization_percent
+    large = device is None or (device.total_bytes >= 70 * GIB and "A100" not in device.product.upper())
+    if not large:
+        return EngineDefaults(percent, 2048, 256, 16)
+    very_large = device is not None and device.total_bytes >= 160 * GIB
+    return EngineDefaults(percent, 16_384 if very_large else 8192, 1024, 16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration, with every default filled in.
+
+    Attributes
+    ----------
+    pair
+        The models and the limits of the engine.
+    device
+        The GPU; None where the KV cache is given instead.
+    split
+        Over how many GPUs it is spread, in each way.
+    available_kv_bytes
+        KV cache of each GPU, where it is given and not to be estimated.
+    """
+
+    pair: Pair
+    device: Device | None
+    split: Parallelism
+    available_kv_bytes: int | None
+
+
+def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[str, Any]:
+    """Return the result line of a case, without its id; measurements correct its estimates.
+
+    Raises
+    ------
+    CaseError
+        When the case is malformed, or cannot be sized.
+    """
+    if not isinstance(values, dict):
+        raise CaseError("case", values, "must be a JSON object")
+    try:
+        case = read_case(values)
+        case = replace(case, pair=replace(case.pair, calibration=calibration))
+        return _kv_result(case) if case.available_kv_bytes is not None else _result(_budget(case))
+    except SizingError as error:
+        raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
+
+
+_KEY_OF: Final = {
+    "parallelism.tensor": "tp",
+    "parallelism.pipeline": "pp",
+    "parallelism.data": "dp",
+    "speculation.method": "speculative.method",
+    "speculation.numSpeculativeTokens": "speculative.num_speculative_tokens",
+}
+"""Keys of a case by the fields that sizing names."""
+
+
+def read_case(values: Mapping[str, Any]) -> Case:
+    """Return a case with its defaults filled in.
+
+    Raises
+    ------
+    CaseError
+        Naming the first key that is wrong.
+    """
+    fields = CaseFields(values)
+    fields.refuse_slips(CASE_KEYS)
+    version = _version(fields)
+    available_gib = fields.number("available_kv_gib", _MOST_GIB)
+    device = _device(fields, required=available_gib is None)
+    target = _geometry(fields)
+    speculative = fields.section("speculative")
+    method, draft = _speculation(speculative)
+    pair = Pair(
+        target=target,
+        target_precision=_precision(fields, target),
+        draft=draft,
+        draft_precision=None if draft is None or speculative is None else _precision(speculative, draft),
+        method=method,
+        num_speculative_tokens=_num_speculative_tokens(speculative, method),
+        limits=_limits(fields, target, version, engine_defaults(version, device)),
+    )
+    refuse_unstartable(fields, pair)
+    return Case(
+        pair=pair,
+        device=device,
+        split=Parallelism(
+            tensor=fields.whole("tp", _MOST_GPUS) or 1,
+            pipeline=fields.whole("pp", _MOST_GPUS) or 1,
+            data=fields.whole("dp", _MOST_GPUS) or 1,
+        ),
+        available_kv_bytes=None if available_gib is None else gib_to_bytes(available_gib),
+    )
+
+
+def _budget(case: Case) -> Budget:
+    if case.device is None:
+        raise CaseError("gpu", None, "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
+    return estimate(case.pair, case.device, case.split)
+
+
+def _kv_result(case: Case) -> dict[str, Any]:
+    """The KV arithmetic alone: what the given KV cache holds, on each stage as much."""
+    refuse_bad_split(case.pair, case.split)
+    limits, available = case.pair.limits, case.available_kv_bytes or 0
+    layout = cache_layout(case.pair, case.split)
+    blocks = pool_blocks(layout, [available] * len(layout))
+    capacity = pool_capacity(layout[0], blocks, limits.max_model_len)
+    enough = blocks >= blocks_for(layout[0], limits.max_model_len, limits.min_concurrency)
+    return {
+        "verdict": (Verdict.FITS if enough else Verdict.DOES_NOT_FIT).value,
+        "per_gpu": {**dict.fromkeys(_TERMS), "available_kv": available},
+        "margin_bytes": 0,
+        "kv_cache_tokens": capacity.tokens,
+        "max_concurrency": capacity.max_concurrency,
+        "error": None,
+    }
+
+
+_TERMS: Final = {
+    "total": "total_bytes",
+    "requested": "requested_bytes",
+    "target_weights": "target_weights_bytes",
+    "draft_weights": "draft_weights_bytes",
+    "state": "state_bytes",
+    "activation": "activation_bytes",
+    "cuda_graphs": "cuda_graphs_bytes",
+    "non_torch": "non_torch_bytes",
+    "available_kv": "available_kv_bytes",
+}
+"""Keys of per_gpu, each with the term of the budget that it holds."""
+
+
+def _result(budget: Budget) -> dict[str, Any]:
+    return {
+        "verdict": budget.verdict.value,
+        "per_gpu": {key: getattr(budget, term) for key, term in _TERMS.items()},
+        "margin_bytes": budget.margin_bytes,
+        "kv_cache_tokens": budget.kv_cache_tokens,
+        "max_concurrency": budget.max_concurrency,
+        **({"calibration": budget.calibration} if budget.calibration else {}),
+        "error": None,
+    }
+
+
+def _version(fields: CaseFields) -> str:
+    """Return major and minor."""
+    text = fields.text("vllm_version")
+    if text is None:
+        return NEWEST_VERSION
+    match = re.match(r"v?(\d{1,4}\.\d{1,4})(?![0-9])", text)
+    if match is None:
+        raise fields.error("vllm_version", "must be a version such as 0.32")
+    return match[1]
+
+
+def _device(fields: CaseFields, *, required: bool) -> Device | None:
+    name, total_gib = fields.text("gpu"), fields.number("gpu_total_gib", _MOST_GIB)
+    if total_gib is not None:
+        # The name still decides the engine's defaults.
+        return Device(name or "unnamed", gib_to_bytes(total_gib), "gpu_total_gib of the case")
+    if name is not None:
+        return find_named_gpu(name)
+    if required:
+        raise fields.error("gpu", "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
+    return None
+
+
+def _geometry(fields: CaseFields, method: str = NO_SPECULATION) -> ModelGeometry:
+    name, config = fields.text("model"), fields.section("model_config")
+    if config is not None:
+        try:
+            if method in METHODS_WITH_DRAFT:
+                return head_from_config(name or "model_config", config.values, method)
+            return geometry_from_config(name or "model_config", config.values)
+        except SizingError as error:
+            raise CaseError(f"{config.prefix}{error.field}", error.value, error.message) from error
+    if name is None:
+        raise fields.error("model", "is missing: name a model, or give model_config, the content of its config.json")
+    geometry = find_geometry(name)
+    if geometry is None:
+        count = len(known_models())
+        raise fields.error(
+            "model",
+            f"no facts about this model: give model_config (the catalogue of {count} models is in docs/models.md)",
+        )
+    return geometry
+
+
+def _precision(fields: CaseFields, geometry: ModelGeometry) -> Precision:
+    """Precision that is asked for, or else that of the checkpoint."""
+    text, held = fields.text("quantization"), geometry.checkpoint_precision
+    if text is None:
+        return held or Precision.BF16
+    known = ", ".join(precision.value.lower() for precision in Precision)
+    try:
+        precision = Precision(text.upper())
+    except ValueError:
+        raise fields.error("quantization", f"is not known: use one of {known}, or null for the checkpoint's") from None
+    if held is not None and precision is not held:
+        raise fields.error("quantization", f"the config says {held.value.lower()}: use that or null")
+    return precision
+
+
+def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: EngineDefaults) -> EngineLimits:
+    batched_tokens = fields.whole("max_num_batched_tokens", _MOST_TOKENS) or defaults.max_num_batched_tokens
+    return EngineLimits(
+        max_model_len=fields.whole("max_model_len", _MOST_TOKENS) or target.max_position_embeddings,
+        # vLLM lowers its own default, never what it was told.
+        max_num_seqs=fields.whole("max_num_seqs", _MOST_REQUESTS) or min(defaults.max_num_seqs, batched_tokens),
+        max_num_batched_tokens=batched_tokens,
+        block_size=fields.whole("block_size", _MOST_BLOCK_TOKENS) or defaults.block_size,
+        kv_cache_element_bytes=_kv_element_bytes(fields),
+        memory_utilization_percent=_utilization_percent(fields, defaults),
+        enforce_eager=fields.flag("enforce_eager"),
+        min_concurrency=fields.whole("min_concurrency", _MOST_REQUESTS) or 1,
+        engine_version=version,
+        prefix_caching=caches_prefixes(version),
+    )
+
+
+def _kv_element_bytes(fields: CaseFields) -> int | None:
+    dtype = fields.text("kv_cache_dtype") or "auto"
+    if dtype not in _KV_ELEMENT_BYTES:
+        raise fields.error("kv_cache_dtype", f"is not known: use one of {', '.join(_KV_ELEMENT_BYTES)}")
+    return _KV_ELEMENT_BYTES[dtype]
+
+
+def _utilization_percent(fields: CaseFields, defaults: EngineDefaults) -> float:
+    given = fields.number("gpu_memory_utilization", 1.0)
+    # 0.29 is 29 percent, and not 28.999999999999996 as floats have it.
+    return defaults.utilization_percent if given is None else float(Fraction(str(given)) * 100)
+
+
+def _speculation(speculative: CaseFields | None) -> tuple[str, ModelGeometry | None]:
+    """Return the method and the draft's geometry."""
+    if speculative is None:
+        return NO_SPECULATION, None
+    speculative.refuse_slips(_SPECULATIVE_KEYS)
+    method = speculative.text("method")
+    if method is None:
+        raise speculative.error("method", f"is missing: use one of {', '.join(METHODS)}")
+    if method not in METHODS:
+        raise speculative.error("method", f"cannot be sized: use one of {', '.join(METHODS)}")
+    if method in METHODS_WITH_DRAFT:
+        return method, _geometry(speculative, method)
+    return method, None
+
+
+def _num_speculative_tokens(speculative: CaseFields | None, method: str) -> int:
+    if speculative is None or method == NO_SPECULATION:
+        return 0
+    tokens = speculative.whole("num_speculative_tokens", _MOST_TOKENS)
+    if tokens is None:
+        raise speculative.error("num_speculative_tokens", "is missing: say how many tokens are proposed a step")
+    return tokens

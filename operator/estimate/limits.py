@@ -1,0 +1,91 @@
+"""Refuses the cases that vLLM itself would not start. What is not certain is sized."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from specdecode_operator.estimate.fields import CaseFields
+from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, Pair
+
+_KERNEL_BLOCK_TOKENS: Final = 16
+"""Blocks of every attention backend on GPUs are multiples of it (v1/attention/backends, MultipleOf)."""
+
+_MOST_VERIFIED_TOKENS: Final = 128
+"""V1 verifies at most so many tokens a request (v1/sample/rejection_sampler.py, MAX_SPEC_LEN)."""
+
+_NOT_STRETCHED: Final = ('"llama3"', '"longrope"', '"su"')
+"""Rotary scalings that the longest sequence includes already, in all versions (config/model.py)."""
+
+_LONGEST: Final = "max_position_embeddings"
+_TOLD_LONGEST: Final = "model_max_length"
+
+
+def refuse_unstartable(fields: CaseFields, pair: Pair) -> None:
+    """Raise CaseError with the first setting of a case that vLLM raises an error for."""
+    _refuse_length(fields, pair.target)
+    _refuse_requests(fields, pair)
+    _refuse_blocks(fields, pair.target)
+    speculative = fields.section("speculative")
+    if speculative is not None:
+        _refuse_speculation(speculative, pair)
+
+
+def _refuse_length(fields: CaseFields, target: ModelGeometry) -> None:
+    """config/model.py, _get_and_verify_max_len."""
+    wanted, longest = fields.values.get("max_model_len"), target.max_position_embeddings
+    if wanted is None or wanted <= longest or _is_stretched(target):
+        return
+    config = fields.section("model_config")
+    if config is not None:
+        told = max(_values(config.values, _TOLD_LONGEST), default=0)
+        if wanted <= told or not any(_values(config.values, _LONGEST)):
+            return
+    raise fields.error("max_model_len", f"{target.name} was made for at most {longest} tokens: use that or less")
+
+
+def _is_stretched(target: ModelGeometry) -> bool:
+    """Whether vLLM may multiply the longest sequence by the factor of a rotary scaling; yarn's in some versions."""
+    facts = [dict(rope.parameters) for rope in target.ropes]
+    return any("factor" in each and each.get("rope_type") not in _NOT_STRETCHED for each in facts)
+
+
+def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
+    """Yield the numbers under a key, those of the text model's own config too."""
+    for name, value in config.items():
+        if name == key and isinstance(value, int | float):
+            yield int(value)
+        elif isinstance(value, Mapping):
+            yield from _values(value, key)
+
+
+def _refuse_requests(fields: CaseFields, pair: Pair) -> None:
+    """config/scheduler.py, verify_max_model_len: vLLM lowers its own default, never what it was told."""
+    sequences, tokens = pair.limits.max_num_seqs, pair.limits.max_num_batched_tokens
+    told = fields.values.get("max_num_batched_tokens") is not None
+    if told and tokens < sequences:
+        raise fields.error(
+            "max_num_batched_tokens", f"must not be below max_num_seqs, {sequences}: raise it, or lower max_num_seqs"
+        )
+
+
+def _refuse_blocks(fields: CaseFields, target: ModelGeometry) -> None:
+    if target.attentions and (fields.values.get("block_size") or 0) % _KERNEL_BLOCK_TOKENS:
+        raise fields.error("block_size", f"must be a multiple of {_KERNEL_BLOCK_TOKENS}, as attention on GPUs needs it")
+
+
+def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
+    target, draft = pair.target, pair.draft
+    if pair.era.runner is Runner.V1 and pair.num_speculative_tokens > _MOST_VERIFIED_TOKENS:
+        raise speculative.error(
+            "num_speculative_tokens", f"vLLM verifies at most {_MOST_VERIFIED_TOKENS} a request: use that or less"
+        )
+    if draft is None or pair.method != DRAFT_MODEL or speculative.flag("use_heterogeneous_vocab"):
+        return
+    # config/speculative.py, verify_equal_vocab_size_if_draft_model.
+    if target.vocab_size != draft.vocab_size:
+        raise speculative.error(
+            "model",
+            f"its vocabulary has {draft.vocab_size} tokens, that of the target {target.vocab_size}: choose a draft of "
+            "the target's family",
+        )

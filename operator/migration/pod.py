@@ -1,0 +1,242 @@
+"""Takes the rest of a pod into ``spec.podTemplate``."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
+from specdecode_operator.deployment.spec.timings import SHORTEST_GRACE_S
+from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
+from specdecode_operator.migration.ledger import Fate, Ledger
+
+_TEMPLATE: Final = "spec.podTemplate.spec"
+_OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
+_OWN_ANNOTATIONS: Final = ("specdecode.io/", "kubectl.kubernetes.io/restartedAt")
+_GPU_TOLERATION: Final = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+_LISTS: Final = ("containers", "initContainers")
+_HANDLED: Final = ("containers", "initContainers", "volumes", "nodeSelector", "tolerations", "serviceAccount")
+
+_AS_IT_IS_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
+    "restartPolicy": ("Always",),
+    "dnsPolicy": ("ClusterFirst",),
+    "schedulerName": ("default-scheduler",),
+    "securityContext": ({}, {"seccompProfile": {"type": "RuntimeDefault"}}),
+    "automountServiceAccountToken": (False,),
+    "enableServiceLinks": (False,),
+    "serviceAccountName": ("default",),
+}
+"""Values that the API server fills in or the operator writes by itself."""
+
+_OF_ENGINE_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
+    "terminationMessagePath": ("/dev/termination-log",),
+    "terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
+    "imagePullPolicy": ("IfNotPresent",),
+    "securityContext": ({}, {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}),
+}
+_OF_OPERATOR: Final = {
+    "startupProbe": "the operator's own probes allow for a long start",
+    "readinessProbe": "the operator's own probes allow for a long start",
+    "livenessProbe": "the operator's own probes allow for a long start",
+    "lifecycle": "the operator lets requests end before a pod goes",
+    "ports": "the one port is spec.serving.port, by the name http",
+}
+
+
+def take_product(pod: Mapping[str, Any], ledger: Ledger) -> None:
+    """Take the GPU products that a pod is pinned to, by nodeSelector or by node affinity."""
+    selected = mapping(pod, "nodeSelector").get(PRODUCT_LABEL)
+    if selected:
+        ledger.take(f"nodeSelector {PRODUCT_LABEL}", "accelerator.product", [str(selected)])
+        return
+    affinity = mapping(mapping(pod, "affinity"), "nodeAffinity")
+    terms = objects(mapping(affinity, "requiredDuringSchedulingIgnoredDuringExecution"), "nodeSelectorTerms")
+    listed = [
+        texts(each, "values")
+        for term in terms
+        for each in objects(term, "matchExpressions")
+        if each.get("key") == PRODUCT_LABEL and each.get("operator") == "In"
+    ]
+    # Terms are alternatives: only where each names products are these all that may be.
+    if listed and len(listed) == len(terms):
+        products = list(dict.fromkeys(product for products in listed for product in products))
+        ledger.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.product", products)
+
+
+def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], ledger: Ledger) -> None:
+    """Take labels and annotations of the pods, but no label that Services or the old Deployment select by."""
+    selected = {key for selector in selectors for key in selector}
+    labels = mapping(metadata, "labels")
+    for key in [key for key in labels if key in selected]:
+        ledger.lose(
+            f"label {key}", "Services and the old Deployment select by it: traffic moves when you say so, below"
+        )
+    own = {key for key in labels if key.startswith(_OWN_LABELS)}
+    _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, ledger)
+    annotations = mapping(metadata, "annotations")
+    kept = {key: value for key, value in annotations.items() if not key.startswith(_OWN_ANNOTATIONS)}
+    _take_words("annotation", "annotations", kept, ledger)
+
+
+def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], ledger: Ledger) -> None:
+    """Say where a pod's placement selects pods by labels that the new ones do not have."""
+    labels = {key for selector in selectors for key in selector}
+    for field in ("affinity", "topologySpreadConstraints"):
+        text = json.dumps(pod.get(field))
+        named = sorted(label for label in labels if json.dumps(label) in text)
+        if named:
+            why = f"selects pods by {', '.join(named)}, which the new ones lack: use specdecode.io/deployment there"
+            ledger.lose(f"the labelSelector in {field}", why)
+
+
+def _take_words(kind: str, field: str, words: Mapping[str, Any], ledger: Ledger) -> None:
+    if words:
+        ledger.put(f"podTemplate.metadata.{field}", dict(words))
+    for key in words:
+        ledger.note(Fate.POD, f"{kind} {key}", f"spec.podTemplate.metadata.{field}")
+
+
+def take_pod(
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    env: list[dict[str, Any]],
+    dropped: "Dropped",
+    ledger: Ledger,
+) -> None:
+    """Take what the pod has beside the server: scheduling, sidecars, volumes, resources."""
+    on_gpu = ledger.get("accelerator.type") != "CPU"
+    template: dict[str, Any] = {}
+    for key, value in pod.items():
+        if key == "terminationGracePeriodSeconds" and not (isinstance(value, int) and value >= SHORTEST_GRACE_S):
+            ledger.note(Fate.OPERATOR, f"{key} {value}", "the operator adds up the steps in which a pod ends")
+        elif key not in _HANDLED and value not in _AS_IT_IS_ANYWAY.get(key, ()):
+            template[key] = value
+    selector = {key: value for key, value in mapping(pod, "nodeSelector").items() if key != PRODUCT_LABEL}
+    if selector:
+        template["nodeSelector"] = selector
+    tolerations = objects(pod, "tolerations")
+    if tolerations and tolerations != [_GPU_TOLERATION]:
+        # The list replaces the operator's own.
+        lacking = on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations)
+        template["tolerations"] = [*tolerations, *([_GPU_TOLERATION] if lacking else [])]
+    engine = _engine(container, env, dropped, ledger, on_gpu=on_gpu)
+    sidecars = [_renamed(each) for each in objects(pod, "containers") if each is not container]
+    init = [each for each in objects(pod, "initContainers") if name_of(each) not in dropped.init_containers]
+    containers = [*([engine] if len(engine) > 1 else []), *sidecars]
+    template |= {"containers": containers} if containers else {}
+    template |= {"initContainers": init} if init else {}
+    volumes = _volumes(pod, [*containers, *init])
+    template |= {"volumes": volumes} if volumes else {}
+    for key in template:
+        ledger.note(Fate.POD, key, f"{_TEMPLATE}.{key}" + _names(template[key]))
+    if template:
+        ledger.put("podTemplate.spec", template)
+
+
+class Dropped:
+    """What of a pod the operator brings itself.
+
+    Attributes
+    ----------
+    volumes
+        Volumes that held models.
+    caches
+        Paths at which the hub's cache lay.
+    init_containers
+        Init containers that fetched models.
+    needed_paths
+        Text in which paths of the pod may be named.
+    """
+
+    def __init__(self, volumes: set[str], caches: set[str], init_containers: set[str], needed_paths: list[str]) -> None:
+        self.volumes = volumes
+        self.caches = caches
+        self.init_containers = init_containers
+        self.needed_paths = needed_paths
+
+    def keeps(self, mount: Mapping[str, Any], ledger: Ledger) -> bool:
+        """Return whether a mount of the engine goes on; say why it does not."""
+        path, name = str(mount.get("mountPath")).rstrip("/"), name_of(mount)
+        if any(f"{path}/" in text for text in self.needed_paths) and path not in OWN_MOUNTS:
+            return True
+        if path in OWN_MOUNTS:
+            ledger.note(Fate.OPERATOR, f"mount {path}", "the operator mounts its own there")
+        elif any(f"{cache}/".startswith(f"{path}/") for cache in self.caches):
+            ledger.note(Fate.OPERATOR, f"mount {path}", "was the hub's cache")
+        elif name not in self.volumes:
+            return True
+        return False
+
+
+def _engine(
+    container: Mapping[str, Any], env: list[dict[str, Any]], dropped: Dropped, ledger: Ledger, *, on_gpu: bool
+) -> dict[str, Any]:
+    """Return the overlay of the engine container."""
+    engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
+    for key, value in container.items():
+        if key in {"name", "image", "command", "args", "env", "resources", "volumeMounts"}:
+            continue
+        if key in _OF_OPERATOR:
+            ledger.note(Fate.OPERATOR, key, _OF_OPERATOR[key])
+        elif key == "envFrom":
+            ledger.lose(key, "it could undo what the operator sets: name single variables in podTemplate")
+        elif value not in _OF_ENGINE_ANYWAY.get(key, ()):
+            engine[key] = value
+    owned = {GPU_RESOURCE} if on_gpu else {"cpu", "memory"}
+    resources = {
+        kind: {
+            name: amount for name, amount in mapping(mapping(container, "resources"), kind).items() if name not in owned
+        }
+        for kind in ("limits", "requests")
+    }
+    if any(resources.values()):
+        engine["resources"] = {kind: amounts for kind, amounts in resources.items() if amounts}
+    mounts = [mount for mount in objects(container, "volumeMounts") if dropped.keeps(mount, ledger)]
+    if mounts:
+        engine["volumeMounts"] = [_with_own_volume(mount) for mount in mounts]
+    if env:
+        engine["env"] = env
+    return engine
+
+
+def _renamed(sidecar: Mapping[str, Any]) -> dict[str, Any]:
+    """A sidecar with a name and volumes that the operator's own do not have."""
+    renamed = dict(sidecar)
+    if name_of(sidecar) == ENGINE_CONTAINER:
+        renamed["name"] = f"{ENGINE_CONTAINER}-sidecar"
+    if objects(sidecar, "volumeMounts"):
+        renamed["volumeMounts"] = [_with_own_volume(mount) for mount in objects(sidecar, "volumeMounts")]
+    return renamed
+
+
+def _with_own_volume(mount: Mapping[str, Any]) -> dict[str, Any]:
+    return {**mount, "name": _volume_name(name_of(mount))}
+
+
+def _volume_name(name: str) -> str:
+    return f"{name}-volume" if name in OWN_VOLUMES else name
+
+
+def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Volumes but those that only held what the operator brings itself."""
+    mounted = {name_of(mount) for kind in _LISTS for each in objects(pod, kind) for mount in _mounts(each)}
+    used = {name_of(mount) for user in users for mount in _mounts(user)}
+    renamed = {name_of(volume): _volume_name(name_of(volume)) for volume in objects(pod, "volumes")}
+    return [
+        {**volume, "name": renamed[name_of(volume)]}
+        for volume in objects(pod, "volumes")
+        if renamed[name_of(volume)] in used or name_of(volume) not in mounted
+    ]
+
+
+def _mounts(container: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return objects(container, "volumeMounts")
+
+
+def _names(value: Any) -> str:
+    names = (
+        [str(each["name"]) for each in value if isinstance(each, dict) and "name" in each]
+        if isinstance(value, list)
+        else []
+    )
+    return f" ({', '.join(names)})" if names else ""

@@ -1,0 +1,242 @@
+"""Takes speculation into ``spec.speculation``, from JSON, from dotted flags, and from the flags of 2024."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from specdecode_operator.api.deployment import Serving
+from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.migration.flags import Given
+from specdecode_operator.migration.ledger import Fate, Ledger
+from specdecode_operator.migration.serving import read_number
+
+_CONFIG: Final = "--speculative-config"
+_OLD_KEYS: Final = {
+    "--spec-method": "method",
+    "--spec-model": "model",
+    "--spec-tokens": "num_speculative_tokens",
+    "--speculative-model": "model",
+    "--num-speculative-tokens": "num_speculative_tokens",
+    "--speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
+    "--speculative-model-quantization": "quantization",
+    "--speculative-max-model-len": "max_model_len",
+    "--speculative-disable-by-batch-size": "disable_by_batch_size",
+    "--ngram-prompt-lookup-max": "prompt_lookup_max",
+    "--ngram-prompt-lookup-min": "prompt_lookup_min",
+}
+"""Flags that say one thing each, with the key of --speculative-config that says it now."""
+
+_HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp"}
+"""Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""
+
+_FIELDS: Final = {
+    "num_speculative_tokens": "speculation.numSpeculativeTokens",
+    "prompt_lookup_min": "speculation.ngram.promptLookupMin",
+    "prompt_lookup_max": "speculation.ngram.promptLookupMax",
+    "max_model_len": "speculation.draft.maxModelLen",
+    "revision": "speculation.draft.revision",
+    "suffix_decoding_max_tree_depth": "speculation.suffix.maxTreeDepth",
+    "suffix_decoding_max_cached_requests": "speculation.suffix.maxCachedRequests",
+}
+_PERCENT_FIELDS: Final = {
+    "suffix_decoding_max_spec_factor": "speculation.suffix.maxSpecFactorPercent",
+    "suffix_decoding_min_token_prob": "speculation.suffix.minTokenProbabilityPercent",
+}
+_DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft so any more"}
+"""vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
+
+_SAMPLING: Final = {
+    "draft_sample_method": ("speculation.draftSampling", frozenset(DraftSampling)),
+    "rejection_sample_method": ("speculation.rejectionSampling", frozenset(RejectionSampling)),
+}
+"""Keys with the field that says the same, and what it may say."""
+
+_OF_RANGES: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable_by_batch_size"})
+
+
+@dataclass
+class Speculating:
+    """What a server is told of speculation.
+
+    Attributes
+    ----------
+    config
+        All of it as one --speculative-config; empty where nothing is said.
+    written
+        How each key was written.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def draft(self) -> str | None:
+        """The model that drafts."""
+        model = self.config.get("model")
+        return str(model) if model else None
+
+    def add(self, key: str, value: Any, written: str) -> None:
+        """Take one key; what was said last holds."""
+        self.config[key], self.written[key] = value, written
+
+
+def read_speculation(flags: Iterable[Given], ledger: Ledger, profile: EngineProfile) -> Speculating:
+    """Return what the flags say of speculation, in whatever form."""
+    said = Speculating()
+    for given in flags:
+        if given.name == _CONFIG and not given.path:
+            for key, value in _json(given, ledger).items():
+                said.add(key, value, f"{_CONFIG} {key}")
+        elif given.name == _CONFIG or given.name in _OLD_KEYS:
+            key = given.path[0] if given.path else _OLD_KEYS[given.name]
+            said.add(key, _scalar(given.values[0] if given.values else ""), given.shown)
+        elif given.name in profile.removed_flags:
+            ledger.lose(given.shown, profile.removed_flags[given.name].removeprefix("remove it; "))
+        elif given.name.startswith("--spec"):
+            ledger.lose(given.shown, f"vLLM {profile.version} has no such flag, and nothing replaces it")
+    if str(said.draft).strip("[]") == "ngram":
+        del said.config["model"]
+        said.add("method", "ngram", said.written["model"])
+    return said
+
+
+def take_speculation(said: Speculating, ledger: Ledger, profile: EngineProfile) -> None:
+    """Take speculation into the fields of the spec, all but the place of its model."""
+    config = said.config
+    if not config:
+        return
+    method = _method(config, profile)
+    what = said.written.get("method") or f"{said.written.get('model', _CONFIG)}, which tells the method"
+    ledger.take(f"{what}", "speculation.method", method)
+    if method not in {each.value for each in Method}:
+        have = ", ".join(each.value for each in Method)
+        why = _DEAD.get(method, "the operator does not have this method")
+        ledger.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
+        return
+    if method != Method.NONE and "num_speculative_tokens" not in config:
+        ledger.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
+    # Ranges are cut to the general number of tokens, which must be there by then.
+    for key in sorted(config, key=_OF_RANGES.__contains__):
+        if key not in {"method", "model"}:
+            _take(said.written[key], key, config[key], ledger, profile)
+
+
+def _method(config: dict[str, Any], profile: EngineProfile) -> str:
+    """Return the method as the engine finds it: said, told by the draft's path, or a draft model."""
+    said, model = str(config.get("method") or ""), str(config.get("model") or "").lower()
+    if said in {"", Method.DRAFT_MODEL.value}:
+        markers = {**profile.draft_path_markers, **({} if said else _HINTS)}
+        told = next((method for marker, method in markers.items() if marker in model), None)
+        return told or (Method.DRAFT_MODEL.value if model or said else "mtp")
+    return "mtp" if said.endswith("_mtp") else said
+
+
+def _take(what: str, key: str, value: Any, ledger: Ledger, profile: EngineProfile) -> None:
+    if value is None or (value is False and key in profile.speculative_keys):
+        ledger.note(Fate.OPERATOR, what, "is what holds without it")
+    elif key in _FIELDS:
+        ledger.take(what, _FIELDS[key], value)
+    elif key in _PERCENT_FIELDS and isinstance(value, int | float):
+        ledger.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
+    elif key == "num_speculative_tokens_per_batch_size":
+        _take_schedule(what, value, ledger)
+    elif key == "disable_by_batch_size":
+        _take_limit(what, value, ledger)
+    elif key == "quantization" and value in {"fp8", "fp8_per_tensor"}:
+        ledger.take(what, "speculation.draft.quantization", "FP8")
+    elif key == "draft_tensor_parallel_size":
+        _take_draft_split(what, value, ledger)
+    elif key in _SAMPLING and value in _SAMPLING[key][1]:
+        ledger.take(what, _SAMPLING[key][0], value)
+    else:
+        _leave(what, key, value, ledger, profile)
+
+
+def _leave(what: str, key: str, value: Any, ledger: Ledger, profile: EngineProfile) -> None:
+    """Say why a key becomes no field; one that changes how the engine drafts is for people to decide."""
+    if key == "quantization":
+        ledger.note(Fate.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
+    elif key in profile.speculative_keys:
+        message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
+        ledger.decide("spec.speculation", f"{what}: {value}"[:96], message)
+    else:
+        ledger.lose(f"{what}: {value}", f"vLLM {profile.version} has no such key, and nothing replaces it")
+
+
+def _take_draft_split(what: str, value: Any, ledger: Ledger) -> None:
+    """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
+    if value == (ledger.get("parallelism.tensor") or 1):
+        ledger.note(Fate.OPERATOR, f"{what} {value}", "the draft is split as the target is")
+    else:
+        ledger.take(what, "parallelism.draftTensor", value)
+
+
+def _take_schedule(what: str, value: Any, ledger: Ledger) -> None:
+    """Take ranges, and say what vLLM does between and after them: a range goes on until the next begins."""
+    try:
+        given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
+    except (TypeError, ValueError):
+        given = []
+    if not given:
+        message = "must be a list of [first, last, tokens]"
+        ledger.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value)[:64], message)
+        return
+    most, general = _most_requests(ledger), ledger.get("speculation.numSpeculativeTokens")
+    ends = [*(first - 1 for first, _, _ in given[1:]), most]
+    ranges = [
+        {
+            "from": first,
+            # vLLM refuses ranges that overlap: they stay as they are, to be refused here too.
+            "to": min(max(last, end), most),
+            "numSpeculativeTokens": min(tokens, general) if isinstance(general, int) else tokens,
+        }
+        for (first, last, tokens), end in zip(given, ends, strict=True)
+        if first <= most
+    ]
+    ledger.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
+
+
+def _take_limit(what: str, value: Any, ledger: Ledger) -> None:
+    """Older vLLM stopped drafting from so many requests on; ranges say it now.
+
+    vllm/spec_decode/spec_decode_worker.py of 0.6: running_queue_size >= disable_by_batch_size.
+    """
+    most = _most_requests(ledger)
+    if not isinstance(value, int) or not 0 < value <= most:
+        ledger.lose(f"{what}: {value}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
+        return
+    ranges = [{"from": value, "to": most, "numSpeculativeTokens": 0}]
+    ledger.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
+
+
+def _most_requests(ledger: Ledger) -> int:
+    """Return how many requests run at once in the new object."""
+    given = ledger.get("serving.maxNumSeqs")
+    return given if isinstance(given, int) else Serving().max_num_seqs
+
+
+def _json(given: Given, ledger: Ledger) -> dict[str, Any]:
+    text = given.values[0] if given.values else ""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        ledger.decide("spec.speculation", f"{_CONFIG} {text[:64]}", f"is no JSON ({error}): write one JSON object")
+        return {}
+    if not isinstance(found, dict):
+        ledger.decide("spec.speculation", f"{_CONFIG} {text[:64]}", "must be one JSON object")
+        return {}
+    return {re.sub("-", "_", str(key)): value for key, value in found.items()}
+
+
+def _scalar(text: str) -> Any:
+    """Return the value of a flag: a number, JSON, or text."""
+    number = read_number(text)
+    if number is not None:
+        return number
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

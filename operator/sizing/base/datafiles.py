@@ -1,0 +1,18 @@
+"""Reads the data files that ship with this package."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parents[1] / "data"
+
+
+def read_data(name: str) -> dict[str, Any]:
+    """Return the content of one JSON file of ``sizing/data``."""
+    content: dict[str, Any] = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+    return content
+
+
+def data_files(folder: str) -> tuple[str, ...]:
+    """Return the names that ``read_data`` takes for the JSON files of one folder of ``sizing/data``, sorted."""
+    return tuple(sorted(f"{folder}/{path.name}" for path in (_FOLDER / folder).glob("*.json")))

@@ -1,0 +1,186 @@
+"""GPUs whose memory is known, and what the engine takes of it for itself."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from specdecode_operator.sizing.base.datafiles import read_data
+from specdecode_operator.sizing.base.units import gib_to_bytes
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU product.
+
+    Attributes
+    ----------
+    product
+        Exact value of the node label nvidia.com/gpu.product.
+    total_bytes
+        Memory as CUDA reports it: what vLLM takes its share of.
+    source
+        Where the number comes from.
+    nvlink_gpus
+        How many GPUs of a node NVLink joins, by NVIDIA's data sheets: all 8 of an SXM board by its switch, the 2 of an
+        NVL pair by bridges; 1 where bridges are an option.
+    """
+
+    product: str
+    total_bytes: int
+    source: str
+    nvlink_gpus: int = 1
+
+
+@dataclass(frozen=True)
+class NonTorch:
+    """Memory outside torch and inside the budget, in bytes; data/memory.json holds the source.
+
+    Attributes
+    ----------
+    one_gpu, pipeline_only
+        Without tensor parallelism: alone, and with pipeline stages.
+    two_gpus, two_gpus_per_layer, more_gpus, more_gpus_per_layer, eight_gpus, eight_gpus_per_layer
+        With tensor parallelism of two, of more and of eight: a constant, and a part for each layer.
+    v2_one_gpu, v2_several_gpus
+        Under model runner V2.
+    """
+
+    one_gpu: int
+    pipeline_only: int
+    two_gpus: int
+    two_gpus_per_layer: int
+    more_gpus: int
+    more_gpus_per_layer: int
+    eight_gpus: int
+    eight_gpus_per_layer: int
+    v2_one_gpu: int
+    v2_several_gpus: int
+
+
+@dataclass(frozen=True)
+class GraphMemory:
+    """Memory of CUDA graphs in bytes; data/memory.json holds the source.
+
+    Attributes
+    ----------
+    v1_layer, v1_expert_layer, v1_quantization_step
+        Under V1 with all capture sizes: for each layer, more where it has experts, and for each step of quantization.
+    v1_sizes
+        Capture sizes that those were measured with.
+    v1_pool, v1_pool_layer, v1_pool_expert_layer, v1_pool_quantization_step
+        What V1 then really takes with all capture sizes: a constant, and as above.
+    v2, v2_size, v2_draft_head
+        Under V2: a constant, for each capture size but one, and those of a draft head.
+    v2_pool
+        What V2 may really take.
+    """
+
+    v1_layer: int
+    v1_expert_layer: int
+    v1_quantization_step: int
+    v1_sizes: int
+    v1_pool: int
+    v1_pool_layer: int
+    v1_pool_expert_layer: int
+    v1_pool_quantization_step: int
+    v2: int
+    v2_size: int
+    v2_draft_head: int
+    v2_pool: int
+
+
+@dataclass(frozen=True)
+class MemoryCoefficients:
+    """Terms that no formula gives; data/memory.json holds the source of each.
+
+    Attributes
+    ----------
+    cublas_workspace_bytes, l2_bytes
+        Workspace that torch keeps for cuBLAS; cache that compiled code flushes once.
+    multiprocessors, resident_threads, default_stack_bytes
+        Of the GPU: how many, the threads on all of them, local memory a thread has without being asked.
+    non_torch, graphs
+        Memory outside torch and of CUDA graphs.
+    context_bytes
+        What is taken before vLLM's first look at the memory.
+    slack_reserve_bytes
+        What stays free beside the budget for tables and fragments.
+    cpu_overhead_bytes, cpu_rank_overhead_bytes, cpu_margin_bytes
+        The engine's own processes on CPU, one more rank's, and by how much that may err.
+    """
+
+    cublas_workspace_bytes: int
+    l2_bytes: int
+    multiprocessors: int
+    resident_threads: int
+    default_stack_bytes: int
+    non_torch: NonTorch
+    graphs: GraphMemory
+    context_bytes: int
+    slack_reserve_bytes: int
+    cpu_overhead_bytes: int
+    cpu_rank_overhead_bytes: int
+    cpu_margin_bytes: int
+
+
+def find_device(product: str) -> Device | None:
+    """Return the device with exactly this product label, or None."""
+    return _devices().get(product)
+
+
+def known_products() -> tuple[str, ...]:
+    """Return the product labels that can be sized, sorted."""
+    return tuple(sorted(_devices()))
+
+
+@cache
+def memory_coefficients() -> MemoryCoefficients:
+    """Return the coefficients of data/memory.json."""
+    data = read_data("memory.json")
+    gpu, non_torch = data["gpu"], data["non_torch_gib"]
+    return MemoryCoefficients(
+        cublas_workspace_bytes=gpu["cublas_workspace_mib"] * _MIB,
+        l2_bytes=gpu["l2_mib"] * _MIB,
+        multiprocessors=gpu["multiprocessors"],
+        resident_threads=gpu["multiprocessors"] * gpu["threads_per_multiprocessor"],
+        default_stack_bytes=gpu["default_stack_bytes"],
+        non_torch=NonTorch(**{key: gib_to_bytes(value) for key, value in non_torch.items() if key != "source"}),
+        graphs=_graph_memory(data["cuda_graphs"]),
+        context_bytes=gib_to_bytes(data["context_gib"]["value"]),
+        slack_reserve_bytes=gib_to_bytes(data["slack_reserve_gib"]["value"]),
+        cpu_overhead_bytes=gib_to_bytes(data["cpu_overhead_gib"]["value"]),
+        cpu_rank_overhead_bytes=gib_to_bytes(data["cpu_rank_overhead_gib"]["value"]),
+        cpu_margin_bytes=gib_to_bytes(data["cpu_margin_gib"]["value"]),
+    )
+
+
+def _graph_memory(graphs: dict[str, Any]) -> GraphMemory:
+    def mib(key: str) -> int:
+        return round(float(graphs[key]) * _MIB)
+
+    return GraphMemory(
+        v1_layer=mib("v1_layer_mib"),
+        v1_expert_layer=mib("v1_expert_layer_mib"),
+        v1_quantization_step=mib("v1_quantization_step_mib"),
+        v1_sizes=graphs["v1_sizes"],
+        v1_pool=mib("v1_pool_mib"),
+        v1_pool_layer=mib("v1_pool_layer_mib"),
+        v1_pool_expert_layer=mib("v1_pool_expert_layer_mib"),
+        v1_pool_quantization_step=mib("v1_pool_quantization_step_mib"),
+        v2=gib_to_bytes(graphs["v2_gib"]),
+        v2_size=mib("v2_size_mib"),
+        v2_draft_head=gib_to_bytes(graphs["v2_draft_head_gib"]),
+        v2_pool=gib_to_bytes(graphs["v2_pool_gib"]),
+    )
+
+
+@cache
+def _devices() -> dict[str, Device]:
+    entries = read_data("devices.json")["devices"]
+    devices = [
+        Device(entry["product"], gib_to_bytes(entry["total_gib"]), entry["source"], entry["nvlink_gpus"])
+        for entry in entries
+    ]
+    return {device.product: device for device in devices}

@@ -1,0 +1,78 @@
+"""Candidates: every place and precision that a plan, or a change to it, may choose from, best first."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.choice.launchability import NOTHING_NAMED, Available, served_precision
+from specdecode_operator.sizing.choice.matrix import FP8_ELEMENT_BYTES, KV_AUTO, KV_FP8, Selection, quantization_matrix
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.objective import Objective, ranked
+from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the plan may decide beside the place, and what for.
+
+    Attributes
+    ----------
+    objective
+        What users want most.
+    target, draft
+        Precisions that it may choose from; empty is the pair's own alone.
+    available
+        Checkpoints that those come from, beside the models' own.
+    spread
+        How a replica is spread beyond tensor parallelism; not the plan's to decide.
+    """
+
+    objective: Objective = Objective.QUALITY
+    target: frozenset[Precision] = frozenset()
+    draft: frozenset[Precision] = frozenset()
+    available: Available = NOTHING_NAMED
+    spread: Spread = ONE_GROUP
+
+
+AS_WRITTEN: Final = Wish()
+"""Only the place is to be decided."""
+
+
+def candidate_rows(
+    pair: Pair, pools: Iterable[GpuPool], tensor: int | None, wish: Wish = AS_WRITTEN
+) -> tuple[Row, ...]:
+    """Return all candidates, the one to choose first, whatever the order of the pools.
+
+    They are the rows of the quantization matrix that the wish allows, that
+    can be launched and that the models can be split into.
+
+    Raises
+    ------
+    PlanError
+        When no pool can be sized, or the models cannot be split as asked.
+    """
+    matrix = quantization_matrix(pair, pools, tensor, wish.available, selection(pair, wish), wish.spread)
+    rows = tuple(
+        Row(row.product, row.tensor, row.budget, row.target_precision, row.draft_precision, row.spread, row.nodes)
+        for row in ranked(matrix, wish.objective)
+        if row.budget is not None
+    )
+    if not rows:
+        raise PlanError(TENSOR_FIELD, tensor, matrix[0].reason or "no supported split")
+    return rows
+
+
+def selection(pair: Pair, wish: Wish) -> Selection:
+    """Return the rows of the quantization matrix that the plan chooses from."""
+    own_draft = None if pair.draft is None else frozenset({served_precision(pair.draft, pair.draft_precision)})
+    fp8_cache = pair.limits.kv_cache_element_bytes == FP8_ELEMENT_BYTES
+    return Selection(
+        target=wish.target or frozenset({served_precision(pair.target, pair.target_precision)}),
+        draft=wish.draft or own_draft,
+        kv_cache_dtype=KV_FP8 if fp8_cache else KV_AUTO,
+    )

@@ -1,0 +1,116 @@
+"""Whether vLLM can be started at a precision at all, before any question of memory.
+
+Rules of vLLM 0.32. While loading it makes FP8 of 16-bit weights
+(layers/quantization/online/fp8.py). For dense layers it makes no INT8 and no
+INT4, and a quantized checkpoint is served as it is: another precision is
+refused ("does not match the quantization method specified", config/model.py).
+"""
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+
+ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
+"""What a 16-bit checkpoint can be quantized to while loading, without another checkpoint."""
+
+_WEIGHT_ONLY: Final = {
+    "Hopper": frozenset({"INT4", "MXFP4", "NVFP4"}),
+    "Ampere": frozenset({"FP8", "INT4", "MXFP4", "NVFP4"}),
+}
+"""Precisions whose weights are widened before the multiplication: memory is saved, arithmetic is not.
+
+From vLLM 0.32: 4-bit weights go through Marlin or Machete wherever the tensor cores know no 4-bit type
+(kernels/linear/nvfp4/marlin.py, mxfp4/marlin.py, mixed_precision/machete.py); FP8 arithmetic needs compute
+capability 8.9 (schemes/compressed_tensors_w8a8_fp8.py).
+"""
+
+_GENERATIONS: Final = {
+    "NVIDIA-A100": "Ampere",
+    "NVIDIA-H100": "Hopper",
+    "NVIDIA-H20": "Hopper",
+    "NVIDIA-H200": "Hopper",
+}
+"""Generation of a product by the start of its label."""
+
+
+@dataclass(frozen=True)
+class Available:
+    """Other checkpoints of the same models that the user has named, beside the models' own.
+
+    Attributes
+    ----------
+    target, draft
+        Those checkpoints, at most one for each precision.
+    """
+
+    target: tuple[ModelGeometry, ...] = ()
+    draft: tuple[ModelGeometry, ...] = ()
+
+    @property
+    def target_precisions(self) -> frozenset[Precision]:
+        """Precisions of the target's checkpoints."""
+        return frozenset(served_precision(geometry, None) for geometry in self.target)
+
+    @property
+    def draft_precisions(self) -> frozenset[Precision]:
+        """Precisions of the draft's checkpoints."""
+        return frozenset(served_precision(geometry, None) for geometry in self.draft)
+
+
+NOTHING_NAMED: Final = Available()
+"""No checkpoints beside the models' own."""
+
+
+def checkpoint_at(geometry: ModelGeometry, named: Iterable[ModelGeometry], precision: Precision) -> ModelGeometry:
+    """Return what is loaded to serve a model at a precision: a named checkpoint of it, or else the model's own."""
+    if served_precision(geometry, None) == precision:
+        return geometry
+    return next((checkpoint for checkpoint in named if served_precision(checkpoint, None) == precision), geometry)
+
+
+def served_precision(geometry: ModelGeometry, precision: Precision | None) -> Precision:
+    """Return the precision that a model is served at; None asks for the checkpoint's own."""
+    return precision or geometry.checkpoint_precision or Precision.BF16
+
+
+def checkpoint_obstacle(
+    role: str, geometry: ModelGeometry, precision: Precision, named: AbstractSet[Precision] = frozenset()
+) -> str | None:
+    """Return why a model cannot be served at a precision; None when nothing stands in the way.
+
+    The role (target or draft) is only for the sentence.
+    """
+    own = served_precision(geometry, None)
+    if precision == own or precision in named:
+        return None
+    if own is not Precision.BF16:
+        return (
+            f"{role} {precision} needs a checkpoint: that of {geometry.name} is {own} and vLLM serves it as it is; "
+            f"name a checkpoint in {precision}"
+        )
+    if precision in ONLINE_PRECISIONS:
+        return None
+    if precision is Precision.MXFP4 and not geometry.has_experts:
+        return f"{role} {precision} is for experts: {geometry.name} has none, so no such checkpoint of it exists"
+    return (
+        f"{role} {precision} needs a checkpoint: vLLM makes no {precision} weights while loading; "
+        f"name a checkpoint of {geometry.name} in {precision}"
+    )
+
+
+@cache
+def kernel_note(product: str, precision: Precision) -> str | None:
+    """Return what a GPU product does with a precision where that is less than users expect, else None."""
+    generation = _generation(product)
+    if generation is None or precision.value not in _WEIGHT_ONLY[generation]:
+        return None
+    return f"{precision} is weight-only on {generation}: it saves memory, the arithmetic stays 16-bit"
+
+
+def _generation(product: str) -> str | None:
+    return next((name for start, name in _GENERATIONS.items() if product.startswith(start)), None)

@@ -1,0 +1,301 @@
+"""The quantization matrix: every precision of target, draft and KV cache on every place a replica could run."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from specdecode_operator.sizing.base.devices import Device, find_device, known_products
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.choice.launchability import (
+    NOTHING_NAMED,
+    Available,
+    checkpoint_at,
+    checkpoint_obstacle,
+    kernel_note,
+    served_precision,
+)
+from specdecode_operator.sizing.choice.nodes import GpuPool, nodes_needed, refuse_too_many
+from specdecode_operator.sizing.choice.rows import PRODUCT_FIELD
+from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, Pair, Parallelism
+from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread, spread_problems
+from specdecode_operator.sizing.weights.divisibility import MAX_TENSOR, tensor_problems
+
+KV_AUTO: Final = "auto"
+"""KV cache in the model's own type."""
+
+KV_FP8: Final = "fp8"
+"""KV cache of one byte an element."""
+
+FP8_ELEMENT_BYTES: Final = 1
+"""What fp8 sets in the limits."""
+
+_ALL_PRECISIONS: Final = tuple(Precision)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows are asked for; None is all.
+
+    Attributes
+    ----------
+    target, draft
+        Precisions; a draft that is no model of its own is always there.
+    kv_cache_dtype
+        auto or fp8.
+    """
+
+    target: frozenset[Precision] | None = None
+    draft: frozenset[Precision] | None = None
+    kv_cache_dtype: str | None = None
+
+
+EVERYTHING: Final = Selection()
+"""All rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRow:
+    """One combination of precisions on one place.
+
+    Attributes
+    ----------
+    target_precision
+        Precision of the target's linear layers.
+    draft_precision
+        That of the draft; None where no model drafts.
+    kv_cache_dtype
+        auto or fp8.
+    product, tensor
+        GPU product, and the GPUs that share each layer.
+    budget
+        Memory of each GPU; None where the pair cannot be split so.
+    obstacles
+        Why vLLM could not be started so, whatever the memory; empty when it could.
+    notes
+        What users should know of a row that can be launched.
+    spread
+        How a replica is spread beyond the tensor parallelism.
+    nodes
+        Over how many nodes its GPUs lie.
+    """
+
+    target_precision: Precision
+    draft_precision: Precision | None
+    kv_cache_dtype: str
+    product: str
+    tensor: int
+    budget: Budget | None
+    obstacles: tuple[str, ...]
+    notes: tuple[str, ...]
+    spread: Spread = ONE_GROUP
+    nodes: int = 1
+
+    @property
+    def launchable(self) -> bool:
+        """Whether vLLM could be started so, whatever the memory."""
+        return not self.obstacles
+
+    @property
+    def reason(self) -> str | None:
+        """Why not, in words; None when it could."""
+        return "; ".join(self.obstacles) or None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits. What cannot be split does not."""
+        return Verdict.DOES_NOT_FIT if self.budget is None else self.budget.verdict
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the KV cache of a replica holds."""
+        return 0 if self.budget is None else self.budget.kv_cache_tokens
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of max_model_len that fit at once."""
+        return 0.0 if self.budget is None else self.budget.max_concurrency
+
+    @property
+    def binding_term(self) -> Term | None:
+        """What keeps it from fitting; None when it fits or cannot be split."""
+        return None if self.budget is None else self.budget.binding_term
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that a replica takes."""
+        return self.tensor * self.spread.groups
+
+    @property
+    def split(self) -> Parallelism:
+        """Over which GPUs a replica is spread."""
+        return self.spread.at(self.tensor)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One model at one precision."""
+
+    role: str
+    geometry: ModelGeometry
+    precision: Precision
+    checkpoint_obstacle: str | None
+
+    def split_obstacles(self, tensor: int, spread: Spread, engine_version: str) -> tuple[str, ...]:
+        """Return what stops this model from being split, in words."""
+        problems = tensor_problems(
+            self.geometry, tensor, self.precision, engine_version, data=spread.data, expert=spread.expert
+        )
+        return tuple(problem.message for problem in problems)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """The pair at one combination of precisions, the levels of its models, and the checkpoints that it lacks."""
+
+    pair: Pair
+    kv_cache_dtype: str
+    levels: tuple[_Level, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A device, a split, over how many nodes, and what stops each level from being split so."""
+
+    device: Device
+    tensor: int
+    spread: Spread
+    nodes: int
+    obstacles: dict[tuple[str, Precision], tuple[str, ...]]
+
+
+def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
+    pair: Pair,
+    pools: Iterable[GpuPool],
+    tensor: int | None = None,
+    available: Available = NOTHING_NAMED,
+    selection: Selection = EVERYTHING,
+    spread: Spread = ONE_GROUP,
+) -> tuple[MatrixRow, ...]:
+    """Return every row, sorted by device, tensor, target, draft and KV cache, whatever the order of the pools.
+
+    A precision for which nobody named a checkpoint is sized all the same,
+    from the model's own shape, and says that it needs one. The precision of the pair itself is one among
+    the others. A draft that is no model of its own keeps its precision.
+
+    Raises
+    ------
+    PlanError
+        When no pool can be sized, or no node has as many GPUs as asked for.
+    """
+    targets = _levels("target", pair.target, available.target, selection.target)
+    drafts = _draft_levels(pair, available, selection)
+    sizes = _sizes(pools, tensor, spread)
+    for bad in spread_problems(pair.target, spread):
+        raise PlanError(bad.field, bad.value, bad.message)
+    variants = tuple(_variants(pair, targets, drafts, selection.kv_cache_dtype))
+    version = pair.limits.engine_version
+    obstacles = {
+        size: {
+            (level.role, level.precision): level.split_obstacles(size, spread, version) for level in (*targets, *drafts)
+        }
+        for size in {size for _, size, _ in sizes}
+    }
+    places = [_Place(device, size, spread, nodes, obstacles[size]) for device, size, nodes in sizes]
+    return tuple(_row(variant, place) for place in places for variant in variants)
+
+
+def _variants(
+    pair: Pair, targets: Sequence[_Level], drafts: Sequence[_Level], kv_cache_dtype: str | None
+) -> Iterator[_Variant]:
+    """Yield the pair at every combination of precisions."""
+    by_kv = {
+        kv: replace(pair, limits=replace(pair.limits, kv_cache_element_bytes=width))
+        for kv, width in _kv_element_bytes(pair).items()
+        if kv_cache_dtype in (None, kv)
+    }
+    drafting: list[tuple[_Level, ...]] = [(draft,) for draft in drafts] or [()]
+    for levels in [(target, *draft) for target in targets for draft in drafting]:
+        draft = levels[1] if len(levels) > 1 else None
+        for kv, based in by_kv.items():
+            changed = replace(
+                based,
+                target=levels[0].geometry,
+                target_precision=levels[0].precision,
+                draft=pair.draft if draft is None else draft.geometry,
+                draft_precision=pair.draft_precision if draft is None else draft.precision,
+            )
+            missing = tuple(level.checkpoint_obstacle for level in levels if level.checkpoint_obstacle)
+            yield _Variant(changed, kv, levels, missing)
+
+
+def _kv_element_bytes(pair: Pair) -> dict[str, int | None]:
+    """Return what each KV cache type sets in the limits: auto is what was asked for, where that is not fp8."""
+    own = pair.limits.kv_cache_element_bytes
+    return {KV_AUTO: None if own == FP8_ELEMENT_BYTES else own, KV_FP8: FP8_ELEMENT_BYTES}
+
+
+def _levels(
+    role: str, geometry: ModelGeometry, named: tuple[ModelGeometry, ...], wanted: frozenset[Precision] | None
+) -> tuple[_Level, ...]:
+    precisions = frozenset(served_precision(checkpoint, None) for checkpoint in named)
+    return tuple(
+        _Level(
+            role,
+            checkpoint_at(geometry, named, precision),
+            precision,
+            checkpoint_obstacle(role, geometry, precision, precisions),
+        )
+        for precision in _ALL_PRECISIONS
+        if wanted is None or precision in wanted
+    )
+
+
+def _draft_levels(pair: Pair, available: Available, selection: Selection) -> tuple[_Level, ...]:
+    if pair.draft is None:
+        return ()
+    if pair.method != DRAFT_MODEL:
+        return (_Level("draft", pair.draft, served_precision(pair.draft, pair.draft_precision), None),)
+    return _levels("draft", pair.draft, available.draft, selection.draft)
+
+
+def _row(variant: _Variant, place: _Place) -> MatrixRow:
+    broken = [text for level in variant.levels for text in place.obstacles[level.role, level.precision]]
+    noted = [note for level in variant.levels if (note := kernel_note(place.device.product, level.precision))]
+    return MatrixRow(
+        target_precision=variant.levels[0].precision,
+        draft_precision=variant.pair.draft_precision,
+        kv_cache_dtype=variant.kv_cache_dtype,
+        product=place.device.product,
+        tensor=place.tensor,
+        budget=None if broken else estimate(variant.pair, place.device, place.spread.at(place.tensor)),
+        obstacles=(*broken, *variant.missing),
+        notes=tuple(dict.fromkeys(noted)),
+        spread=place.spread,
+        nodes=place.nodes,
+    )
+
+
+def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Spread) -> list[tuple[Device, int, int]]:
+    """Return each device with each split that its largest nodes have room for, and over how many of them."""
+    largest: dict[str, GpuPool] = {}
+    for pool in pools:
+        known = largest.get(pool.product, pool)
+        largest[pool.product] = max(known, pool, key=lambda each: (each.gpus_per_node, each.nodes))
+    named = [(find_device(name), pool) for name, pool in sorted(largest.items()) if pool.gpus_per_node > 0]
+    usable = [(device, pool) for device, pool in named if device is not None]
+    if not usable:
+        products = ", ".join(sorted(largest)) or "none"
+        known_ones = ", ".join(known_products())
+        raise PlanError(PRODUCT_FIELD, products, f"no GPU product here can be sized; known are {known_ones}")
+    refuse_too_many([pool for _, pool in usable], tensor, spread)
+    powers = [2**exponent for exponent in range(MAX_TENSOR.bit_length())]
+    return [
+        (device, size, nodes)
+        for device, pool in usable
+        for size in ([size for size in powers if size <= pool.gpus_per_node] if tensor is None else [tensor])
+        if (nodes := nodes_needed(pool, size, spread))
+    ]

@@ -1,0 +1,157 @@
+"""The plan: where a pair runs, why, and what to change when it does not fit."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from specdecode_operator.sizing.base.units import GIB, ceil_div
+from specdecode_operator.sizing.choice.alternatives import alternatives_to
+from specdecode_operator.sizing.choice.candidates import AS_WRITTEN, Wish, candidate_rows, selection
+from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
+from specdecode_operator.sizing.choice.launchability import Available, checkpoint_at
+from specdecode_operator.sizing.choice.matrix import quantization_matrix
+from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.objective import choice_phrase, missing_checkpoint
+from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.choice.wording import capacity_phrase, cpu_sentence, gpu_sentence
+from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
+from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import Pair
+
+CPU_PRODUCT: Final = "CPU"
+"""What a row calls its product where there is no GPU."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to where a pair runs.
+
+    Attributes
+    ----------
+    verdict
+        Verdict of the chosen row.
+    chosen
+        The row to run on, or the nearest one when none fits.
+    rows
+        All candidates, best first; the first is the chosen one.
+    fixes
+        Single changes that make it fit, least harm first; empty when it fits.
+    explanation
+        The choice in one sentence, without a full stop.
+    choice
+        Why these precisions; empty where there was nothing to choose.
+    """
+
+    verdict: Verdict
+    chosen: Row
+    rows: tuple[Row, ...]
+    fixes: tuple[Fix, ...]
+    explanation: str
+    choice: str = ""
+
+
+def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, wish: Wish = AS_WRITTEN) -> Plan:
+    """Return the plan for a pair on the nodes that there are.
+
+    With a tensor of None every supported power of two up to the GPUs of a
+    node is tried: layers are cut over a network only where users say so. Pools of unknown products are passed over.
+
+    Raises
+    ------
+    PlanError
+        When no pool can be sized, or the models cannot be split as asked.
+    """
+    pools = tuple(pools)
+    rows = candidate_rows(pair, pools, tensor, wish)
+    chosen = rows[0]
+    fixes: tuple[Fix, ...] = ()
+    if chosen.budget.verdict is Verdict.DOES_NOT_FIT:
+        at_chosen = pair_at(pair, wish.available, chosen.target_precision, chosen.draft_precision)
+        fixes = find_fixes(at_chosen, pools, tensor, chosen, alternatives_to(at_chosen, wish.available))
+    choice = choice_phrase(chosen, wish.objective) if wish.target or wish.draft else ""
+    if choice and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
+        all_precisions = quantization_matrix(pair, pools, tensor, wish.available, spread=wish.spread)
+        choice = "; ".join(filter(None, [choice, missing_checkpoint(all_precisions, wish.objective)]))
+    sentence = f"{gpu_sentence(chosen, pair.limits)}{f'; {choice}' if choice else ''}"
+    return replace(_plan(rows, fixes, sentence), choice=choice)
+
+
+def keep(plan: Plan, pair: Pair, kept: Row) -> Plan:
+    """Return the plan with another of its rows in force, and what it would choose by itself."""
+    if kept == plan.chosen:
+        return plan
+    rows = (kept, *(row for row in plan.rows if row != kept))
+    sentence = f"{gpu_sentence(kept, pair.limits)}; it is in force and kept, a new plan would be: {plan.explanation}"
+    return replace(plan, verdict=kept.budget.verdict, chosen=kept, rows=rows, fixes=(), explanation=sentence)
+
+
+def pair_at(pair: Pair, available: Available, target: Precision, draft: Precision | None) -> Pair:
+    """Return the pair with the checkpoints that are loaded to serve it at these precisions."""
+    drafting = pair.draft
+    if drafting is not None and draft is not None:
+        drafting = checkpoint_at(drafting, available.draft, draft)
+    return replace(
+        pair,
+        target=checkpoint_at(pair.target, available.target, target),
+        target_precision=target,
+        draft=drafting,
+        draft_precision=draft,
+    )
+
+
+def plan_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int = 1) -> Plan:
+    """Return the plan for one replica on CPU with so much memory and KV space, over so many ranks."""
+    budget = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes, tensor)
+    rows = (Row(CPU_PRODUCT, tensor, budget, pair.target_precision, pair.draft_precision),)
+    fixes = (_cpu_fix(pair, budget, tensor),) if budget.verdict is Verdict.DOES_NOT_FIT else ()
+    return _plan(rows, fixes, cpu_sentence(budget, pair.limits, tensor))
+
+
+def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
+    verdict = rows[0].budget.verdict
+    if fixes:
+        sentence += f"; least change: {fixes[0].sentence}"
+    elif verdict is Verdict.DOES_NOT_FIT:
+        sentence += "; no single change makes it fit"
+    return Plan(verdict, rows[0], rows, fixes, sentence)
+
+
+def _cpu_fix(pair: Pair, budget: Budget, tensor: int) -> Fix:
+    """Return the smallest whole GiB of KV space, a whole number a rank, and memory that fit."""
+    changes = []
+    kv_cache_bytes = budget.available_kv_bytes * tensor
+    if budget.binding_term is Term.KV_CACHE:
+        kv_cache_bytes = ceil_div(budget.needed_kv_bytes, GIB) * GIB * tensor
+        changes.append(f"accelerator.kvCacheGiB: {kv_cache_bytes // GIB}")
+    memory_bytes = budget.total_bytes * tensor
+    beside_kv_bytes = budget.requested_bytes - budget.available_kv_bytes + budget.margin_bytes
+    wanted_bytes = beside_kv_bytes * tensor + kv_cache_bytes
+    if memory_bytes < wanted_bytes:
+        memory_bytes = ceil_div(wanted_bytes, GIB) * GIB
+        changes.append(f"accelerator.memoryGiB: {memory_bytes // GIB}")
+    fixed = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes, tensor)
+    change = ", ".join(changes)
+    return Fix(
+        change=change,
+        verdict=fixed.verdict,
+        tokens=fixed.kv_cache_tokens,
+        concurrency=fixed.max_concurrency,
+        sentence=f"{change} gives {capacity_phrase(fixed, pair.limits.max_model_len)}",
+    )
+
+
+__all__ = [
+    "AS_WRITTEN",
+    "CPU_PRODUCT",
+    "Fix",
+    "GpuPool",
+    "Plan",
+    "Row",
+    "Wish",
+    "keep",
+    "pair_at",
+    "plan_on_cpu",
+    "plan_on_gpus",
+    "selection",
+]

@@ -1,0 +1,67 @@
+"""Where a pair could run: one split of it over the GPUs of nodes of one kind."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from specdecode_operator.sizing.choice.nodes import place_phrase
+from specdecode_operator.sizing.memory.budget import Budget, Verdict
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import Parallelism
+from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+
+PRODUCT_FIELD: Final = "accelerator.product"
+"""Where users say which GPUs may be used."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate.
+
+    Attributes
+    ----------
+    product
+        GPU product, or CPU.
+    tensor
+        GPUs that share each layer.
+    budget
+        Memory of each GPU.
+    target_precision, draft_precision
+        What target and draft are served at; None where no model drafts.
+    spread
+        How it is spread beyond that.
+    nodes
+        Over how many nodes its GPUs lie.
+    """
+
+    product: str
+    tensor: int
+    budget: Budget
+    target_precision: Precision
+    draft_precision: Precision | None
+    spread: Spread = ONE_GROUP
+    nodes: int = 1
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits."""
+        return self.budget.verdict
+
+    @property
+    def split(self) -> Parallelism:
+        """Over which GPUs a replica is spread."""
+        return self.spread.at(self.tensor)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that a replica takes."""
+        return self.tensor * self.spread.groups
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that it takes of each node."""
+        return self.gpus // self.nodes
+
+    @property
+    def place(self) -> str:
+        """Where it lies, in words."""
+        return place_phrase(self.gpus, self.nodes, self.product)

@@ -1,0 +1,113 @@
+"""Sentences about budgets, for people who read ``kubectl describe``."""
+
+from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
+from specdecode_operator.sizing.pair.pair import EngineLimits
+
+
+def capacity_phrase(budget: Budget, max_model_len: int) -> str:
+    """Return what the KV cache holds: ``127,024 tokens (15.5 requests of 8192)``."""
+    return f"{budget.kv_cache_tokens:,} tokens ({budget.max_concurrency:.1f} requests of {max_model_len})"
+
+
+def gpu_sentence(row: Row, limits: EngineLimits) -> str:
+    """Return whether a row fits and why, without a full stop."""
+    place = f"{row.place} per replica ({row.split.label})"
+    budget = row.budget
+    capacity = capacity_phrase(budget, limits.max_model_len)
+    weights = format_gib(budget.weights_bytes)
+    match budget.verdict:
+        case Verdict.FITS:
+            sentence = f"{place} fits: {capacity} beside {weights} GiB of weights per GPU"
+        case Verdict.TIGHT:
+            sentence = f"{place} is tight: {capacity}, but {_tight_phrase(budget)}"
+        case Verdict.DOES_NOT_FIT:
+            sentence = f"{place} does not fit: {_gpu_reason(budget, limits)}"
+    return "; ".join(filter(None, [sentence, calibration_phrase(budget)]))
+
+
+def calibration_phrase(budget: Budget) -> str | None:
+    """Return by how much measurements correct the estimates, and which; None where none does."""
+    if budget.calibration is None:
+        return None
+    more = "more" if budget.correction_bytes >= 0 else "less"
+    size = format_gib(abs(budget.correction_bytes))
+    return f"calibrated: {size} GiB {more} for the engine on each GPU, after {budget.calibration}"
+
+
+def cpu_sentence(budget: Budget, limits: EngineLimits, tensor: int) -> str:
+    """Return whether a replica on CPU fits and why, without a full stop."""
+    each = " per rank" if tensor > 1 else ""
+    place = f"CPU with {format_gib(budget.total_bytes)} GiB per replica"
+    if tensor > 1:
+        place = f"CPU with {format_gib(budget.total_bytes)} GiB per rank (TP {tensor})"
+    capacity = capacity_phrase(budget, limits.max_model_len)
+    match budget.verdict:
+        case Verdict.FITS:
+            return f"{place} fits: {capacity} in {format_gib(budget.available_kv_bytes)} GiB of KV cache{each}"
+        case Verdict.TIGHT:
+            spare = format_gib(budget.total_bytes - budget.requested_bytes)
+            margin = format_gib(budget.margin_bytes)
+            return (
+                f"{place} is tight: {capacity}, but {spare} GiB{each} are to spare where the estimate may err by"
+                f" {margin} GiB"
+            )
+        case Verdict.DOES_NOT_FIT:
+            return f"{place} does not fit: {_cpu_reason(budget, limits)}"
+
+
+def _tight_phrase(budget: Budget) -> str:
+    if budget.binding_term is Term.SLACK:
+        return _slack_phrase(budget)
+    spare = format_gib(budget.available_kv_bytes - budget.needed_kv_bytes)
+    return f"{spare} GiB per GPU are to spare where the estimate may err by {format_gib(budget.margin_bytes)} GiB"
+
+
+def _slack_phrase(budget: Budget) -> str:
+    free = format_gib(max(0, budget.slack_bytes))
+    if budget.slack_bytes < 0:
+        lacking = format_gib(-budget.slack_bytes)
+        return f"{lacking} GiB per GPU lack outside the budget; lower serving.memoryUtilizationPercent"
+    return (
+        f"verifying drafts at full batch takes {format_gib(budget.overrun_bytes)} GiB per GPU outside the budget, where"
+        f" {free} GiB are free; lower serving.maxNumSeqs, serving.memoryUtilizationPercent or"
+        " speculation.numSpeculativeTokens"
+    )
+
+
+def _gpu_reason(budget: Budget, limits: EngineLimits) -> str:
+    usable = f"{format_gib(budget.requested_bytes)} GiB usable per GPU"
+    weights = format_gib(budget.weights_bytes)
+    nothing_left = "nothing is left for the KV cache"
+    match budget.binding_term:
+        case Term.WEIGHTS:
+            return f"weights take {weights} of {usable}, {nothing_left}"
+        case Term.OVERHEAD:
+            engine = budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes + budget.non_torch_bytes
+            return f"weights take {weights} and the engine {format_gib(engine)} of {usable}, {nothing_left}"
+        case Term.UTILIZATION:
+            return (
+                f"the engine asks for {format_gib(budget.requested_bytes)} of {format_gib(budget.total_bytes)} GiB, "
+                "more than is free when it starts"
+            )
+        case _:
+            return _kv_reason(budget, limits, "per GPU are left")
+
+
+def _cpu_reason(budget: Budget, limits: EngineLimits) -> str:
+    if budget.binding_term is Term.KV_CACHE:
+        return _kv_reason(budget, limits, "are given")
+    return (
+        f"weights {format_gib(budget.weights_bytes)}, KV cache {format_gib(budget.available_kv_bytes)} and the engine "
+        f"{format_gib(budget.non_torch_bytes)} make {format_gib(budget.requested_bytes)} GiB"
+    )
+
+
+def _kv_reason(budget: Budget, limits: EngineLimits, given: str) -> str:
+    # The spare block is one that the engine sets aside; it can be all that is lacking.
+    requests = "1 request" if limits.min_concurrency == 1 else f"{limits.min_concurrency} requests"
+    return (
+        f"{format_gib(budget.available_kv_bytes)} GiB {given} for the KV cache, {requests} of "
+        f"{limits.max_model_len} tokens and a spare block need {format_gib(budget.needed_kv_bytes)}"
+    )

@@ -1,0 +1,128 @@
+"""Models whose geometry ships with the operator."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from specdecode_operator.sizing.base.datafiles import data_files, read_data
+from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+
+_RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
+"""How the data files shorten module names that differ by a number only, as in ``layers.{0..47}.mlp.gate``."""
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """One model of the catalogue.
+
+    Attributes
+    ----------
+    model_id
+        Its name on the model hub; a draft head that is on no hub is named ``repository:path`` of its config.
+    source
+        Where the config.json was read.
+    config
+        The keys of that config.json that decide memory or identity.
+    """
+
+    model_id: str
+    source: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PublishedHead:
+    """A draft head on the hub.
+
+    Attributes
+    ----------
+    head
+        Its hub id.
+    method
+        How it proposes: eagle3 and so on.
+    targets
+        Hub ids of what it was made for.
+    shape
+        Entry of the catalogue that has its shape.
+    source
+        Where its makers name it and its target.
+    """
+
+    head: str
+    method: str
+    targets: tuple[str, ...]
+    shape: str
+    source: str
+
+
+@cache
+def find_geometry(model_id: str) -> ModelGeometry | None:
+    """Return the geometry of the model with exactly this hub id, or None.
+
+    Raises
+    ------
+    GeometryError
+        When sizing does not know the architecture of this model yet.
+    """
+    entry = find_entry(model_id)
+    if entry is None:
+        return None
+    head = next((head for head in published_heads() if head.head == model_id), None)
+    # A head's own config.json may have the architecture of what it was made for: the method tells them apart.
+    return (
+        geometry_from_config(model_id, entry.config)
+        if head is None
+        else head_from_config(model_id, entry.config, head.method)
+    )
+
+
+def find_entry(model_id: str) -> CatalogueEntry | None:
+    """Return what the catalogue holds of the model with exactly this hub id, or None.
+
+    A published draft head has the shape that its makers' training configuration says.
+    """
+    shape = next((head.shape for head in published_heads() if head.head == model_id), model_id)
+    raw = _raw_entries().get(shape)
+    return None if raw is None else CatalogueEntry(model_id, raw["source"], _unfold(raw["config"]))
+
+
+@cache
+def published_heads() -> tuple[PublishedHead, ...]:
+    """Return the draft heads on the hub of which it is known what target they were made for."""
+    return tuple(
+        PublishedHead(entry["head"], entry["method"], tuple(entry["targets"]), entry["shape"], entry["source"])
+        for entry in read_data("draft_heads.json")["heads"]
+    )
+
+
+def known_models() -> tuple[str, ...]:
+    """Return the hub ids that need no config of their own, sorted."""
+    return tuple(sorted(_raw_entries()))
+
+
+@cache
+def _raw_entries() -> dict[str, dict[str, Any]]:
+    return {entry["id"]: entry for name in data_files("models") for entry in read_data(name)["models"]}
+
+
+def _unfold(value: Any) -> Any:
+    """Return the value with every shortened name of its lists written out."""
+    match value:
+        case dict():
+            return {key: _unfold(inner) for key, inner in value.items()}
+        case list():
+            return [inner for item in value for inner in (_names(item) if isinstance(item, str) else [_unfold(item)])]
+        case _:
+            return value
+
+
+def _names(shortened: str) -> list[str]:
+    found = _RANGE.search(shortened)
+    if found is None:
+        return [shortened]
+    before, after = shortened[: found.start()], shortened[found.end() :]
+    numbers = range(int(found[1]), int(found[2]) + 1)
+    return [name for number in numbers for name in _names(f"{before}{number}{after}")]

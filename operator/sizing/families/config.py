@@ -1,0 +1,264 @@
+"""From a config.json to a geometry: which family reads which architecture."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.families import (
+    block_heads,
+    dense,
+    exact_routers,
+    experts,
+    gemma,
+    heads,
+    latent,
+    linear,
+    relatives,
+    state_space,
+)
+from specdecode_operator.sizing.families.decoder import with_defaults
+from specdecode_operator.sizing.families.prediction import with_prediction
+from specdecode_operator.sizing.families.towers import TOWERS
+from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry, Tower
+
+Reader = Callable[[Fields, str, Tower | None], ModelGeometry]
+
+READERS: Final[Mapping[str, Reader]] = {
+    "LlamaForCausalLM": dense.llama,
+    "MistralForCausalLM": dense.llama,
+    "GraniteForCausalLM": dense.llama,
+    "Qwen2ForCausalLM": dense.qwen2,
+    "Qwen3ForCausalLM": dense.qwen3,
+    "Phi3ForCausalLM": dense.phi3,
+    "Gemma2ForCausalLM": gemma.gemma2,
+    "Gemma3ForCausalLM": gemma.gemma3,
+    "MixtralForCausalLM": experts.mixtral,
+    "Qwen2MoeForCausalLM": experts.qwen_moe,
+    "Qwen3MoeForCausalLM": experts.qwen_moe,
+    "GptOssForCausalLM": experts.gpt_oss,
+    "Llama4ForCausalLM": experts.llama4,
+    "DeepseekV2ForCausalLM": latent.deepseek,
+    "DeepseekV3ForCausalLM": latent.deepseek,
+    "DeepseekV32ForCausalLM": latent.sparse_deepseek,
+    "GlmMoeDsaForCausalLM": latent.sparse_deepseek,
+    "Qwen3NextForCausalLM": linear.qwen_hybrid,
+    "Qwen3_5ForCausalLM": linear.qwen_hybrid,
+    "Qwen3_5MoeForCausalLM": linear.qwen_hybrid,
+    "MiMoForCausalLM": dense.mimo,
+    "Olmo2ForCausalLM": relatives.olmo2,
+    "Olmo3ForCausalLM": relatives.olmo2,
+    "SmolLM3ForCausalLM": relatives.smollm3,
+    "ArceeForCausalLM": relatives.arcee,
+    "CwmForCausalLM": relatives.cwm,
+    "PhiForCausalLM": relatives.phi,
+    "ExaoneForCausalLM": relatives.exaone,
+    "StableLmForCausalLM": relatives.stablelm,
+    "SolarForCausalLM": dense.llama,
+    "Ministral3ForCausalLM": dense.llama,
+    "Starcoder2ForCausalLM": relatives.starcoder2,
+    "SeedOssForCausalLM": relatives.seed_oss,
+    "HunYuanDenseV1ForCausalLM": relatives.hunyuan,
+    "Exaone4ForCausalLM": relatives.exaone4,
+    "CohereForCausalLM": relatives.cohere,
+    "Cohere2ForCausalLM": relatives.cohere,
+    "Glm4ForCausalLM": relatives.glm4,
+    "GlmForCausalLM": relatives.glm,
+    "GemmaForCausalLM": relatives.gemma,
+    "NemotronForCausalLM": relatives.nemotron,
+    "Ernie4_5ForCausalLM": relatives.ernie,
+    "InternLM2ForCausalLM": relatives.internlm2,
+    "InternLM3ForCausalLM": dense.llama,
+    "Glm4MoeForCausalLM": exact_routers.glm4_moe,
+    "Ernie4_5_MoeForCausalLM": exact_routers.ernie_moe,
+    "OlmoeForCausalLM": experts.olmoe,
+    "HunYuanMoEV1ForCausalLM": experts.hunyuan_moe,
+    "GraniteMoeForCausalLM": experts.granite_moe,
+    "GraniteMoeSharedForCausalLM": experts.granite_moe,
+    "BailingMoeV2ForCausalLM": exact_routers.bailing_moe,
+    "Glm4MoeLiteForCausalLM": exact_routers.glm4_moe_lite,
+    "MiniMaxM2ForCausalLM": exact_routers.minimax_m2,
+    "MiMoV2FlashForCausalLM": exact_routers.mimo_v2,
+    "MiMoV2ForCausalLM": exact_routers.mimo_v2,
+    "NemotronHForCausalLM": state_space.nemotron_h,
+    "GraniteMoeHybridForCausalLM": state_space.granite_hybrid,
+    "FalconH1ForCausalLM": state_space.falcon_h1,
+    "JambaForCausalLM": state_space.jamba,
+    "Mamba2ForCausalLM": state_space.mamba2,
+    "Gemma3ForConditionalGeneration": gemma.gemma3,
+    "Gemma4ForCausalLM": gemma.gemma4,
+    "Gemma4ForConditionalGeneration": gemma.gemma4,
+    "Mistral3ForConditionalGeneration": dense.llama,
+    "Llama4ForConditionalGeneration": experts.llama4,
+    "KimiVLForConditionalGeneration": latent.deepseek,
+    "KimiK25ForConditionalGeneration": latent.deepseek,
+    "LlavaNextForConditionalGeneration": dense.llama,
+    "Qwen2VLForConditionalGeneration": dense.qwen2,
+    "Qwen2_5_VLForConditionalGeneration": dense.qwen2,
+    "Qwen3VLForConditionalGeneration": dense.qwen3,
+    "Qwen3VLMoeForConditionalGeneration": experts.qwen_moe,
+    "Qwen3_5ForConditionalGeneration": linear.qwen_hybrid,
+    "Qwen3_5MoeForConditionalGeneration": linear.qwen_hybrid,
+    "EagleLlamaForCausalLM": heads.eagle,
+    "LlamaForCausalLMEagle": heads.eagle,
+    "LlamaForCausalLMEagle3": heads.eagle3,
+    "Eagle3LlamaForCausalLM": heads.eagle3,
+    "Eagle3Speculator": heads.speculators_eagle3,
+    "Eagle3DraftModel": heads.speculators_eagle3,
+    "MedusaModel": heads.medusa,
+    "DFlashDraftModel": block_heads.dflash,
+    "DSparkDraftModel": block_heads.dspark,
+    "Qwen3DSparkModel": block_heads.dspark,
+}
+"""Who reads the config.json of an architecture. Inner models of the wrappers are read by the same functions."""
+
+_ANY_LANGUAGE_MODEL: Final[Mapping[str, Mapping[str, object]]] = {
+    "InternVLForConditionalGeneration": {"tie_word_embeddings": True},
+}
+"""Wrappers around a language model of any family, with what their class in transformers fills in."""
+
+ARCHITECTURES: Final = (*READERS, *_ANY_LANGUAGE_MODEL)
+"""Every architecture that sizing knows, as files name it."""
+
+_BY_MODEL_TYPE: Final[Mapping[str, str]] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+}
+"""What files without ``architectures`` are served as."""
+
+_MISSING_BY_NAME: Final = (
+    ("bamba", "its layers, which vLLM serves up to 0.23 only"),
+    ("mamba", "state-space layers"),
+    ("jamba", "state-space layers"),
+    ("hybrid", "state-space layers"),
+    ("moe", "its expert layers"),
+    ("conditionalgeneration", "the vision or audio tower"),
+    ("t5", "encoders"),
+)
+"""What sizing would have to count for an architecture whose name holds the word."""
+
+
+_UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
+    "MiniMaxM3ForCausalLM": "vLLM 0.32 does not serve it, only MiniMaxM3SparseForCausalLM, which sizing lacks",
+    "DominoDraftModel": "vLLM 0.32 does not know this draft head and would not start; use an eagle3 or dflash head",
+    "PEagleDraftModel": "vLLM 0.32 does not start with a P-EAGLE head as it was trained, and needs parallel_drafting "
+    "with a converted one, which this operator does not set; use an eagle3 head",
+}
+"""What is published but cannot be served, and why."""
+
+
+def geometry_from_config(name: str, config: Mapping[str, object]) -> ModelGeometry:
+    """Return the geometry that a Hugging Face config.json describes.
+
+    Raises
+    ------
+    GeometryError
+        When the architecture is not known, or a value is missing, of the
+        wrong type, out of range, or contradicts another.
+    """
+    fields = Fields(name, config)
+    architecture = _architecture(fields)
+    flat = _flattened(fields)
+    tower = TOWERS[architecture](flat) if architecture in TOWERS else None
+    if architecture in _ANY_LANGUAGE_MODEL:
+        return _inner_model(with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture]), architecture, tower)
+    return with_prediction(READERS[architecture](flat, architecture, tower), flat)
+
+
+def head_from_config(name: str, config: Mapping[str, object], method: str) -> ModelGeometry:
+    """Return the geometry of what a method drafts with.
+
+    EAGLE heads are often published with the architecture of the model they
+    were cut from; the method says what they are, as it does for vLLM.
+
+    Raises
+    ------
+    GeometryError
+        As geometry_from_config.
+    """
+    fields = Fields(name, config)
+    plain = fields.strings("architectures")[:1] == ("LlamaForCausalLM",)
+    if method == "eagle" and plain:
+        return heads.eagle(fields, "LlamaForCausalLMEagle")
+    if method == "eagle3" and plain:
+        return heads.eagle3(fields, "LlamaForCausalLMEagle3")
+    if method == "medusa" and not fields.is_set("architectures"):
+        return heads.medusa(fields, "MedusaModel")
+    return geometry_from_config(name, config)
+
+
+def _architecture(fields: Fields) -> str:
+    architectures = fields.strings("architectures")
+    if not architectures:
+        by_type = _BY_MODEL_TYPE.get(fields.text("model_type", default=""))
+        if by_type is not None:
+            return by_type
+        raise fields.error("architectures", "is missing; copy it from the model's config.json")
+    architecture = architectures[0]
+    if architecture in ARCHITECTURES:
+        return architecture
+    if architecture in _UNKNOWN_TO_ENGINE:
+        raise fields.error("architectures", _UNKNOWN_TO_ENGINE[architecture])
+    lowered = architecture.lower()
+    missing = next((what for word, what in _MISSING_BY_NAME if word in lowered), "its layers")
+    known = ", ".join(ARCHITECTURES)
+    raise fields.error("architectures", f"cannot be sized yet, sizing lacks {missing}; known are {known}")
+
+
+def _flattened(fields: Fields) -> Fields:
+    """Return the fields with those of the language model, which wrappers keep in a section, on top."""
+    section = fields.section("text_config")
+    if section is None:
+        return fields
+    outer = {key: value for key, value in fields.values.items() if key not in ("text_config", "architectures")}
+    inner = {key: value for key, value in section.values.items() if value is not None or key not in outer}
+    # Whether tables are tied is the wrapper's to say (vLLM, config/vllm.py, with_hf_config).
+    tied = {key: value for key, value in outer.items() if key == "tie_word_embeddings" and value is not None}
+    return Fields(fields.model, {**outer, **inner, **tied})
+
+
+def _inner_model(fields: Fields, architecture: str, tower: Tower | None) -> ModelGeometry:
+    """Return a model whose wrapper takes any language model: the section says which."""
+    kind = fields.text("model_type", default="")
+    inner = _BY_MODEL_TYPE.get(kind)
+    if inner is None:
+        known = ", ".join(_BY_MODEL_TYPE)
+        raise fields.error("model_type", f"sizing does not know this language model; known are {known}")
+    return replace(READERS[inner](fields, inner, tower), architecture=architecture)
+
+
+__all__ = ["ARCHITECTURES", "READERS", "GeometryError", "geometry_from_config"]

@@ -1,0 +1,247 @@
+"""How the engine divides its KV cache: groups of layers that share tables of blocks.
+
+All groups draw blocks of one size from one pool. Full attention alone is one
+group, whatever the width of its layers; other mixes are cut into groups of
+about equal bytes, and each group takes its own blocks for the same request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from specdecode_operator.sizing.base.errors import PlanError, SizingError
+from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
+from specdecode_operator.sizing.kv.pages import (
+    Page,
+    equal_pages,
+    falls_back_to_full,
+    is_uniform,
+    keep_all_tokens,
+    layer_pages,
+)
+from specdecode_operator.sizing.kv.settings import (
+    KvRules,
+    KvSettings,
+    in_flight_tokens,
+    kv_rules,
+    replayed_tokens,
+    states_per_request,
+)
+from specdecode_operator.sizing.pair.spread import PIPELINE_FIELD
+
+Layers = tuple[LayerRun, ...]
+"""The layers of one pipeline stage in the engine's order: the target's, then the draft's."""
+
+_TOLERANCE: Final = 1.5
+_TOLERANCE_BEFORE: Final = 1.25
+"""Up to how many times the layers of the rarest kind still make one group (see rule groups_tolerate_half)."""
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """Layers that share a table of blocks, on one rank.
+
+    Attributes
+    ----------
+    kind
+        How the engine manages them.
+    num_layers
+        How many of them are on this rank.
+    block_size
+        Tokens in one of its blocks; zero for states.
+    block_bytes
+        Bytes that its layers on this rank keep in one block.
+    held_tokens
+        Tokens of one request that it holds at most; None: all.
+    extra_blocks
+        Blocks that a request takes beside those of its tokens.
+    of_draft
+        Whether any of its layers, on whichever stage, is the draft's.
+    """
+
+    kind: CacheKind
+    num_layers: int
+    block_size: int
+    block_bytes: int
+    held_tokens: int | None
+    extra_blocks: int
+    of_draft: bool = False
+
+    def blocks_per_request(self, max_model_len: int) -> int:
+        """Return the blocks of one request of this length (kv_cache_interface.py, max_memory_usage_bytes)."""
+        if not self.block_size:
+            return self.extra_blocks
+        held = max_model_len if self.held_tokens is None else min(self.held_tokens, max_model_len)
+        return ceil_div(held, self.block_size) + self.extra_blocks
+
+
+@dataclass(frozen=True)
+class KvGrouping:
+    """The divided KV cache of one rank.
+
+    Attributes
+    ----------
+    groups
+        At least one.
+    bytes_per_block
+        What one block of the pool takes: the bytes of the widest group.
+    rules
+        The rules of the version, for what is printed and checked.
+    """
+
+    groups: tuple[KvGroup, ...]
+    bytes_per_block: int
+    rules: KvRules
+
+    @property
+    def groups_of_draft(self) -> int:
+        """Over how many groups the draft's layers are spread; 1 where there is no draft, or one group for all."""
+        return max(1, sum(group.of_draft for group in self.groups))
+
+    def blocks_per_request(self, max_model_len: int) -> int:
+        """Return the blocks that one request of this length takes in all groups."""
+        groups = self.groups
+        if len(groups) == 1:
+            return groups[0].blocks_per_request(max_model_len)
+        return sum(group.blocks_per_request(max_model_len) for group in groups)
+
+
+def kv_groups(layers: Layers, settings: KvSettings) -> KvGrouping:
+    """Return how the engine divides the KV cache of a model without pipeline stages.
+
+    v1/core/kv_cache_utils.py, get_kv_cache_groups. Raises SizingError for a
+    mix with which the engine does not start.
+    """
+    return stage_groups((layers,), settings)[0]
+
+
+@lru_cache(maxsize=4096)
+def stage_groups(stages: tuple[Layers, ...], settings: KvSettings) -> tuple[KvGrouping, ...]:
+    """Return how the engine divides the KV cache of each pipeline stage.
+
+    Groups are formed over the layers of all stages, then each stage keeps its
+    part of every group (get_kv_cache_configs, _project_kv_cache_groups_to_worker).
+    """
+    runs = [(run, stage) for stage, layers in enumerate(stages) for run in layers if run.count]
+    held = {stage for _, stage in runs}
+    if len(held) < len(stages):
+        first = next(stage for stage in range(len(stages)) if stage not in held)
+        message = (
+            f"no layer of stage {first + 1} keeps keys, values or states, and each stage needs one: use fewer stages"
+        )
+        raise PlanError(PIPELINE_FIELD, len(stages), message)
+    pages = layer_pages([run.layer for run, _ in runs], settings)
+    if not _manages_hybrids(runs, settings):
+        pages = _one_type(pages)
+    stage_of_layer = [stage for _, stage in runs]
+    counts = [run.count for run, _ in runs]
+    if is_uniform(pages):
+        return _single_group(pages, counts, stage_of_layer, len(stages), settings)
+    raised = equal_pages(pages, settings)
+    if raised is not None:
+        of_draft = [run.layer.of_draft for run, _ in runs]
+        return _several_groups(raised, counts, stage_of_layer, of_draft, len(stages), settings)
+    kept = keep_all_tokens(pages) if falls_back_to_full(pages, settings) else None
+    if kept is None:
+        kinds = ", ".join(sorted({page.layer.kind for page in pages}))
+        raise SizingError("layers", kinds, f"vLLM {settings.version} cannot give these layers blocks of one size")
+    return _single_group(kept, counts, stage_of_layer, len(stages), settings)
+
+
+def _manages_hybrids(runs: Sequence[tuple[LayerRun, int]], settings: KvSettings) -> bool:
+    """Decide whether windows and chunks free what they forget (config/vllm.py, __post_init__)."""
+    chunked = any(run.layer.kind is CacheKind.CHUNKED for run, _ in runs)
+    allowed = settings.chunked_hybrid and not settings.draft_reads_hidden_states
+    return settings.hybrid_manager and (allowed or not chunked)
+
+
+def _one_type(pages: list[Page]) -> list[Page]:
+    """Return the pages as managed without the hybrid manager (unify_hybrid_kv_cache_specs)."""
+    kept = keep_all_tokens(pages)
+    if kept is None:
+        kinds = ", ".join(sorted({page.layer.kind for page in pages}))
+        raise SizingError("layers", kinds, "these kinds of attention need the hybrid KV cache manager: leave it on")
+    return kept
+
+
+def _single_group(
+    pages: Sequence[Page], counts: Sequence[int], stage_of: Sequence[int], num_stages: int, settings: KvSettings
+) -> tuple[KvGrouping, ...]:
+    """Return one group a stage, of layers that may differ in width."""
+    num_layers = [0] * num_stages
+    block_bytes = [0] * num_stages
+    for page, count, stage in zip(pages, counts, stage_of, strict=True):
+        num_layers[stage] += count
+        block_bytes[stage] += count * page.page_bytes
+    return tuple(
+        _grouping((_group(pages[0], layers, size, settings),), settings)
+        for layers, size in zip(num_layers, block_bytes, strict=True)
+    )
+
+
+def _several_groups(  # noqa: PLR0913, PLR0917 (what is known of each run of layers)
+    pages: Sequence[Page],
+    counts: Sequence[int],
+    stage_of: Sequence[int],
+    of_draft: Sequence[bool],
+    num_stages: int,
+    settings: KvSettings,
+) -> tuple[KvGrouping, ...]:
+    """Return the groups of layers of several types and one page size (_get_kv_cache_groups_uniform_page_size).
+
+    The rarest type gives the layers of a group; a type with more layers makes
+    several groups, dealt out in turn so that each stage holds some of each.
+    """
+    types: dict[Page, list[tuple[int, bool]]] = {}
+    for page, count, stage, drafts in zip(pages, counts, stage_of, of_draft, strict=True):
+        types.setdefault(page, []).extend([(stage, drafts)] * count)
+    layers_per_group = _layers_per_group([len(layers) for layers in types.values()], settings)
+    dealt: list[tuple[Page, list[int], bool]] = []
+    for page, layers in types.items():
+        number = ceil_div(len(layers), layers_per_group)
+        groups = (layers[index::number] for index in range(number))
+        dealt.extend((page, [stage for stage, _ in group], any(drafts for _, drafts in group)) for group in groups)
+    return tuple(
+        _grouping(
+            tuple(
+                replace(
+                    _group(page, stages.count(stage), stages.count(stage) * page.page_bytes, settings), of_draft=drafts
+                )
+                for page, stages, drafts in dealt
+            ),
+            settings,
+        )
+        for stage in range(num_stages)
+    )
+
+
+def _layers_per_group(layers_of_type: Sequence[int], settings: KvSettings) -> int:
+    """Return the layers of a full group: those of the rarest type, or of the commonest where it is hardly commoner."""
+    tolerance = _TOLERANCE if kv_rules(settings.version).groups_tolerate_half else _TOLERANCE_BEFORE
+    fewest, most = min(layers_of_type), max(layers_of_type)
+    return most if most < fewest * tolerance else fewest
+
+
+def _group(page: Page, num_layers: int, block_bytes: int, settings: KvSettings) -> KvGroup:
+    """Return the group of layers with this page, and what one request holds in it.
+
+    A window may begin inside a block, so it takes one block more; what is in
+    flight cannot be freed yet (kv_cache_interface.py, max_admission_blocks_per_request).
+    """
+    held: int | None = None
+    extra = 0
+    if page.layer.kind is CacheKind.SLIDING:
+        held = page.layer.reach_tokens - 1 + replayed_tokens(settings) + in_flight_tokens(settings)
+        extra = 1
+    elif page.layer.kind is CacheKind.CHUNKED:
+        held = page.layer.reach_tokens + in_flight_tokens(settings)
+    elif page.layer.kind is CacheKind.STATE:
+        held = 0
+        extra = states_per_request(page.layer, settings)
+    return KvGroup(page.layer.kind, num_layers, page.block_size, block_bytes, held, extra)
+
+
+def _grouping(groups: tuple[KvGroup, ...], settings: KvSettings) -> KvGrouping:
+    return KvGrouping(groups, max(group.block_bytes for group in groups), kv_rules(settings.version))

@@ -1,0 +1,174 @@
+"""Where weights and KV cache of a pair lie: by pipeline stage, on one rank of it."""
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.units import round_up
+from specdecode_operator.sizing.kv.groups import KvGrouping, stage_groups
+from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
+from specdecode_operator.sizing.kv.model_cache import cached_layers
+from specdecode_operator.sizing.kv.settings import KvSettings
+from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS, IndexRows, index_buffer_bytes
+from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, MTP, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.sizing.weights.weights import allocation_bytes, copied_bytes, loaded_head_bytes, weight_bytes
+
+
+@dataclass(frozen=True)
+class StageWeights:
+    """Bytes that one rank loads."""
+
+    target_bytes: int
+    draft_bytes: int
+
+
+def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
+    """Return what a rank of each pipeline stage loads, and makes with it; the draft sits on the last stage."""
+    draft, draft_precision = loaded_draft(pair) or (None, None)
+    loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split)
+    if not pair.target.has_sparse_attention:
+        return loaded
+    limits = pair.limits
+    decoding_tokens = limits.max_num_seqs * (pair.num_speculative_tokens + 1)
+    rows = IndexRows(limits.max_num_batched_tokens, decoding_tokens)
+    target_buffers = [index_buffer_bytes(stage.layers, rows) for stage in stages(pair.target, split.pipeline)]
+    draft_buffers = [0] * (split.pipeline - 1) + [index_buffer_bytes(draft.layers, rows) if draft else 0]
+    return tuple(
+        StageWeights(weights.target_bytes + of_target, weights.draft_bytes + of_draft)
+        for weights, of_target, of_draft in zip(loaded, target_buffers, draft_buffers, strict=True)
+    )
+
+
+def parameter_weights(pair: Pair, tensor: int) -> StageWeights:
+    """Return the weights of one rank without what a GPU's allocator adds."""
+    loaded = stage_weights(pair, Parallelism(tensor))[0]
+    added = allocation_bytes(pair.target, pair.target_precision, Split(tensor))
+    return StageWeights(loaded.target_bytes - added, loaded.draft_bytes)
+
+
+@cache
+def _stage_weights(
+    target: ModelGeometry,
+    target_precision: Precision,
+    draft: ModelGeometry | None,
+    draft_precision: Precision | None,
+    split: Parallelism,
+) -> tuple[StageWeights, ...]:
+    loaded = [StageWeights(size, 0) for size in _target_bytes(target, target_precision, split)]
+    if draft is not None and draft_precision is not None:
+        own = _draft_bytes(target, draft, draft_precision, split)
+        loaded[-1] = StageWeights(loaded[-1].target_bytes, own)
+    return tuple(loaded)
+
+
+@cache
+def _target_bytes(target: ModelGeometry, precision: Precision, split: Parallelism) -> tuple[int, ...]:
+    """Return the target's part of each stage, whatever draft stands beside it."""
+    ropes = sum(rope.size_bytes(target.dtype_bytes) for rope in target.ropes)
+    return tuple(
+        ropes
+        + weight_bytes(target, precision, split.layer_split, stage=stage)
+        + allocation_bytes(target, precision, split.layer_split, stage=stage)
+        for stage in stages(target, split.pipeline)
+    )
+
+
+@cache
+def _draft_bytes(target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism) -> int:
+    ropes = sum(rope.size_bytes(draft.dtype_bytes) for rope in draft.ropes if rope not in target.ropes)
+    if draft.head is None:
+        return ropes + weight_bytes(draft, precision, split.layer_split)
+    reaches = _reaches_embedding(target, draft.head, split)
+    own = loaded_head_bytes(draft, precision, split.layer_split, shares_embedding=reaches)
+    return ropes + own + copied_bytes(draft, split.tensor)
+
+
+def _reaches_embedding(target: ModelGeometry, head: HeadParts, split: Parallelism) -> bool:
+    """Decide whether the target's embedding lies where the head does.
+
+    Where it does not, the head brings its own, or the engine makes the target
+    a second one (vLLM, models/utils.py, spec_decode_needs_target_embed): the
+    same bytes.
+    """
+    on_last = target.tables_on_every_stage or target.embedding_on_every_stage or target.tie_word_embeddings
+    return split.pipeline == 1 or (head.shares_on_last_stage and on_last)
+
+
+def cache_layout(pair: Pair, split: Parallelism) -> tuple[KvGrouping, ...]:
+    """Return how each stage divides its KV cache among the layers of target and draft."""
+    limits = pair.limits
+    draft = loaded_draft(pair)
+    return _layout(
+        pair.target,
+        draft[0] if draft else None,
+        split.tensor,
+        split.pipeline,
+        limits.kv_cache_element_bytes,
+        limits.block_size,
+        limits.max_num_batched_tokens,
+        limits.engine_version,
+        limits.prefix_caching,
+        pair.method,
+        pair.num_speculative_tokens,
+        pair.asynchronous,
+        pair.era.runner is Runner.V2,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _layout(  # noqa: PLR0913, PLR0917 (the key of the cache: all that a layout depends on)
+    target: ModelGeometry,
+    draft: ModelGeometry | None,
+    tensor: int,
+    pipeline: int,
+    element_bytes: int | None,
+    block_size: int,
+    max_num_batched_tokens: int,
+    engine_version: str,
+    prefix_caching: bool,
+    method: str,
+    num_speculative_tokens: int,
+    asynchronous: bool,
+    v2_runner: bool,
+) -> tuple[KvGrouping, ...]:
+    settings = KvSettings(
+        block_size=round_up(block_size, BLOCK_TOKENS) if target.has_sparse_attention else block_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        version=engine_version,
+        pipeline=pipeline,
+        async_scheduling=asynchronous,
+        v2_runner=v2_runner,
+        # Without attention no prefixes are cached by default (vLLM, config/model.py, is_prefix_caching_supported).
+        prefix_caching=prefix_caching and bool(target.attentions),
+        num_speculative_tokens=num_speculative_tokens,
+        draft_reads_hidden_states=method in METHODS_WITH_HIDDEN_STATES,
+        prediction_modules=target.mtp_layers if method == MTP else 0,
+    )
+    return stage_groups(cached_layers(target, draft, tensor, pipeline, element_bytes), settings)
+
+
+def kv_bytes_per_token(pair: Pair, split: Parallelism) -> int:
+    """Return the KV cache of one more token in the layers of target and draft, on the stage that keeps the most.
+
+    Layers with a window count until it is full; states do not count.
+    """
+    draft = loaded_draft(pair)
+    return _kv_bytes_per_token(
+        pair.target, draft[0] if draft else None, split.tensor, split.pipeline, pair.limits.kv_cache_element_bytes
+    )
+
+
+@cache
+def _kv_bytes_per_token(
+    target: ModelGeometry, draft: ModelGeometry | None, tensor: int, pipeline: int, element_bytes: int | None
+) -> int:
+    return max(_token_bytes(stage) for stage in cached_layers(target, draft, tensor, pipeline, element_bytes))
+
+
+@cache
+def _token_bytes(stage: tuple[LayerRun, ...]) -> int:
+    return sum(run.count * run.layer.token_bytes for run in stage if run.layer.kind is not CacheKind.STATE)

@@ -1,0 +1,119 @@
+"""The settings of the engine that decide how its KV cache is divided."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Final
+
+from specdecode_operator.sizing.base.datafiles import read_data
+from specdecode_operator.sizing.base.versions import release
+from specdecode_operator.sizing.kv.layers import KvLayer
+
+_RULES: Final[Mapping[str, str]] = {name: rule["version"] for name, rule in read_data("kv_rules.json")["since"].items()}
+
+
+@dataclass(frozen=True)
+class KvRules:
+    """Which of its rules a version of vLLM follows; ``data/kv_rules.json`` says what each means and since when."""
+
+    groups_tolerate_half: bool
+    tokens_by_concurrency: bool
+    pads_attention_pages: bool
+    batches_in_flight: bool
+    pads_state_pages: bool
+    full_allocation_fallback: bool
+    aligns_latent_blocks: bool
+    keeps_replayed_tokens: bool
+    checks_null_block: bool
+    exports_checkpoints: bool
+
+
+@lru_cache
+def kv_rules(version: str) -> KvRules:
+    """Return the rules of a vLLM version such as ``0.19.1``; a newer one than is known follows all of them."""
+    wanted = release(version)
+    return KvRules(**{field.name: wanted >= release(_RULES[field.name]) for field in fields(KvRules)})
+
+
+@dataclass(frozen=True)
+class KvSettings:
+    """What the engine was told. The length of a request is no part: it does not change how memory is divided.
+
+    Attributes
+    ----------
+    block_size
+        Tokens in a block, as asked for or as the attention backend prefers (16 with FlashAttention).
+    max_num_batched_tokens
+        Tokens that one step computes at most.
+    version
+        vLLM's version.
+    pipeline
+        Pipeline stages.
+    async_scheduling
+        Whether the next step is prepared while one runs.
+    v2_runner
+        Whether model runner V2 runs it.
+    prefix_caching
+        Whether prefixes are cached. Models with states then keep one state more.
+    num_speculative_tokens
+        K; zero without speculation.
+    draft_reads_hidden_states
+        Whether the draft reads the target's hidden states (EAGLE, MTP, dflash, dspark).
+    prediction_modules
+        Modules of an MTP draft that predict one after the other; zero for other methods.
+    hybrid_manager
+        False with ``--disable-hybrid-kv-cache-manager``, or with a KV connector that needs that.
+    chunked_hybrid
+        VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, which is on unless set to 0.
+    """
+
+    block_size: int
+    max_num_batched_tokens: int
+    version: str
+    pipeline: int = 1
+    async_scheduling: bool = True
+    v2_runner: bool = True
+    prefix_caching: bool = True
+    num_speculative_tokens: int = 0
+    draft_reads_hidden_states: bool = False
+    prediction_modules: int = 0
+    hybrid_manager: bool = True
+    chunked_hybrid: bool = True
+
+
+def concurrent_batches(settings: KvSettings) -> int:
+    """Return how many steps may be under way at once (config/vllm.py, max_concurrent_batches)."""
+    if settings.async_scheduling and settings.v2_runner:
+        return settings.pipeline + 1
+    if settings.async_scheduling and settings.pipeline == 1:
+        return 2
+    return settings.pipeline
+
+
+def in_flight_tokens(settings: KvSettings) -> int:
+    """Return the tokens that may be scheduled but not yet computed (config/vllm.py, max_in_flight_tokens)."""
+    batches = concurrent_batches(settings) if kv_rules(settings.version).batches_in_flight else 1
+    return batches * settings.max_num_batched_tokens
+
+
+def replayed_tokens(settings: KvSettings) -> int:
+    """Return the tokens that a window keeps for chained prediction modules, beyond its width.
+
+    config/vllm.py, num_prefill_lookahead_tokens; config/speculative.py, use_multi_module_mtp.
+    """
+    chained = min(settings.prediction_modules, settings.num_speculative_tokens) > 1
+    if not chained or not kv_rules(settings.version).keeps_replayed_tokens:
+        return 0
+    return settings.num_speculative_tokens - 1
+
+
+def states_per_request(layer: KvLayer, settings: KvSettings) -> int:
+    """Return the states that one request holds in a layer (kv_cache_interface.py, MambaSpec.max_memory_usage_bytes).
+
+    One, one for each speculated token, and with prefix caching (mode
+    ``align``) the one at the last block's end and the one that a prefill exports.
+    """
+    states = 1 + settings.num_speculative_tokens
+    if settings.prefix_caching:
+        states += 1 + (layer.exports_checkpoint and kv_rules(settings.version).exports_checkpoints)
+    return states

@@ -1,0 +1,98 @@
+"""Buffers that stand before the profiling run: of the sampler, of the drafter and of pipeline stages."""
+
+from typing import Final
+
+from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.weights.stages import Stage, stages
+
+INT32_BYTES: Final = 4
+
+BITS_PER_MASK_WORD: Final = 32
+"""Vocabulary entries in one int32 of a bit mask."""
+
+SAMPLER_BYTES_PER_REQUEST: Final = 1024 * 12 + 128 * 4 + 1024 * 4 + 129 * 4 + 128 * 4
+"""Logit biases, allowed ids, stop ids, bad words and ids to log of one request (vLLM, v1/worker/gpu/sample)."""
+
+NGRAM_PAGE_TOKENS: Final = 256
+NGRAM_PAGE_BYTES: Final = 8
+"""The token table of ngram keeps a pointer for so many tokens (vLLM, spec_decode/ngram/speculator.py)."""
+
+_WITH_TOKEN_TABLE: Final = ("ngram", "ngram_gpu")
+
+
+def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> int:
+    """Return the buffers that stand before the profiling run, on one pipeline stage; by default the last.
+
+    Hidden states and residual that a stage receives (V1 makes them later),
+    embeddings that images are put into, what each level of an encoder adds to
+    them, and on the last stage the buffers of sampler and drafter. Whether
+    they are charged depends on the version.
+    """
+    if stage is None:
+        stage = stages(pair.target, split.pipeline)[-1]
+    target, v2 = pair.target, pair.era.runner is Runner.V2
+    size_bytes = _level_bytes(pair)
+    if not stage.is_first and v2:
+        size_bytes += 2 * _step_states_bytes(pair)
+    if target.tower.item_tokens and (stage.is_first or not v2):
+        size_bytes += _step_states_bytes(pair)
+    if not stage.is_last:
+        return size_bytes
+    of_sampler = _sampler_bytes(pair) + draft_logits_bytes(pair) if v2 else 0
+    return size_bytes + _hidden_state_bytes(pair) + of_sampler
+
+
+def _step_states_bytes(pair: Pair) -> int:
+    return pair.limits.max_num_batched_tokens * pair.target.hidden_size * pair.target.dtype_bytes
+
+
+def charged_state_bytes(pair: Pair, split: Parallelism, stage: Stage) -> int:
+    """Return what of these buffers the version takes from the KV cache (utils/mem_utils.py, memory_profiling)."""
+    return state_bytes(pair, split, stage) if pair.era.charges_state else _level_bytes(pair)
+
+
+def _level_bytes(pair: Pair) -> int:
+    """Return what is made with the model for further levels of its encoder (qwen3_vl.py, deepstack_input_embeds)."""
+    return (pair.target.tower.output_levels - 1) * _step_states_bytes(pair)
+
+
+def _sampler_bytes(pair: Pair) -> int:
+    """Return the buffers of V2's sampler (vLLM, v1/worker/gpu/sample, structured_outputs.py and states.py).
+
+    Penalty counts, prompt mask, one grammar mask a proposed token and one
+    more, and per-request tables; with ngram also its table of tokens.
+    V1 makes its own when they are first needed.
+    """
+    requests = pair.limits.max_num_seqs
+    vocabulary = pair.target.vocab_size
+    mask = ceil_div(vocabulary, BITS_PER_MASK_WORD) * INT32_BYTES
+    masks = 1 + (pair.num_speculative_tokens + 1)
+    size_bytes = requests * (vocabulary * INT32_BYTES + masks * mask + SAMPLER_BYTES_PER_REQUEST)
+    if pair.method in _WITH_TOKEN_TABLE:
+        length = pair.limits.max_model_len
+        size_bytes += requests * (length * INT32_BYTES + ceil_div(length, NGRAM_PAGE_TOKENS) * NGRAM_PAGE_BYTES)
+    return size_bytes
+
+
+def draft_logits_bytes(pair: Pair) -> int:
+    """Return the logits that a draft which samples keeps until they are checked.
+
+    vLLM, v1/worker/gpu/spec_decode/speculator.py: draft_logits of every
+    request, proposed token and vocabulary entry, in the head's type.
+    """
+    draft = loaded_draft(pair) if pair.samples_drafts else None
+    if draft is None:
+        return 0
+    requests, tokens = pair.limits.max_num_seqs, pair.num_speculative_tokens
+    return requests * tokens * draft[0].vocab_size * pair.target.dtype_bytes
+
+
+def _hidden_state_bytes(pair: Pair) -> int:
+    """Return the target's hidden states of one step that a head reads (speculator.py)."""
+    draft = loaded_draft(pair) if pair.method in METHODS_WITH_HIDDEN_STATES else None
+    if draft is None:
+        return 0
+    geometry, _ = draft
+    return pair.limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes

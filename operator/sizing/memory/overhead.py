@@ -1,0 +1,150 @@
+"""What the engine takes beside torch's tensors: libraries and CUDA graphs, and what it needs outside the budget."""
+
+from functools import cache
+from typing import Final
+
+from specdecode_operator.sizing.base.devices import Device, memory_coefficients
+from specdecode_operator.sizing.base.eras import Runner, Sampler
+from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.memory.buffers import state_bytes
+from specdecode_operator.sizing.memory.sampling import verification_bytes
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
+
+_LARGEST_GRAPH: Final = 512
+"""Largest batch for which graphs are captured by default (config/vllm.py, _set_cudagraph_sizes)."""
+
+_QUANTIZATION_STEPS: Final = {Precision.FP8: 1, Precision.INT8: 2}
+"""Kernels that quantize activations before each projection."""
+
+_STACK_BYTES: Final = {0: 768, 4: 880, 2: 1504, 3: 1888, 1: 1696}
+"""Stack a thread of the Triton top-k kernel, compiled for sm90, by how far the vocabulary can be read in vectors.
+
+Keys: 0 for a multiple of 16, 4 of 4, 2 of 2, else the remainder by 4 (Triton 3.6, ptxas -v).
+"""
+
+
+def non_torch_bytes(pair: Pair, split: Parallelism) -> int:
+    """Return NCCL, workspaces and modules inside the budget."""
+    era = pair.era
+    sizes = memory_coefficients().non_torch
+    if era.runner is Runner.V2:
+        return sizes.v2_one_gpu if shares_no_layer(pair, split) else sizes.v2_several_gpus
+    layers = ceil_div(pair.target.num_layers, split.pipeline)
+    if split.tensor == 1:
+        base = sizes.one_gpu if split.pipeline == 1 else sizes.pipeline_only
+    elif split.tensor == 2:  # noqa: PLR2004 (measured for two apart)
+        base = sizes.two_gpus + sizes.two_gpus_per_layer * layers
+    elif split.tensor < 8:  # noqa: PLR2004 (estimated apart)
+        base = sizes.more_gpus + sizes.more_gpus_per_layer * layers
+    else:
+        base = sizes.eight_gpus + sizes.eight_gpus_per_layer * layers
+    return base + (_local_memory_bytes(pair.target.vocab_size) if era.sampler is Sampler.TRITON else 0)
+
+
+def shares_no_layer(pair: Pair, split: Parallelism) -> bool:
+    """Whether no other GPU has a part in a GPU's layers: not by tensor parallelism, nor by experts of its copies."""
+    return split.tensor == 1 and (split.data == 1 or not pair.target.has_experts)
+
+
+def _local_memory_bytes(vocabulary: int) -> int:
+    """Return what the driver reserves for the stacks of the top-k kernel beyond the default.
+
+    Only vocabularies that are no multiple of four need more: Granite's 49,155.
+    """
+    coefficients = memory_coefficients()
+    remainder = vocabulary % 4
+    key = 0 if vocabulary % 16 == 0 else remainder or 4
+    return coefficients.resident_threads * max(0, _STACK_BYTES[key] - coefficients.default_stack_bytes)
+
+
+def graph_bytes(pair: Pair, split: Parallelism) -> int:
+    """Return what the engine charges to the budget for CUDA graphs, target and drafter together.
+
+    Measured in vLLM's usual mode, FULL_AND_PIECEWISE, which captures most: for the others it is an upper bound.
+    """
+    era = pair.era
+    if not pair.limits.captures_graphs or not era.charges_graphs:
+        return 0
+    sizes = memory_coefficients().graphs
+    if era.runner is Runner.V2:
+        # A head's decoding is captured for each number above 1 (spec_decode/target_dependent_ar/cudagraph_utils.py).
+        lengths = 1 + len(pair.other_draft_lengths - {0, 1})
+        draft = sizes.v2_draft_head * lengths if pair.method in METHODS_WITH_HIDDEN_STATES else 0
+        return sizes.v2 + (capture_sizes(pair) - 1 + further_graphs(pair)) * sizes.v2_size + draft
+    per_layer = sizes.v1_layer + (sizes.v1_expert_layer if pair.target.has_experts else 0)
+    full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_quantization_step
+    return full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+
+
+def graph_pool_bytes(pair: Pair, split: Parallelism) -> int:
+    """Return what CUDA graphs really take after the start, charged to the budget or not."""
+    if not pair.limits.captures_graphs:
+        return 0
+    sizes = memory_coefficients().graphs
+    if pair.era.runner is Runner.V2:
+        return sizes.v2_pool
+    per_layer = sizes.v1_pool_layer + (sizes.v1_pool_expert_layer if pair.target.has_experts else 0)
+    full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_pool_quantization_step
+    return sizes.v1_pool + full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+
+
+def further_graphs(pair: Pair) -> int:
+    """Return the graphs that V2 captures beside those of K: of decoding alone, for each other number of tokens.
+
+    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each is counted like a size of K's, which has a graph in
+    pieces as well: an upper bound. V1 captures in pieces alone then (config/vllm.py,
+    _maybe_override_dynamic_sd_cudagraph_mode), so that what is counted for it is one, too.
+    """
+    largest, requests = _largest_graph(pair), pair.limits.max_num_seqs
+    count = 0
+    for verified in (tokens + 1 for tokens in pair.other_draft_lengths):
+        rounded = {ceil_div(size, verified) for size in _sizes(largest)}
+        count += sum(each * verified <= largest and each <= requests for each in rounded)
+    return count
+
+
+def graph_layers(pair: Pair, split: Parallelism) -> tuple[int, int]:
+    """Return the layers of target and draft captured by V1: each twice, whole and in pieces; a draft's in pieces only.
+
+    So a draft's count half.
+    """
+    draft = loaded_draft(pair)
+    layers = ceil_div(pair.target.num_layers, split.pipeline)
+    return layers, ceil_div(draft[0].num_layers, 2) if draft else 0
+
+
+def quantization_steps(pair: Pair) -> int:
+    """Return the kernels before each projection that quantize what it reads."""
+    return _QUANTIZATION_STEPS.get(pair.target_precision, 0)
+
+
+def capture_sizes(pair: Pair) -> int:
+    """Return for how many batch sizes graphs are captured (config/vllm.py, _set_cudagraph_sizes)."""
+    return len(_sizes(_largest_graph(pair)))
+
+
+def _largest_graph(pair: Pair) -> int:
+    limits = pair.limits
+    own = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1) * 2, _LARGEST_GRAPH)
+    return min(limits.max_graph_tokens or own, limits.max_num_batched_tokens)
+
+
+@cache
+def _sizes(top: int) -> tuple[int, ...]:
+    return (*(size for size in (1, 2, 4) if size <= top), *range(8, min(top + 1, 256), 8), *range(256, top + 1, 16))
+
+
+def runtime_overrun_bytes(pair: Pair, tensor: int) -> int:
+    """Return what verification takes at run time that no profiling run has seen."""
+    return verification_bytes(pair, tensor)
+
+
+def slack_bytes(pair: Pair, device: Device, requested_bytes: int, split: Parallelism) -> int:
+    """Return what stays outside the budget once the CUDA context, what is not charged, and a reserve are there."""
+    coefficients, era = memory_coefficients(), pair.era
+    uncharged = 0 if era.charges_state else state_bytes(pair, split)
+    if not era.charges_graphs:
+        uncharged += graph_pool_bytes(pair, split)
+    taken = requested_bytes + coefficients.context_bytes + uncharged
+    return device.total_bytes - taken - coefficients.slack_reserve_bytes

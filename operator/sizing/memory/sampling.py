@@ -1,0 +1,116 @@
+"""What sampling needs: in the profiling run, and when it verifies a draft."""
+
+from typing import Final
+
+from specdecode_operator.sizing.base.devices import memory_coefficients
+from specdecode_operator.sizing.base.eras import Runner, Sampler
+from specdecode_operator.sizing.base.units import GIB, ceil_div
+from specdecode_operator.sizing.pair.pair import Pair, loaded_draft
+from specdecode_operator.sizing.weights.weights import padded_vocabulary
+
+_FLOAT32_BYTES: Final = 4
+
+
+def profiled_sampling_bytes(pair: Pair, tensor: int) -> int:
+    """Return hidden states of a full step, the rows to sample from, and what the profiling run's sampler makes.
+
+    vLLM, v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py, _dummy_sampler_run.
+    """
+    limits, target = pair.limits, pair.target
+    tokens, requests = limits.max_num_batched_tokens, _requests(pair)
+    state_bytes = target.hidden_size * target.dtype_bytes
+    if pair.era.runner is Runner.V2:
+        # The rows are picked out once.
+        return (tokens + requests) * state_bytes + _v2_sampler_bytes(pair, requests, tensor)
+    # Picked out, and filled with random numbers in a tensor of their own.
+    return (tokens + 2 * requests) * state_bytes + _v1_sampler_bytes(pair, requests)
+
+
+def verification_bytes(pair: Pair, tensor: int) -> int:
+    """Return what verifying K + 1 rows a request takes that no profiling run has seen; 0 without a draft.
+
+    V2 (v1/worker/gpu/spec_decode/rejection_sampler.py): this rank's logits,
+    the gathered rows and their copy, and a float32 piece of at most 1 GiB
+    (MAX_CHUNK_BYTES). V1: its profiling run verified one proposed token a
+    request. A draft that samples leaves its probabilities there, through the
+    whole next step (v1/worker/gpu_model_runner.py, _draft_probs), and those of
+    the rows that are verified are gathered (_get_spec_decode_draft_probs); V2
+    keeps logits, which are part of its state.
+    """
+    limits, vocabulary = pair.limits, pair.target.vocab_size
+    proposed = pair.num_speculative_tokens
+    if not proposed:
+        return 0
+    rows = min(limits.max_num_seqs * (proposed + 1), limits.max_num_batched_tokens)
+    logits = rows * vocabulary * pair.target.dtype_bytes
+    if pair.era.runner is Runner.V2:
+        gathered = logits if tensor > 1 else 0
+        return logits + ceil_div(logits, tensor) + gathered + min(rows * vocabulary * _FLOAT32_BYTES, GIB)
+    requests = ceil_div(rows, proposed + 1)
+    verified = _v1_rejection_bytes(pair, requests, proposed * requests)
+    gathered = _v1_probabilities_bytes(pair, proposed * requests)
+    profiled = _v1_rejection_bytes(pair, _requests(pair), _requests(pair))
+    profiled += _v1_probabilities_bytes(pair, _requests(pair))
+    return _v1_probabilities_bytes(pair, proposed * _requests(pair)) + max(0, verified + gathered - profiled)
+
+
+def _requests(pair: Pair) -> int:
+    return min(pair.limits.max_num_seqs, pair.limits.max_num_batched_tokens)
+
+
+def _v1_sampler_bytes(pair: Pair, requests: int) -> int:
+    """Return the logits and what the sampler makes of them (vLLM, v1/sample/sampler.py, topk_topp_sampler.py).
+
+    Logits as computed, gathered over the ranks; as float32 (copied only from
+    another type); their softmax, and the noise of the draw or, with
+    FlashInfer, the masked logits. The Triton kernel keeps a row for each
+    multiprocessor. With a draft the rejection sampler runs after it.
+    """
+    vocabulary = pair.target.vocab_size
+    entries = requests * vocabulary
+    buffer = 0
+    if pair.era.sampler is Sampler.TRITON:
+        buffer = min(memory_coefficients().multiprocessors, requests) * vocabulary * _FLOAT32_BYTES
+    if pair.num_speculative_tokens:
+        return _v1_rejection_bytes(pair, requests, requests) + _v1_probabilities_bytes(pair, requests) + buffer
+    logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
+    copies = 2 if pair.target.dtype_bytes == _FLOAT32_BYTES else 3
+    return logits + copies * entries * _FLOAT32_BYTES + buffer
+
+
+def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:
+    """Return the distributions that a draft which samples took its tokens from; 0 where it takes the likeliest.
+
+    As wide as the target's logits, in float32 (vLLM, v1/spec_decode/llm_base_proposer.py,
+    compute_probs_and_sample_next_token). Heads with a smaller vocabulary
+    spread their logits over the target's (llama_eagle3.py, compute_logits).
+    """
+    if not pair.samples_drafts or loaded_draft(pair) is None:
+        return 0
+    return rows * pair.target.vocab_size * _FLOAT32_BYTES
+
+
+def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
+    """Return the peak of the rejection sampler (vLLM, v1/sample/rejection_sampler.py, RejectionSampler.forward).
+
+    Kept: all rows and the bonus rows as computed, the bonus rows as float32
+    for log probabilities. The target's rows: raw, cloned, softmax; noise for
+    each request (sample_recovered_tokens). The profiling run has one of each
+    a request, whatever K is.
+    """
+    kept = (2 * bonus_rows + target_rows) * pair.target.dtype_bytes + bonus_rows * _FLOAT32_BYTES
+    return (kept + (3 * target_rows + bonus_rows) * _FLOAT32_BYTES) * pair.target.vocab_size
+
+
+def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:
+    """Return the logits under V2, whose profiling run filters nothing (v1/worker/gpu/sample/sampler.py).
+
+    While they are gathered: this rank's part, the gathered rows and their
+    copy in order (base_device_communicator.py, all_gather).
+    """
+    vocabulary = pair.target.vocab_size
+    logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
+    gathering = 2 * logits + ceil_div(logits, tensor) if tensor > 1 else logits
+    if pair.era.copies_logits_to_float32:
+        return max(gathering, logits + requests * vocabulary * _FLOAT32_BYTES)
+    return gathering

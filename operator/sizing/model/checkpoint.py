@@ -1,0 +1,229 @@
+"""What a config.json's quantization_config says about the stored weights."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.model.checkpoint_formats import read_format
+from specdecode_operator.sizing.model.precision import Method, WeightFormat
+
+_HEAD = "lm_head"
+
+_FP8_CACHE_BYTES = 1
+
+_EXCLUSION_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+
+_QUANTIZABLE = (
+    "self_attn.q_proj",
+    "self_attn.o_proj",
+    "self_attn.indexer.wq_b",
+    "linear_attn.in_proj_qkvz",
+    "linear_attn.out_proj",
+    "mamba.in_proj",
+    "mamba.out_proj",
+    "mlp.gate_proj",
+    "mlp.down_proj",
+    "mlp.gate",
+    "mlp.experts.0.gate_proj",
+    "experts.0.gate_proj",
+    "mlp.shared_experts.gate_proj",
+    "mlp.shared_experts.down_proj",
+    "mlp.fc1_latent_proj",
+    "mlp.fc2_latent_proj",
+    "per_layer_input_gate",
+    "per_layer_projection",
+)
+"""Modules of a layer that a checkpoint may hold quantized, one for all that the engine merges with it."""
+
+_ALIASES = {
+    "mlp.fc2_latent_proj": ("mixer.fc2_latent_proj",),
+    "mlp.fc1_latent_proj": ("mixer.fc1_latent_proj",),
+    "mamba.out_proj": ("mixer.out_proj",),
+    "mamba.in_proj": ("mixer.in_proj",),
+    "self_attn.o_proj": ("mixer.o_proj",),
+    "self_attn.q_proj": ("self_attn.qkv_proj", "self_attn.q_b_proj", "self_attn", "mixer.q_proj"),
+    "mlp.gate_proj": ("mlp.gate_up_proj", "feed_forward.gate_proj", "shared_mlp.input_linear", "mixer.up_proj"),
+    "mlp.down_proj": ("feed_forward.down_proj", "shared_mlp.output_linear", "mixer.down_proj"),
+    "mlp.experts.0.gate_proj": (
+        "block_sparse_moe.experts.0.w1",
+        "feed_forward.experts",
+        "block_sparse_moe.input_linear",
+        "mixer.experts.0.up_proj",
+    ),
+    "mlp.shared_experts.gate_proj": (
+        "mlp.shared_expert.gate_proj",
+        "feed_forward.shared_expert.gate_proj",
+        "shared_mlp.input_linear",
+        "mixer.shared_experts.up_proj",
+    ),
+    "mlp.shared_experts.down_proj": (
+        "mlp.shared_expert.down_proj",
+        "feed_forward.shared_expert.down_proj",
+        "shared_mlp.output_linear",
+        "mixer.shared_experts.down_proj",
+    ),
+}
+"""Other names that files use for the same modules."""
+
+_PREFIXES = ("model.layers", "backbone.layers", "language_model.model.layers", "model.language_model.layers")
+
+_LAYER_NUMBER = re.compile(r"layers\.(\d+)(?=\.|$)")
+
+_PREDICTION_LAYER = "mtp.layers.0"
+"""What Qwen3.5's files call their first layer for multi-token prediction."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """How a checkpoint is stored.
+
+    Attributes
+    ----------
+    format
+        Format of its quantized layers; None when nothing is quantized.
+    excluded
+        Patterns of modules that stay in 16 bits.
+    cache_element_bytes
+        Bytes of a number in the KV cache where the checkpoint asks for it; None where it does not.
+    """
+
+    format: WeightFormat | None
+    excluded: tuple[str, ...] = ()
+    cache_element_bytes: int | None = None
+
+    def unquantized_modules(self, layer_index: int) -> frozenset[str]:
+        """Return the modules of one layer that stay in 16 bits."""
+        return self._unquantized([f"{prefix}.{layer_index}" for prefix in _PREFIXES])
+
+    def unquantized_prediction_modules(self, num_layers: int) -> frozenset[str]:
+        """Return the modules of a layer for multi-token prediction that stay in 16 bits.
+
+        Files number it after the last layer, or apart (Qwen3.5).
+        """
+        return self._unquantized([*(f"{prefix}.{num_layers}" for prefix in _PREFIXES), _PREDICTION_LAYER])
+
+    def _unquantized(self, layers: list[str]) -> frozenset[str]:
+        if not self.excluded:
+            return frozenset()
+        exclusions = _exclusions(self.excluded)
+        return frozenset(
+            module
+            for module in _QUANTIZABLE
+            if any(exclusions.hold(f"{layer}.{name}") for layer in layers for name in _names(module))
+        )
+
+
+def read_checkpoint(config: Fields) -> Checkpoint:
+    """Return how the checkpoint stores its linear layers.
+
+    Knows fp8, compressed-tensors, AWQ, GPTQ, MXFP4 and ModelOpt's FP8 and
+    NVFP4, and refuses the rest by name.
+    """
+    section = config.section("quantization_config") or config.section("compression_config")
+    if section is None:
+        return Checkpoint(None)
+    inner = section.section("quantization")
+    if inner is not None:
+        # The older file of ModelOpt, hf_quant_config.json, has its producer outside.
+        section = Fields(config.model, {"quant_method": "modelopt", **inner.values})
+    excluded = tuple(pattern for key in _EXCLUSION_KEYS for pattern in section.strings(key))
+    _refuse_quantized_head(config, section, excluded)
+    return Checkpoint(read_format(section), excluded, _cache_element_bytes(section))
+
+
+def _refuse_quantized_head(config: Fields, section: Fields, excluded: tuple[str, ...]) -> None:
+    """Refuse a quantized output head: ModelOpt's is, unless it is left out (vLLM, modelopt.py, get_quant_method)."""
+    if section.flag("lm_head"):
+        raise section.error("lm_head", "a quantized output head cannot be sized yet")
+    by_modelopt = section.text("quant_method", default="").startswith(Method.MODELOPT)
+    # A file that leaves nothing out is taken to be cut short: ModelOpt itself always leaves the head out.
+    if (
+        by_modelopt
+        and excluded
+        and not config.flag("tie_word_embeddings")
+        and not any(_HEAD in name for name in excluded)
+    ):
+        key = "ignore" if section.is_set("ignore") else "exclude_modules"
+        raise section.error(key, f"lacks {_HEAD}: a quantized output head cannot be sized yet")
+
+
+def _cache_element_bytes(section: Fields) -> int | None:
+    """Return what the engine makes of `--kv-cache-dtype auto`; None for the model's own type.
+
+    vLLM, torch_utils.py, get_kv_cache_quant_algo_string, and attention.py for compressed-tensors.
+    """
+    method = section.text("quant_method", default="")
+    asked = section.values.get("kv_cache_scheme") or section.values.get("kv_cache_quant_algo")
+    if asked is None:
+        return None
+    if method == Method.COMPRESSED_TENSORS:
+        return _FP8_CACHE_BYTES
+    if not method.startswith(Method.MODELOPT):
+        return None
+    match asked:
+        case {"dynamic": False, "num_bits": 8, "type": "float"}:
+            return _FP8_CACHE_BYTES
+        case str() if asked.lower() == "fp8":
+            return _FP8_CACHE_BYTES
+        case {"num_bits": 4, "type": "float"}:
+            raise section.error("kv_cache_scheme", "a KV cache in 4 bits cannot be sized")
+        case str() if asked.lower() == "nvfp4":
+            raise section.error("kv_cache_quant_algo", "a KV cache in 4 bits cannot be sized")
+        case _:
+            return None
+
+
+def _names(module: str) -> tuple[str, ...]:
+    return (module, *_ALIASES.get(module, ()))
+
+
+@dataclass(frozen=True)
+class _Exclusions:
+    """What stays in 16 bits, sorted so that thousands of entries can be asked: parts of names, and patterns.
+
+    ``patterns`` has those that name a layer by its number, and without a number the others.
+    """
+
+    parts: frozenset[str]
+    patterns: Mapping[str, tuple[re.Pattern[str], ...]]
+
+    def hold(self, name: str) -> bool:
+        if not self.parts.isdisjoint(_parts(name)):
+            return True
+        patterns = (*self.patterns.get("", ()), *self.patterns.get(_layer_number(name), ()))
+        return any(pattern.match(name) for pattern in patterns)
+
+
+@cache
+def _exclusions(excluded: tuple[str, ...]) -> _Exclusions:
+    parts, patterns = set(), defaultdict(list)
+    for text in excluded:
+        if text.startswith("re:"):
+            patterns[""].append(_compiled(text))
+        elif "*" in text:
+            patterns[_layer_number(text)].append(_compiled(text))
+        else:
+            parts.add(text)
+    return _Exclusions(frozenset(parts), {number: tuple(found) for number, found in patterns.items()})
+
+
+def _layer_number(name: str) -> str:
+    found = _LAYER_NUMBER.search(name)
+    return found[1] if found else ""
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern as files write it: a regular expression, or a glob for part of a name."""
+    if pattern.startswith("re:"):
+        return re.compile(pattern[3:])
+    return re.compile(r"(^|.*\.)" + re.escape(pattern).replace(r"\*", ".*") + r"(\.|$)")
+
+
+@cache
+def _parts(name: str) -> tuple[str, ...]:
+    """Return every part of a dotted name, the whole included."""
+    words = name.split(".")
+    return tuple(".".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1))

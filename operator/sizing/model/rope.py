@@ -1,0 +1,117 @@
+"""The rotary position table that the engine keeps in GPU memory."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from specdecode_operator.sizing.base.fields import Fields
+
+MROPE_STRETCH: Final = 4
+"""Tables of positions in several dimensions are so much longer (vLLM, mrope.py)."""
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Table of sines and cosines; models whose tables are equal share one.
+
+    Attributes
+    ----------
+    head_dim
+        Width of the heads it is for.
+    rotary_dim
+        Columns: how much of each head is rotated.
+    positions
+        Rows.
+    parameters
+        Type, base and scaling, in one canonical order.
+    element_bytes
+        Bytes of a number in it; None: of the model's type.
+    """
+
+    head_dim: int
+    rotary_dim: int
+    positions: int
+    parameters: tuple[tuple[str, str], ...]
+    element_bytes: int | None = None
+
+    def size_bytes(self, dtype_bytes: int) -> int:
+        """Return the bytes of the table, a full copy on every rank."""
+        return self.positions * self.rotary_dim * (self.element_bytes or dtype_bytes)
+
+
+def rope_table(
+    config: Fields, head_dim: int, max_position_embeddings: int, *, mrope_stretch: int = MROPE_STRETCH
+) -> RopeTable:
+    """Return the table that vLLM builds for a config.json.
+
+    The rows of each type are those of vLLM 0.32's rotary_embedding package:
+    default and llama3 cover max_position_embeddings, linear and yarn stretch
+    by their factor.
+    """
+    nested = config.section("rope_parameters") or config.section("rope_scaling")
+    parameters = nested or Fields(config.model, {})
+    # Old files say "type" and keep the base and the partial factor outside.
+    kind = parameters.text("rope_type", default=parameters.text("type", default="default"))
+    factor_home = parameters if parameters.is_set("partial_rotary_factor") else config
+    partial = factor_home.number("partial_rotary_factor", default=1.0)
+    if partial > 1:
+        raise factor_home.error("partial_rotary_factor", "must be above 0 and at most 1")
+    facts = {
+        **parameters.values,
+        "rope_theta": parameters.values.get("rope_theta", config.values.get("rope_theta")),
+        "type": None,
+        "rope_type": kind,
+        "partial_rotary_factor": partial,
+    }
+    return RopeTable(
+        head_dim=head_dim,
+        rotary_dim=_rotary_dim(head_dim, partial, kind),
+        positions=_positions(config, parameters, kind, max_position_embeddings, mrope_stretch),
+        parameters=_canonical(facts),
+    )
+
+
+def _rotary_dim(head_dim: int, partial: float, kind: str) -> int:
+    # Gemma 4 fills the part that is not rotated with ones and zeros (gemma4_rope.py).
+    return head_dim if kind == "proportional" else int(head_dim * partial)
+
+
+def _positions(config: Fields, parameters: Fields, kind: str, max_position_embeddings: int, mrope_stretch: int) -> int:
+    in_dimensions = kind == "mrope" or parameters.is_set("mrope_section")
+    return _rows(config, parameters, kind, max_position_embeddings) * (mrope_stretch if in_dimensions else 1)
+
+
+def _rows(config: Fields, parameters: Fields, kind: str, max_position_embeddings: int) -> int:
+    match kind:
+        case "default" | "llama3" | "proportional" | "mrope":
+            return max_position_embeddings
+        case "linear" | "dynamic":
+            return math.ceil(max_position_embeddings * parameters.number("factor"))
+        case "longrope" | "su":
+            # Two tables, one of the original length and one of the full (phi3_long_rope_scaled_rope.py).
+            original = config.size("original_max_position_embeddings", default=max_position_embeddings)
+            return original + max_position_embeddings
+        case "yarn" | "deepseek_yarn":
+            original = parameters.size("original_max_position_embeddings", default=max_position_embeddings)
+            return math.ceil(original * parameters.number("factor"))
+        case _:
+            key = "rope_type" if parameters.is_set("rope_type") else "type"
+            raise parameters.error(
+                key,
+                "is not supported; known are default, linear, dynamic, llama3, yarn, longrope, mrope and proportional",
+            )
+
+
+def _canonical(facts: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Return the facts sorted, with 8.0 written as 8: files write numbers both ways."""
+    return tuple(
+        (key, json.dumps(_plain(value), sort_keys=True, default=str))
+        for key, value in sorted(facts.items())
+        if value is not None
+    )
+
+
+def _plain(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

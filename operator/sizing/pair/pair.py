@@ -1,0 +1,246 @@
+"""What is sized: a target, its draft, and the limits the engine runs under."""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Final
+
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, ModelTraits, find_era
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_draft
+from specdecode_operator.sizing.weights.rank_layers import Split
+
+DRAFT_MODEL: Final = "draft_model"
+"""Method with a draft model of its own."""
+
+NGRAM: Final = "ngram"
+"""Method that looks the proposal up in the prompt."""
+
+MTP: Final = "mtp"
+"""Method whose draft is part of the target's checkpoint."""
+
+NO_SPECULATION: Final = "none"
+"""Method of an engine that does not speculate."""
+
+METHODS_WITH_DRAFT: Final = (DRAFT_MODEL, "eagle", "eagle3", "medusa", "dflash", "dspark")
+"""Methods that name a draft checkpoint."""
+
+METHODS_WITH_HIDDEN_STATES: Final = ("eagle", "eagle3", MTP, "dflash", "dspark")
+"""Methods whose draft reads the target's hidden states."""
+
+NO_GRAPHS: Final = "NONE"
+"""vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
+
+_EAGLE: Final = ("eagle", "eagle3")
+
+METHODS: Final = (NO_SPECULATION, *METHODS_WITH_DRAFT, MTP, NGRAM, "ngram_gpu", "suffix")
+"""All methods that can be sized."""
+
+_SYNCHRONOUS: Final = (NGRAM, "suffix", "medusa")
+"""Methods with which the engine does not prepare the next step while one runs (config/vllm.py)."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Settings of the engine that decide its memory.
+
+    Attributes
+    ----------
+    max_model_len
+        Longest sequence in tokens.
+    max_num_seqs
+        Requests that may run at once.
+    max_num_batched_tokens
+        Tokens scheduled in one step.
+    block_size
+        Tokens in one KV cache block.
+    kv_cache_element_bytes
+        Bytes of one KV cache element; None for the model's own type.
+    memory_utilization_percent
+        Share of the GPU's memory that the engine may use.
+    enforce_eager
+        Whether the engine runs without CUDA graphs.
+    min_concurrency
+        Requests of max_model_len that must fit at once.
+    engine_version
+        vLLM's version.
+    prefix_caching
+        Whether prefixes are cached.
+    graph_mode
+        Which steps are captured as CUDA graphs, in vLLM's words; None for the engine's own.
+    max_graph_tokens
+        Most tokens of a step that is captured as a CUDA graph; None for the engine's own.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_element_bytes: int | None
+    memory_utilization_percent: float
+    enforce_eager: bool
+    min_concurrency: int
+    engine_version: str = NEWEST_VERSION
+    prefix_caching: bool = True
+    graph_mode: str | None = None
+    max_graph_tokens: int | None = None
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether any step runs as a CUDA graph."""
+        return not self.enforce_eager and self.graph_mode != NO_GRAPHS
+
+    @property
+    def has_own_graphs(self) -> bool:
+        """Whether the engine itself decides which CUDA graphs it captures."""
+        return self.graph_mode is None and self.max_graph_tokens is None
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Over how many GPUs one replica is spread.
+
+    Attributes
+    ----------
+    tensor
+        GPUs that share each layer.
+    pipeline
+        Stages of layers.
+    data
+        Copies of all but the experts.
+    expert
+        Whether whole experts are spread over tensor x data GPUs.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def layer_split(self) -> Split:
+        """How each layer is divided over ranks."""
+        return Split(self.tensor, self.tensor * self.data if self.expert else 1, self.data)
+
+    @property
+    def label(self) -> str:
+        """What people call it: ``TP 2``, or ``TP 4, PP 2, DP 2, EP``."""
+        parts = [f"TP {self.tensor}"]
+        parts += [f"PP {self.pipeline}"] * (self.pipeline > 1) + [f"DP {self.data}"] * (self.data > 1)
+        return ", ".join(parts + ["EP"] * self.expert)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, how tokens are proposed for it, and the engine's limits.
+
+    Attributes
+    ----------
+    target, target_precision
+        The served model and the precision of its linear layers.
+    draft, draft_precision
+        The draft model or head, for methods with a checkpoint of their own.
+    method
+        One of METHODS.
+    num_speculative_tokens
+        Tokens proposed a step; 0 for method none.
+    limits
+        Settings of the engine.
+    calibration
+        What real engines showed of the estimates; empty where nothing was measured.
+    samples_drafts
+        Whether the draft picks its tokens by chance, so that its logits are kept.
+    other_draft_lengths
+        Other numbers of proposed tokens, 0 among them, that the engine goes over to by the number of requests.
+    """
+
+    target: ModelGeometry
+    target_precision: Precision
+    draft: ModelGeometry | None
+    draft_precision: Precision | None
+    method: str
+    num_speculative_tokens: int
+    limits: EngineLimits
+    calibration: Calibration = UNCALIBRATED
+    samples_drafts: bool = False
+    other_draft_lengths: frozenset[int] = frozenset()
+
+    @property
+    def models(self) -> str:
+        """The target's name, and after `` + `` that of the draft."""
+        return self.target.name + (f" + {self.draft.name}" if self.draft else "")
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the engine prepares the next step while one runs."""
+        return self.method not in _SYNCHRONOUS
+
+    @cached_property
+    def era(self) -> Era:
+        """The rules of the engine's version, for the model runner that it chooses for this pair."""
+        return _era(self.limits.engine_version, self.method, self.target, self.target_precision)
+
+    @cached_property
+    def loaded_draft(self) -> tuple[ModelGeometry, Precision] | None:
+        """See the function of this name; asked for by most terms."""
+        return _loaded_draft(self)
+
+
+def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
+    """Return the draft that the engine loads and its precision, the target's own MTP layers included.
+
+    Raises
+    ------
+    PlanError
+        When the target has no MTP layers, or the draft cannot propose so many tokens.
+    """
+    return pair.loaded_draft
+
+
+def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
+    if pair.method == MTP:
+        return prediction_draft(pair.target, pair.num_speculative_tokens), pair.target_precision
+    if pair.draft is None:
+        return None
+    precision = pair.draft_precision or pair.draft.checkpoint_precision or Precision.BF16
+    # Only of EAGLE heads the engine makes the rotary table as long as requests (config/speculative.py).
+    least_positions = pair.limits.max_model_len if pair.method in _EAGLE else 0
+    return fitted_draft(pair.draft, pair.target, pair.num_speculative_tokens, least_positions), precision
+
+
+@cache
+def _era(version: str, method: str, target: ModelGeometry, precision: Precision) -> Era:
+    mixers = [mixer for layer, _ in target.distinct_layers for mixer in layer.mixers]
+    has_states = not all(isinstance(mixer, SelfAttention | LatentAttention) for mixer in mixers)
+    quantized = precision is not Precision.BF16
+    return find_era(version, method, ModelTraits(target.architecture, target.has_experts, has_states, quantized))
+
+
+def extra_slots(pair: Pair) -> int:
+    """Return the places in a step that drafting takes beyond K + 1 a request.
+
+    vLLM, config/speculative.py, max_num_new_slots_for_drafting.
+    """
+    match pair.method:
+        case "draft_model":
+            return 1
+        case "dspark":
+            return pair.num_speculative_tokens - 1
+        case "dflash":
+            return pair.num_speculative_tokens
+        case _:
+            return 0
+
+
+def effective_batch(pair: Pair) -> int:
+    """Return the requests that can decode in one step: R_eff = min(R, T // (K + 1 + slots))."""
+    limits = pair.limits
+    per_request = pair.num_speculative_tokens + 1 + extra_slots(pair)
+    return min(limits.max_num_seqs, limits.max_num_batched_tokens // per_request)

@@ -1,0 +1,81 @@
+"""Whether a checkpoint's bytes are those of the model that its config.json describes."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import loaded_head_bytes, padded_vocabulary, weight_bytes
+
+TOLERANCE_PERCENT: Final = 1
+"""Files hold what the engine never loads or stores otherwise: rotary frequencies, a scale a tensor instead of one
+a channel, group indices of GPTQ. All of that is well below one percent of a model."""
+
+TOLERANCE_BYTES: Final = 64 * 1024
+"""For models so small that their norms and scales count."""
+
+_SHOWN_PARTS: Final = 4
+
+
+def checkpoint_disagreement(
+    geometry: ModelGeometry,
+    total_bytes: int,
+    *,
+    output_head: bool,
+    bytes_by_dtype: Mapping[str, int],
+    bytes_by_part: Mapping[str, int],
+) -> str | None:
+    """Return a sentence when safetensors files and geometry do not describe the same model, else None.
+
+    Parameters
+    ----------
+    geometry
+        What was made of the config.json.
+    total_bytes, bytes_by_dtype
+        Bytes of all tensors in the files, and the same by the type's name in safetensors.
+    output_head
+        Whether the files hold an output head of their own.
+    bytes_by_part
+        Bytes of the largest parts, to name those that may be too many; may be empty.
+    """
+    stored = total_bytes
+    if geometry.checkpoint is None:
+        # The engine loads float32 as 16-bit (vllm/config/model.py, _resolve_auto_dtype).
+        stored -= bytes_by_dtype.get("F32", 0) // 2
+    least, most = _expected_bytes(geometry, output_head=output_head)
+    if least - _tolerance(least) <= stored <= most + _tolerance(most):
+        return None
+    described = most if stored > most else least
+    more = "more" if stored > described else "less"
+    percent = 100 * abs(stored - described) / max(described, 1)
+    largest = sorted(bytes_by_part.items(), key=lambda part: -part[1])[:_SHOWN_PARTS]
+    parts = ", ".join(f"{name} {format_gib(part_bytes)}" for name, part_bytes in largest)
+    return (
+        f"the safetensors files of {geometry.name} hold {format_gib(stored)} GiB as the engine loads them,"
+        f" {percent:.1f} % {more} than the {format_gib(described)} GiB that its config.json describes"
+        " and the plan counts" + (f" (largest parts in GiB: {parts})" if parts else "")
+    )
+
+
+def _expected_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[int, int]:
+    """Least and most bytes of the files that hold this model, in the checkpoint's own precision."""
+    precision = geometry.checkpoint_precision or Precision.BF16
+    loaded = weight_bytes(geometry, precision, Split(1))
+    table = geometry.vocab_size * geometry.hidden_size * geometry.dtype_bytes
+    if geometry.head is not None:
+        # Draft heads are published with or without the tables that they share with the target.
+        return loaded_head_bytes(geometry, precision, Split(1)), loaded + table
+    tables = 1 if geometry.tie_word_embeddings else 2
+    padding = padded_vocabulary(geometry.vocab_size) - geometry.vocab_size
+    at_rest = loaded - tables * padding * geometry.hidden_size * geometry.dtype_bytes
+    if geometry.tie_word_embeddings and output_head:
+        at_rest += table  # a copy that the engine passes over
+    # Layers for multi-token prediction come with tables of their own, or without.
+    layer = at_rest // max(geometry.num_layers, 1)
+    return at_rest, at_rest + geometry.mtp_layers * (layer + 2 * table)
+
+
+def _tolerance(expected_bytes: int) -> int:
+    return max(TOLERANCE_BYTES, expected_bytes * TOLERANCE_PERCENT // 100)

@@ -1,0 +1,241 @@
+"""Which tensor parallelism a model can be split into."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from specdecode_operator.sizing.base.versions import release
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import (
+    DeltaNet,
+    DenseMlp,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    SelectiveScan,
+    SelfAttention,
+    SingleMixer,
+    StateSpace,
+)
+from specdecode_operator.sizing.model.precision import Precision, Scales, WeightFormat
+from specdecode_operator.sizing.weights.kernel_limits import broken_limit
+from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
+from specdecode_operator.sizing.weights.weights import linear_format, padded_vocabulary
+
+MAX_TENSOR: Final = 64
+"""Largest tensor parallelism that is ever proposed."""
+
+_EXPERT_SIZE: Final = "moe_intermediate_size"
+"""The width inside one expert."""
+
+_STATE_KEYS: Final = {
+    "NemotronHForCausalLM": ("mamba_num_heads", "n_groups"),
+    "Mamba2ForCausalLM": ("num_heads", "n_groups"),
+}
+"""What files call heads and groups of Mamba 2, where it is not mamba_n_heads and mamba_n_groups."""
+
+
+@dataclass(frozen=True)
+class TensorProblem:
+    """One reason why a model cannot be split.
+
+    Attributes
+    ----------
+    key
+        Key of config.json that does not divide.
+    value
+        Its value.
+    message
+        What does not divide, and what to do.
+    """
+
+    key: str
+    value: int
+    message: str
+
+
+@cache
+def tensor_problems(  # noqa: PLR0913 (the key of the cache)
+    geometry: ModelGeometry,
+    tensor: int,
+    precision: Precision | None = None,
+    engine_version: str | None = None,
+    *,
+    data: int = 1,
+    expert: bool = False,
+) -> tuple[TensorProblem, ...]:
+    """Return everything that stops a model from being split over so many GPUs; empty when nothing does.
+
+    Parameters
+    ----------
+    geometry
+        The model.
+    tensor
+        GPUs that share each layer.
+    precision
+        Precision of its linear layers; None for the checkpoint's own.
+    engine_version
+        vLLM's version; None asks for what every known version takes.
+    data
+        Copies of the model, among whose GPUs experts are split too.
+    expert
+        Whether whole experts are spread over those GPUs instead.
+    """
+    split = Split(tensor, tensor * data if expert else 1, data)
+    problems = _shape_problems(geometry, split)
+    wanted = None if engine_version is None else release(engine_version)
+    # Parts of layers are only whole numbers once the shape itself divides.
+    return problems or _quantization_problems(geometry, split, geometry.weight_format(precision), wanted)
+
+
+def supported_tensors(  # noqa: PLR0913 (one fact each)
+    target: ModelGeometry,
+    draft: ModelGeometry | None = None,
+    target_precision: Precision | None = None,
+    draft_precision: Precision | None = None,
+    engine_version: str | None = None,
+    *,
+    data: int = 1,
+    expert: bool = False,
+) -> tuple[int, ...]:
+    """Return the powers of two over which target and draft can both be split; see tensor_problems."""
+    powers = [2**exponent for exponent in range(MAX_TENSOR.bit_length())]
+    return tuple(
+        tensor
+        for tensor in powers
+        if not tensor_problems(target, tensor, target_precision, engine_version, data=data, expert=expert)
+        and (
+            draft is None
+            or not tensor_problems(draft, tensor, draft_precision, engine_version, data=data, expert=expert)
+        )
+    )
+
+
+def _shape_problems(geometry: ModelGeometry, split: Split) -> tuple[TensorProblem, ...]:
+    sizes, tensor = _shared_sizes(geometry), split.tensor
+    problems = {
+        key: TensorProblem(key, value, _message(geometry, tensor, key, value))
+        for key, value in sizes
+        if key != _EXPERT_SIZE and value % tensor
+    }
+    for size in (value for key, value in sizes if key == _EXPERT_SIZE and split.experts == 1):
+        if size % (tensor * split.data):
+            problems.setdefault(_EXPERT_SIZE, TensorProblem(_EXPERT_SIZE, size, _expert_message(geometry, split, size)))
+    for mixer in geometry.attentions:
+        if not isinstance(mixer, SelfAttention):
+            continue
+        kv_heads = mixer.num_kv_heads
+        # Fewer KV heads than ranks are replicated, which takes a whole number of copies.
+        if kv_heads % tensor and tensor % kv_heads:
+            key = "num_key_value_heads"
+            problems.setdefault(key, TensorProblem(key, kv_heads, _message(geometry, tensor, key, kv_heads)))
+    for states in _state_spaces(geometry):
+        if states.num_groups % tensor and states.num_groups != 1:
+            key = _state_keys(geometry)[1]
+            message = (
+                f"{key} {states.num_groups} of {geometry.name} does not divide over tensor {tensor}, "
+                f"and the engine copies a group only where it is the only one; use at most {states.num_groups}"
+            )
+            problems.setdefault(key, TensorProblem(key, states.num_groups, message))
+    return tuple(problems.values())
+
+
+def _state_spaces(geometry: ModelGeometry) -> tuple[StateSpace, ...]:
+    mixers = (mixer for layer, _ in geometry.distinct_layers for mixer in layer.mixers)
+    return tuple(dict.fromkeys(mixer for mixer in mixers if isinstance(mixer, StateSpace)))
+
+
+def _state_keys(geometry: ModelGeometry) -> tuple[str, str]:
+    return _STATE_KEYS.get(geometry.architecture, ("mamba_n_heads", "mamba_n_groups"))
+
+
+def _shared_sizes(geometry: ModelGeometry) -> tuple[tuple[str, int], ...]:
+    """Return what is shared out over the ranks, by the key of config.json that says it."""
+    sizes: list[tuple[str, int]] = []
+    for layer, _ in geometry.distinct_layers:
+        sizes += [size for mixer in layer.mixers for size in _mixer_sizes(mixer, geometry)]
+        sizes += _feed_forward_sizes(layer.feed_forward)
+    sizes.append(("vocab_size", padded_vocabulary(geometry.vocab_size)))
+    return tuple(dict.fromkeys(sizes))
+
+
+def _mixer_sizes(mixer: SingleMixer, geometry: ModelGeometry) -> list[tuple[str, int]]:
+    match mixer:
+        case SelfAttention() | LatentAttention():
+            return [("num_attention_heads", mixer.num_heads)]
+        case DeltaNet():
+            return [
+                ("linear_num_key_heads", mixer.num_key_heads),
+                ("linear_num_value_heads", mixer.num_value_heads),
+            ]
+        case StateSpace():
+            return [(_state_keys(geometry)[0], mixer.num_heads)]
+        case SelectiveScan():
+            return [("mamba_expand x hidden_size", mixer.width)]
+
+
+def _feed_forward_sizes(feed_forward: FeedForward | None) -> list[tuple[str, int]]:
+    match feed_forward:
+        case DenseMlp():
+            return [("intermediate_size", feed_forward.intermediate_size)]
+        case Experts():
+            return [(_EXPERT_SIZE, feed_forward.intermediate_size)]
+        case None:
+            return []
+
+
+def _expert_message(geometry: ModelGeometry, split: Split, size: int) -> str:
+    if split.data == 1:
+        return _message(geometry, split.tensor, _EXPERT_SIZE, size)
+    return (
+        f"{_EXPERT_SIZE} {size} of {geometry.name} does not divide over tensor {split.tensor} x data {split.data}, "
+        "which share each expert; use powers of two, or parallelism.expert"
+    )
+
+
+def _message(geometry: ModelGeometry, tensor: int, key: str, value: int) -> str:
+    padded = " (padded)" if key == "vocab_size" else ""
+    return f"{key} {value}{padded} of {geometry.name} does not divide over tensor {tensor}; use a power of two"
+
+
+def _quantization_problems(
+    geometry: ModelGeometry, split: Split, weight_format: WeightFormat, wanted: tuple[int, int] | None
+) -> tuple[TensorProblem, ...]:
+    if weight_format.scales not in (Scales.BLOCK, Scales.GROUP, Scales.MICROSCALE):
+        return ()
+    problems: dict[str, TensorProblem] = {}
+    for layer, _ in geometry.distinct_layers:
+        on_rank = rank_layer(layer, geometry.hidden_size, split).linears
+        on_one = rank_layer(layer, geometry.hidden_size, Split(1, split.experts)).linears
+        for linear, unsplit in zip(on_rank, on_one, strict=True):
+            stored_as = linear_format(linear, layer, weight_format)
+            limit = broken_limit(stored_as, linear, unsplit, wanted)
+            if limit is None or (stored_as.scales is Scales.GROUP and _is_compression(linear, layer)):
+                continue
+            key = _key_of(linear, geometry)
+            message = (
+                f"{weight_format.precision} weights of {geometry.name} at tensor {split.tensor}: a layer of "
+                f"{linear.inputs} x {linear.outputs} on each GPU breaks {limit}; use a smaller tensor or another "
+                "quantization"
+            )
+            problems.setdefault(key, TensorProblem(key, _size_of(key, geometry), message))
+    return tuple(problems.values())
+
+
+def _is_compression(linear: LinearLayer, layer: Layer) -> bool:
+    """Whether a layer belongs to the compressions of latent attention or experts, which no split changes."""
+    latent = any(isinstance(mixer, LatentAttention) for mixer in layer.mixers)
+    return (latent and "self_attn" in linear.module) or "latent_proj" in linear.module
+
+
+def _key_of(linear: LinearLayer, geometry: ModelGeometry) -> str:
+    if linear.routed:
+        return _EXPERT_SIZE
+    if "mamba" in linear.module:
+        return _state_keys(geometry)[0]
+    return "num_attention_heads" if "attn" in linear.module else "intermediate_size"
+
+
+def _size_of(key: str, geometry: ModelGeometry) -> int:
+    return dict(reversed(_shared_sizes(geometry))).get(key, geometry.widest_dense)

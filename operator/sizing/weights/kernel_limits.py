@@ -1,0 +1,100 @@
+"""What the kernels for quantized layers do not take: blocks, groups and tiles that a split cuts."""
+
+from typing import Final
+
+from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
+from specdecode_operator.sizing.weights.linear_bytes import common_group, refined_block, takes_marlin
+from specdecode_operator.sizing.weights.rank_layers import LinearLayer
+
+MARLIN_TILE_INPUTS: Final = 128
+MARLIN_TILE_OUTPUTS: Final = 64
+"""The 4-bit kernel works in tiles of this size (vLLM, marlin_utils.py)."""
+
+_TILES_PADDED_FROM: Final = (0, 25)
+"""From here on incomplete tiles are filled up (vLLM, marlin_utils.py, allow_tile_padding)."""
+
+_BLOCKS_REFINED_FROM: Final = (0, 29)
+"""From here on blocks of experts are cut to fit (vLLM, fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape)."""
+
+_ORDER_REFUSED_FROM: Final = (0, 30)
+"""From here on GPTQ with desc_act is refused (vLLM, gptq_utils.py, normalize_and_validate_gptq_desc_act)."""
+
+
+def broken_limit(
+    weight_format: WeightFormat, linear: LinearLayer, unsplit: LinearLayer, release: tuple[int, int] | None
+) -> str | None:
+    """Return the limit that one rank's part of a layer breaks, in words; None where its kernel takes it.
+
+    Parameters
+    ----------
+    weight_format
+        How the layer is stored.
+    linear, unsplit
+        The layer on one of the ranks, and on a single one.
+    release
+        Major and minor version of vLLM; None asks for what every version takes.
+    """
+    match weight_format.scales:
+        case Scales.BLOCK if linear.routed:
+            return _broken_expert_block(weight_format, linear, release)
+        case Scales.BLOCK:
+            return _broken_block(weight_format, linear, unsplit)
+        case Scales.GROUP:
+            if weight_format.ordered_by_activation and (release is None or release >= _ORDER_REFUSED_FROM):
+                return "what vLLM 0.30 and newer load, GPTQ without desc_act"
+            return _broken_group(weight_format, linear) or _broken_tile(linear, release)
+        case Scales.MICROSCALE if weight_format.method is Method.MODELOPT and not linear.routed:
+            # vLLM, modelopt.py, KNvfp4Static.create_weights.
+            size = weight_format.group_size
+            return f"groups of {size} inputs" if linear.inputs % size else None
+        case _:
+            return None
+
+
+def _broken_block(weight_format: WeightFormat, linear: LinearLayer, unsplit: LinearLayer) -> str | None:
+    """Apply fp8_utils.py, validate_fp8_block_shape: a split must not cut a block.
+
+    A merged layer of the fp8 method may have incomplete blocks
+    (linear.py, _maybe_allow_fp8_block_shape_mismatch), one of
+    compressed-tensors in its last part, where it is not split.
+    """
+    edge, merged = weight_format.group_size, len(linear.parts) > 1
+    by_outputs = linear.outputs != unsplit.outputs
+    if merged and weight_format.method is Method.FP8:
+        broken = False
+    elif merged:
+        broken = any(part % edge for part in (linear.parts if by_outputs else linear.parts[:-1]))
+    else:
+        broken = by_outputs and linear.outputs % edge != 0
+    if linear.inputs != unsplit.inputs and linear.inputs % edge:
+        broken = True
+    return f"blocks of {edge} x {edge}" if broken else None
+
+
+def _broken_expert_block(
+    weight_format: WeightFormat, linear: LinearLayer, release: tuple[int, int] | None
+) -> str | None:
+    edge = weight_format.group_size
+    part = linear.parts[0] if linear.widens else linear.inputs
+    if part % edge == 0:
+        return None
+    refines = weight_format.method is Method.FP8 and release is not None and release >= _BLOCKS_REFINED_FROM
+    return None if refines and refined_block(edge, linear) else f"blocks of {edge} x {edge}"
+
+
+def _broken_group(weight_format: WeightFormat, linear: LinearLayer) -> str | None:
+    size = weight_format.group_size
+    if size == 0:
+        return None
+    if linear.routed and weight_format.method in (Method.AWQ, Method.GPTQ):
+        taken = takes_marlin(size, linear) or common_group(size, linear) is not None
+        return None if taken else f"groups of {size} inputs"
+    return f"groups of {size} inputs" if linear.inputs % size else None
+
+
+def _broken_tile(linear: LinearLayer, release: tuple[int, int] | None) -> str | None:
+    if release is not None and release >= _TILES_PADDED_FROM:
+        return None
+    if linear.inputs % MARLIN_TILE_INPUTS or linear.outputs % MARLIN_TILE_OUTPUTS:
+        return f"kernel tiles of {MARLIN_TILE_INPUTS} x {MARLIN_TILE_OUTPUTS}"
+    return None

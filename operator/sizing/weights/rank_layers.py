@@ -1,0 +1,322 @@
+"""The linear layers of one decoder layer as one rank holds them.
+
+Rules of vLLM's linear.py and fused_moe: projections into heads or into the
+feed-forward width are split by outputs, those back are split by inputs, and
+routers, compressions and norms are whole on every rank.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.model.layers import (
+    DeltaNet,
+    DenseMlp,
+    Experts,
+    FeedForward,
+    Indexer,
+    LatentAttention,
+    Layer,
+    SelectiveScan,
+    SelfAttention,
+    SingleMixer,
+    StateSpace,
+)
+
+GATE_AND_UP: Final = 2
+"""Projections that a feed-forward layer with a gate merges into one."""
+
+ROUTER: Final = "mlp.gate"
+"""Module that chooses the experts of a token."""
+
+_FLOAT32_BYTES: Final = 4
+
+
+@dataclass(frozen=True)
+class Split:
+    """How layers are divided over ranks.
+
+    Attributes
+    ----------
+    tensor
+        Ranks that share a layer.
+    experts
+        Ranks that whole experts are spread over; 1: experts are split like other layers.
+    data
+        Copies of the model, among whose ranks experts are split too where they are not spread (vLLM,
+        fused_moe/config.py, flatten_tp_across_dp_and_pcp).
+    """
+
+    tensor: int
+    experts: int = 1
+    data: int = 1
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """One rank's part of a linear layer.
+
+    Attributes
+    ----------
+    module
+        Its name in checkpoints, relative to the decoder layer.
+    inputs, outputs
+        Sizes on this rank.
+    bias
+        Elements of its bias on this rank.
+    copies
+        How many of them there are (experts).
+    quantizable
+        Whether quantization applies to it.
+    widens
+        Whether it leads into the feed-forward width: gate and up.
+    merged
+        Outputs of the layers that checkpoints hold apart and the engine merges into it; empty for one alone.
+    """
+
+    module: str
+    inputs: int
+    outputs: int
+    bias: int = 0
+    copies: int = 1
+    quantizable: bool = True
+    widens: bool = False
+    merged: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Outputs of each layer that a checkpoint holds apart."""
+        return self.merged or (self.outputs,)
+
+    @property
+    def routed(self) -> bool:
+        """Whether it belongs to the experts that a router chooses."""
+        return self.module.removeprefix("mlp.").startswith("experts.")
+
+
+@dataclass(frozen=True)
+class RankLayer:
+    """One decoder layer on one rank.
+
+    Attributes
+    ----------
+    linears
+        Its linear layers.
+    elements
+        Other parameters in 16 bits: norms, convolutions, sinks.
+    fixed_bytes
+        Parameters whose type never changes.
+    """
+
+    linears: tuple[LinearLayer, ...]
+    elements: int
+    fixed_bytes: int = 0
+
+
+def rank_layer(layer: Layer, hidden_size: int, split: Split) -> RankLayer:
+    """Return one decoder layer as one rank holds it; the split must divide it (see divisibility)."""
+    inputs = layer.input_multiple * hidden_size
+    parts = [_mixer(mixer, inputs, hidden_size, split.tensor) for mixer in layer.mixers]
+    parts.append(_feed_forward(layer.feed_forward, hidden_size, split))
+    if layer.own_input_size:
+        parts.append(_own_input(layer.own_input_size, hidden_size))
+    return RankLayer(
+        tuple(linear for part in parts for linear in part.linears),
+        sum(part.elements for part in parts) + layer.norms * hidden_size,
+        sum(part.fixed_bytes for part in parts),
+    )
+
+
+def _own_input(width: int, hidden_size: int) -> RankLayer:
+    """Return the gate, the projection back and the norm of an input by layer (vLLM, gemma4.py)."""
+    linears = (
+        LinearLayer("per_layer_input_gate", hidden_size, width),
+        LinearLayer("per_layer_projection", width, hidden_size),
+    )
+    return RankLayer(linears, hidden_size)
+
+
+def kv_heads_per_rank(num_kv_heads: int, tensor: int) -> int:
+    """Return the key/value heads on one rank: replicated where there are fewer than ranks."""
+    return max(1, num_kv_heads // tensor)
+
+
+def groups_per_rank(num_groups: int, tensor: int) -> int:
+    """Return the groups of a Mamba 2 layer on one rank: a single one is copied to each (vLLM, mamba_mixer2.py)."""
+    return max(1, num_groups // tensor)
+
+
+def _mixer(mixer: SingleMixer, inputs: int, hidden_size: int, tensor: int) -> RankLayer:
+    match mixer:
+        case SelfAttention():
+            return _self_attention(mixer, inputs, hidden_size, tensor)
+        case LatentAttention():
+            return _latent_attention(mixer, hidden_size, tensor)
+        case DeltaNet():
+            return _delta_net(mixer, hidden_size, tensor)
+        case StateSpace():
+            return _state_space(mixer, hidden_size, tensor)
+        case SelectiveScan():
+            return _selective_scan(mixer, hidden_size, tensor)
+
+
+def _feed_forward(feed_forward: FeedForward | None, hidden_size: int, split: Split) -> RankLayer:
+    match feed_forward:
+        case DenseMlp():
+            return RankLayer(_mlp("mlp", feed_forward, hidden_size, split.tensor), 0)
+        case Experts():
+            return _experts(feed_forward, hidden_size, split)
+        case None:
+            return RankLayer((), 0)
+
+
+def _self_attention(mixer: SelfAttention, inputs: int, hidden_size: int, tensor: int) -> RankLayer:
+    query = mixer.num_heads // tensor * mixer.head_dim
+    kv_heads = 0 if mixer.borrows_cache else kv_heads_per_rank(mixer.num_kv_heads, tensor)
+    keys = kv_heads * mixer.head_dim
+    parts = (query * (1 + mixer.gated), keys, kv_heads * mixer.value_dim)
+    merged = sum(parts)
+    normed = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim if mixer.whole_norms else query + keys
+    norms = (1 if mixer.borrows_cache else 2) * mixer.head_dim * mixer.qk_norm + normed * mixer.norm_over_heads
+    sinks = mixer.num_heads // tensor * mixer.sinks
+    attended = mixer.num_heads // tensor * mixer.value_dim
+    return RankLayer(
+        (
+            LinearLayer("self_attn.q_proj", inputs, merged, merged * mixer.qkv_bias, merged=parts),
+            # Its bias is added once, but every rank holds it.
+            LinearLayer("self_attn.o_proj", attended, hidden_size, hidden_size * mixer.output_bias),
+        ),
+        norms + sinks,
+    )
+
+
+def _latent_attention(mixer: LatentAttention, hidden_size: int, tensor: int) -> RankLayer:
+    heads = mixer.num_heads // tensor
+    query_width = heads * (mixer.nope_head_dim + mixer.rope_head_dim)
+    compressed = mixer.kv_rank + mixer.rope_head_dim
+    expand = LinearLayer("self_attn.q_proj", mixer.kv_rank, heads * (mixer.nope_head_dim + mixer.value_head_dim))
+    output = LinearLayer("self_attn.o_proj", heads * mixer.value_head_dim, hidden_size)
+    if mixer.query_rank is None:
+        queries = (
+            LinearLayer("self_attn.q_proj", hidden_size, query_width),
+            LinearLayer("self_attn.q_proj", hidden_size, compressed),
+        )
+        return RankLayer((*queries, expand, output), mixer.kv_rank)
+    queries = (
+        LinearLayer(
+            "self_attn.q_proj", hidden_size, mixer.query_rank + compressed, merged=(mixer.query_rank, compressed)
+        ),
+        LinearLayer("self_attn.q_proj", mixer.query_rank, query_width),
+    )
+    norms = mixer.kv_rank + mixer.query_rank
+    if mixer.indexer is None:
+        return RankLayer((*queries, expand, output), norms)
+    indexer = _indexer(mixer.indexer, mixer.query_rank, hidden_size)
+    # The norm of its keys and that norm's bias are float32.
+    index_norm_bytes = 2 * mixer.indexer.head_dim * _FLOAT32_BYTES
+    return RankLayer((*queries, expand, output, *indexer), norms, index_norm_bytes)
+
+
+def _indexer(indexer: Indexer, query_rank: int, hidden_size: int) -> tuple[LinearLayer, ...]:
+    """Return its projections, whole on every rank (vLLM, models/deepseek_v32/attention.py, DeepseekV32Indexer)."""
+    return (
+        LinearLayer("self_attn.indexer.wq_b", query_rank, indexer.num_heads * indexer.head_dim),
+        LinearLayer("self_attn.indexer.wk", hidden_size, indexer.head_dim + indexer.num_heads, quantizable=False),
+    )
+
+
+def _delta_net(mixer: DeltaNet, hidden_size: int, tensor: int) -> RankLayer:
+    keys = mixer.num_key_heads * mixer.key_head_dim // tensor
+    values = mixer.num_value_heads * mixer.value_head_dim // tensor
+    value_heads = mixer.num_value_heads // tensor
+    convolution = (2 * keys + values) * mixer.conv_kernel
+    return RankLayer(
+        (
+            LinearLayer("linear_attn.in_proj_qkvz", hidden_size, 2 * keys + 2 * values),
+            LinearLayer("linear_attn.in_proj_ba", hidden_size, 2 * value_heads, quantizable=False),
+            LinearLayer("linear_attn.out_proj", values, hidden_size),
+        ),
+        # The convolution, the bias of the time step, the norm of the output.
+        convolution + value_heads + mixer.value_head_dim,
+        # Decay rates are float32.
+        fixed_bytes=value_heads * _FLOAT32_BYTES,
+    )
+
+
+def _state_space(mixer: StateSpace, hidden_size: int, tensor: int) -> RankLayer:
+    width, heads = mixer.width // tensor, mixer.num_heads // tensor
+    grouped = groups_per_rank(mixer.num_groups, tensor) * mixer.state_size
+    convolved = width + 2 * grouped
+    # The gate, what the convolution reads, and a time step for each head; one layer where groups are copied.
+    parts = (width, width, grouped, grouped, heads)
+    merged = parts if mixer.num_groups % tensor == 0 else ()
+    projected = sum(parts)
+    return RankLayer(
+        (
+            LinearLayer("mamba.in_proj", hidden_size, projected, projected * mixer.projection_bias, merged=merged),
+            LinearLayer("mamba.out_proj", width, hidden_size, hidden_size * mixer.projection_bias),
+        ),
+        # The convolution, the bias and the skip of each head's time step, the norm of the output.
+        convolved * (mixer.conv_kernel + mixer.conv_bias) + 2 * heads + width * mixer.output_norm,
+        # Decay rates are float32.
+        fixed_bytes=heads * _FLOAT32_BYTES,
+    )
+
+
+def _selective_scan(mixer: SelectiveScan, hidden_size: int, tensor: int) -> RankLayer:
+    """Return Mamba 1; the engine gives its layers no quantization (vLLM, mamba_mixer.py)."""
+    width, step, state = mixer.width // tensor, mixer.step_rank, mixer.state_size
+    bias = mixer.projection_bias
+    linears = (
+        LinearLayer("mamba.in_proj", hidden_size, 2 * width, 2 * width * bias, quantizable=False),
+        LinearLayer("mamba.x_proj", width, step + 2 * state, quantizable=False),
+        LinearLayer("mamba.dt_proj", step, width, width, quantizable=False),
+        LinearLayer("mamba.out_proj", width, hidden_size, hidden_size * bias, quantizable=False),
+    )
+    # The convolution, the skip, the norms of time step and of what goes into the state and out of it.
+    elements = width * (mixer.conv_kernel + mixer.conv_bias) + width + step + 2 * state
+    return RankLayer(linears, elements, fixed_bytes=width * state * _FLOAT32_BYTES)
+
+
+def _mlp(module: str, mlp: DenseMlp, hidden_size: int, tensor: int) -> tuple[LinearLayer, ...]:
+    part = mlp.intermediate_size // tensor
+    widened = (part,) * (GATE_AND_UP if mlp.gated else 1)
+    return (
+        LinearLayer(f"{module}.gate_proj", hidden_size, sum(widened), sum(widened) * mlp.bias, merged=widened),
+        LinearLayer(f"{module}.down_proj", part, hidden_size, hidden_size * mlp.bias),
+    )
+
+
+def _experts(experts: Experts, hidden_size: int, split: Split) -> RankLayer:
+    count = ceil_div(experts.num_experts, split.experts)
+    part = experts.intermediate_size // (1 if split.experts > 1 else split.tensor * split.data)
+    module = "experts.0.gate_proj" if experts.beside_mlp else "mlp.experts.0.gate_proj"
+    merged = (part,) * (GATE_AND_UP if experts.gated else 1)
+    widened = sum(merged)
+    inside = experts.latent_size or hidden_size
+    linears = [
+        LinearLayer(module, inside, widened, widened * experts.bias, copies=count, widens=True, merged=merged),
+        LinearLayer(module, part, inside, inside * experts.bias, copies=count),
+    ]
+    if experts.latent_size is not None:
+        # Into the width of the routed experts and back, whole on every rank (vLLM, nemotron_h.py).
+        linears += [
+            LinearLayer("mlp.fc1_latent_proj", hidden_size, inside, inside * experts.latent_bias),
+            LinearLayer("mlp.fc2_latent_proj", inside, hidden_size, hidden_size * experts.latent_bias),
+        ]
+    elements = hidden_size * experts.shared_gate
+    fixed_bytes = experts.num_experts * experts.score_bias_bytes
+    if experts.router_in_float32:
+        fixed_bytes += hidden_size * experts.num_experts * _FLOAT32_BYTES
+    else:
+        bias = experts.num_experts * experts.bias
+        linears.append(
+            LinearLayer(ROUTER, hidden_size, experts.num_experts, bias, quantizable=experts.quantizable_router)
+        )
+    if experts.beside_mlp:
+        elements += hidden_size + experts.num_experts
+    if experts.shared_intermediate_size:
+        shared = "mlp" if experts.beside_mlp else "mlp.shared_experts"
+        mlp = DenseMlp(experts.shared_intermediate_size, gated=experts.gated)
+        linears += _mlp(shared, mlp, hidden_size, split.tensor)
+    return RankLayer(tuple(linears), elements, fixed_bytes)

@@ -1,0 +1,226 @@
+"""Bytes of a model's weights on one rank."""
+
+from dataclasses import replace
+from enum import Enum, auto
+from functools import cache
+from typing import Final, NamedTuple
+
+from specdecode_operator.sizing.base.units import round_up
+from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
+from specdecode_operator.sizing.model.layers import Layer, SelfAttention
+from specdecode_operator.sizing.model.precision import Precision, WeightFormat
+from specdecode_operator.sizing.weights.linear_bytes import attention_scale_bytes, keeps_16_bits, linear_bytes
+from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, kv_heads_per_rank, rank_layer
+from specdecode_operator.sizing.weights.stages import Stage, whole_model
+
+VOCABULARY_PADDING: Final = 64
+"""vLLM pads the vocabulary to it, whatever the tensor parallelism (vocab_parallel_embedding.py)."""
+
+_SEGMENT_FROM: Final = 10 * 2**20
+_SEGMENT_BYTES: Final = 2 * 2**20
+_SPLIT_FROM: Final = 2**20
+"""Constants of torch's caching allocator: kMinLargeAlloc, kRoundLarge, kSmallSize."""
+
+_SIXTEEN_BITS: Final = WeightFormat(Precision.BF16)
+
+_FEED_FORWARD: Final = ("mlp", "experts")
+"""How the modules of feed-forward layers begin (rank_layers.py)."""
+
+
+class _Tables(Enum):
+    """Which tables a draft head has for itself."""
+
+    OWN = auto()
+    OWN_EMBEDDING = auto()
+    SHARED = auto()
+
+
+def padded_vocabulary(tokens: int) -> int:
+    """Return the rows of an embedding as vLLM allocates it."""
+    return round_up(tokens, VOCABULARY_PADDING)
+
+
+def parameter_count(geometry: ModelGeometry) -> int:
+    """Return the parameters of the whole model as vLLM lays it out, its own embedding included."""
+    split, total = Split(1), 0
+    for layer, count in geometry.distinct_layers:
+        on_rank = rank_layer(layer, geometry.hidden_size, split)
+        linears = sum(linear.copies * (linear.inputs * linear.outputs + linear.bias) for linear in on_rank.linears)
+        total += count * (linears + on_rank.elements + on_rank.fixed_bytes // 4)
+    head = geometry.head
+    if head is not None:
+        total += head.whole_elements + head.split_elements + head.whole_bytes // 8
+    tables = _vocabulary_rows(geometry, whole_model(geometry), _Tables.OWN) * geometry.hidden_size
+    tower = geometry.tower.split_elements + geometry.tower.whole_elements
+    beside = geometry.split_elements + geometry.whole_elements
+    return total + tables + geometry.final_norms * geometry.hidden_size + tower + beside
+
+
+def weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, *, stage: Stage | None = None) -> int:
+    """Return the bytes of the weights on one rank, without the rotary tables.
+
+    Equal to the parameters of vLLM 0.32's classes on the meta device. The
+    split must divide the model (see divisibility).
+
+    Parameters
+    ----------
+    geometry, precision
+        The model and how its linear layers are held.
+    split
+        How each layer is divided over ranks.
+    stage
+        Which layers the rank holds; None for all of them.
+    """
+    return _weight_bytes(geometry, precision, split, stage or whole_model(geometry), _Tables.OWN)
+
+
+def loaded_head_bytes(
+    geometry: ModelGeometry, precision: Precision, split: Split, *, shares_embedding: bool = True
+) -> int:
+    """Return what stays of a draft's weights once the engine shares the target's output head and embedding.
+
+    The embedding is out of reach where it lies on another pipeline stage.
+    """
+    tables = _Tables.SHARED if shares_embedding else _Tables.OWN_EMBEDDING
+    return _weight_bytes(geometry, precision, split, whole_model(geometry), tables)
+
+
+def copied_bytes(geometry: ModelGeometry, tensor: int) -> int:
+    """Return what a draft's second copy of its key and value projections takes: one multiplication fills all layers.
+
+    vLLM, qwen3_dflash.py, _build_context_kv_buffers, made while loading from layers in 16 bits.
+    """
+    if geometry.head is None or not geometry.head.copies_keys_and_values or geometry.checkpoint is not None:
+        return 0
+    elements = 0
+    for layer, count in geometry.distinct_layers:
+        if isinstance(layer.mixer, SelfAttention):
+            mixer = layer.mixer
+            rows = 2 * kv_heads_per_rank(mixer.num_kv_heads, tensor) * mixer.head_dim
+            elements += count * (rows * (geometry.hidden_size + mixer.qkv_bias) + mixer.head_dim)
+    return elements * geometry.dtype_bytes
+
+
+@cache
+def allocation_bytes(geometry: ModelGeometry, precision: Precision, split: Split, *, stage: Stage | None = None) -> int:
+    """Return what torch's allocator takes beyond the weights: part of what "Model loading took" says.
+
+    A tensor of 10 MiB and more gets a segment of whole 2 MiB; what is left of
+    it counts as taken unless it is more than 1 MiB and can be split off
+    (c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split).
+    """
+    where = stage or whole_model(geometry)
+    weight_format = geometry.weight_format(precision)
+    total = 0
+    for layer, count in where.distinct_layers:
+        for linear in rank_layer(layer, geometry.hidden_size, split).linears:
+            stored_as = linear_format(linear, layer, weight_format)
+            tensor_bytes = linear.copies * linear.inputs * linear.outputs * _weight_bits(stored_as) // 8
+            total += count * _rounding(tensor_bytes)
+    rows = padded_vocabulary(geometry.vocab_size) // split.tensor
+    tables = _vocabulary_rows(geometry, where, _Tables.OWN) // padded_vocabulary(geometry.vocab_size)
+    return total + tables * _rounding(rows * geometry.hidden_size * geometry.dtype_bytes)
+
+
+_WEIGHT_BITS: Final = {Precision.BF16: 16, Precision.FP8: 8, Precision.INT8: 8}
+
+
+def _weight_bits(weight_format: WeightFormat) -> int:
+    return _WEIGHT_BITS.get(weight_format.precision, 4)
+
+
+def _rounding(tensor_bytes: int) -> int:
+    if tensor_bytes < _SEGMENT_FROM:
+        return 0
+    rest = round_up(tensor_bytes, _SEGMENT_BYTES) - tensor_bytes
+    return rest if rest <= _SPLIT_FROM else 0
+
+
+@cache
+def _weight_bytes(
+    geometry: ModelGeometry,
+    precision: Precision,
+    split: Split,
+    stage: Stage,
+    tables: _Tables,
+) -> int:
+    weight_format = geometry.weight_format(precision)
+    layers = sum(
+        count * sum(layer_bytes(layer, geometry, weight_format, split)) for layer, count in stage.distinct_layers
+    )
+    rows = _vocabulary_rows(geometry, stage, tables)
+    elements = rows // split.tensor * geometry.hidden_size
+    if stage.is_last or geometry.norm_on_every_stage:
+        elements += geometry.final_norms * geometry.hidden_size
+    # Every stage loads the encoder, though only the first runs it.
+    elements += geometry.tower.split_elements // split.tensor + geometry.tower.whole_elements
+    elements += geometry.split_elements // split.tensor + geometry.whole_elements
+    head_bytes = 0
+    if geometry.head is not None:
+        elements += geometry.head.whole_elements + geometry.head.split_elements // split.tensor
+        head_bytes = geometry.head.whole_bytes
+    return layers + elements * geometry.dtype_bytes + head_bytes
+
+
+class LayerBytes(NamedTuple):
+    """One decoder layer on one rank: its linear layers before and in the feed-forward layer, and norms and the like."""
+
+    mixer_bytes: int
+    feed_forward_bytes: int
+    rest_bytes: int
+
+
+def layer_bytes(layer: Layer, geometry: ModelGeometry, weight_format: WeightFormat, split: Split) -> LayerBytes:
+    """Return the bytes of one decoder layer on one rank, part by part."""
+    on_rank = rank_layer(layer, geometry.hidden_size, split)
+    mixers = feed_forward = 0
+    for linear in on_rank.linears:
+        stored_as = linear_format(linear, layer, weight_format)
+        if stored_as.precision is Precision.MXFP4:
+            linear = _padded_for_marlin(linear)  # noqa: PLW2901 (the same layer, as its kernel wants it)
+        size_bytes = linear.copies * (linear_bytes(stored_as, linear) + linear.bias * geometry.dtype_bytes)
+        if linear.module.startswith(_FEED_FORWARD):
+            feed_forward += size_bytes
+        else:
+            mixers += size_bytes
+    scales = sum(attention_scale_bytes(weight_format, mixer) for mixer in layer.mixers)
+    return LayerBytes(mixers, feed_forward, on_rank.elements * geometry.dtype_bytes + on_rank.fixed_bytes + scales)
+
+
+def _padded_for_marlin(linear: LinearLayer) -> LinearLayer:
+    """Return experts in MXFP4 as the Marlin kernel of Hopper pads them (vLLM, quantization/utils/mxfp4_utils.py).
+
+    The hidden size to 256, the width of an expert's part to 128: 65.9 GiB for gpt-oss-120b on one GPU.
+    """
+    if linear.widens:
+        inputs, outputs = round_up(linear.inputs, 256), 2 * round_up(linear.outputs // 2, 128)
+    else:
+        inputs, outputs = round_up(linear.inputs, 128), round_up(linear.outputs, 256)
+    return replace(linear, inputs=inputs, outputs=outputs, bias=outputs if linear.bias else 0)
+
+
+def linear_format(linear: LinearLayer, layer: Layer, weight_format: WeightFormat) -> WeightFormat:
+    """Return how one linear layer of a quantized model is stored."""
+    if not linear.quantizable or linear.module in layer.unquantized or keeps_16_bits(weight_format, linear):
+        return _SIXTEEN_BITS
+    return weight_format
+
+
+def _vocabulary_rows(geometry: ModelGeometry, stage: Stage, tables: _Tables) -> int:
+    """Return the rows of embedding and output head that a rank's stage holds, before they are split."""
+    embedding = padded_vocabulary(geometry.vocab_size)
+    head = geometry.head
+    if head is not None:
+        return _head_rows(head, embedding, tables)
+    if geometry.tables_on_every_stage:
+        return embedding * (1 if geometry.tie_word_embeddings else 2)
+    # A tied output head needs the embedding on the last stage, too (vLLM, the models' __init__).
+    tied_here = stage.is_last and geometry.tie_word_embeddings
+    own = embedding if stage.is_first or tied_here or geometry.embedding_on_every_stage else 0
+    return own + (embedding if stage.is_last and not geometry.tie_word_embeddings else 0)
+
+
+def _head_rows(head: HeadParts, embedding: int, tables: _Tables) -> int:
+    embeds = head.embeds and not (tables is _Tables.SHARED and head.shares_embedding)
+    outputs = head.output_heads if tables is _Tables.OWN or not head.shares_output else 0
+    return embedding * embeds + outputs * (padded_vocabulary(head.output_rows) if head.output_rows else 0)
