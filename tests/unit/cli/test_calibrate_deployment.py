@@ -21,7 +21,7 @@ from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, parse_calibration
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
-from tests.unit.services.test_residual import reading
+from tests.unit.deployment.proof.test_residual import reading
 
 NODES = (NodeFacts("h200-0", H200, 8),)
 

@@ -17,8 +17,8 @@ from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.resources import CHILDREN
 from tests.support.model_caches import cached
 from tests.support.objects import parent
-from tests.unit.services.test_group_rollout import WIDE, spec_at
-from tests.unit.services.test_multi_node import FOUR_H100
+from tests.unit.deployment.objects.test_multi_node import FOUR_H100
+from tests.unit.deployment.pods.test_group_rollout import WIDE, spec_at
 
 
 class FakeCluster:

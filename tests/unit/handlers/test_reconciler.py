@@ -32,7 +32,7 @@ from tests.support.api_server import ApiServer
 from tests.support.http_server import serving
 from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu, waiting
 from tests.unit.cluster.test_engine_probe import Metrics
-from tests.unit.services.test_model_facts import answers, undescribed
+from tests.unit.deployment.spec.test_model_facts import answers, undescribed
 
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
 CHILD_WRITES = ["patch configmaps llama-plan", "patch services llama", "patch deployments.apps llama"]

@@ -23,7 +23,7 @@ from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.conftest import PairFactory
-from tests.unit.sizing.test_calibration import broken
+from tests.unit.sizing.memory.test_calibration import broken
 
 ONE_NODE, TWO_NODES = GpuPool("NVIDIA-H200", 8), GpuPool("NVIDIA-H200", 8, 2)
 COUNT = "must be a whole number"

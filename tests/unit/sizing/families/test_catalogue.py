@@ -19,7 +19,7 @@ from specdecode_operator.sizing.families.catalogue import (
 )
 from specdecode_operator.sizing.weights.weights import parameter_count
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))
 RAW = {path.name: json.loads(path.read_text())["models"] for path in FILES}
 ENTRIES = [entry for entries in RAW.values() for entry in entries]

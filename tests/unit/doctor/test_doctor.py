@@ -10,7 +10,7 @@ from specdecode_operator.doctor import gpus, install, namespace
 from specdecode_operator.doctor.findings import Finding, Grade, Unread
 from specdecode_operator.version import __version__
 from tests.support.objects import H100, H200, pair_70b
-from tests.unit.services.test_children import pod_spec
+from tests.unit.deployment.objects.test_children import pod_spec
 
 BLIND = Unread("you may not look")
 OK, WARN, FAIL = Grade.OK, Grade.WARN, Grade.FAIL

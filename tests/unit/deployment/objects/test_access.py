@@ -10,9 +10,9 @@ import yaml
 
 from specdecode_operator.deployment.pods.rollout import pod_trouble
 from tests.support.objects import Body, pod, tiny_cpu, waiting
-from tests.unit.services.test_children import render
+from tests.unit.deployment.objects.test_children import render
 
-DOCUMENT = Path(__file__).parents[3] / "docs/access.md"
+DOCUMENT = Path(__file__).parents[4] / "docs/access.md"
 TLS = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
 
 

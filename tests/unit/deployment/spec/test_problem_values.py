@@ -3,9 +3,9 @@
 import pytest
 
 from specdecode_operator.api.base import Body
-from tests.unit.services.test_pairing import BAD, problems
-from tests.unit.services.test_rules_told_early import BROKEN
-from tests.unit.services.test_rules_told_early import problems as broken_rules
+from tests.unit.deployment.spec.test_pairing import BAD, problems
+from tests.unit.deployment.spec.test_rules_told_early import BROKEN
+from tests.unit.deployment.spec.test_rules_told_early import problems as broken_rules
 
 SPECS = [spec for spec, _, _ in BAD.values()]
 SPECS += [spec for cases in BROKEN.values() for spec, _ in cases if isinstance(spec, dict)]

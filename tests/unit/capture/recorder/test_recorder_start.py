@@ -155,7 +155,7 @@ asyncio.run(serve())
 
 def test_the_end_of_the_process_closes_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDECODE_RECORD_DIR", str(tmp_path))
-    repository = Path(__file__).parents[3]
+    repository = Path(__file__).parents[4]
     subprocess.run([sys.executable, "-c", PROCESS], check=True, cwd=repository, timeout=300)
     lines = segment_lines(tmp_path)
     assert {line["id"]: line["ended_by"] for line in lines if line["k"] == "request"} == {

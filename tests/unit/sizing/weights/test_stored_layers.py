@@ -15,7 +15,7 @@ from specdecode_operator.sizing.weights.linear_bytes import takes_marlin
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.weights import layer_bytes, weight_bytes
 from tests.support.objects import TINY_CONFIG
-from tests.unit.sizing.test_quantized_checkpoints import compressed
+from tests.unit.sizing.weights.test_quantized_checkpoints import compressed
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 

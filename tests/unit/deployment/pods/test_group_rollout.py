@@ -28,7 +28,7 @@ from specdecode_operator.kube.labels import (
     TEMPLATE_HASH_ANNOTATION,
 )
 from tests.support.objects import ended, parent, waiting
-from tests.unit.services.test_multi_node import FOUR_H100, STAGES, ngram
+from tests.unit.deployment.objects.test_multi_node import FOUR_H100, STAGES, ngram
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_MEMORY = "ValueError: No available memory for the cache blocks."

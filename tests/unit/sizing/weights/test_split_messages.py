@@ -9,7 +9,7 @@ from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.weights.divisibility import TensorProblem, tensor_problems
 from tests.support.objects import TINY_CONFIG
-from tests.unit.sizing.test_quantized_checkpoints import BLOCKS, compressed, qwen3_moe
+from tests.unit.sizing.weights.test_quantized_checkpoints import BLOCKS, compressed, qwen3_moe
 
 WITH_STATES = {
     "architectures": ["Mamba2ForCausalLM"],
