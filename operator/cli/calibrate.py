@@ -75,13 +75,13 @@ def _finish(out: Path, entries: list["CalibrationEntry"]) -> None:
 
 def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> list["CalibrationEntry"]:
     """Print the comparison of each object and return their entries."""
-    from specdecode_operator.api.problems import InvalidSpecError  # noqa: PLC0415
     from specdecode_operator.cli.documents import read_deployments  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import with_configs  # noqa: PLC0415
     from specdecode_operator.deployment.proof.deployment_measurement import (  # noqa: PLC0415
         UnusableObjectError,
         measure_deployment,
     )
+    from specdecode_operator.problems import InvalidSpecError  # noqa: PLC0415
 
     reading = read_deployments(files)
     if reading.errors or not reading.documents:
@@ -142,9 +142,9 @@ def _of_runs(runs: list["EngineRun"], given: "Given", out: Path) -> list["Calibr
 
 def _measured(name: str, text: str, given: "Given") -> "CalibrationEntry":
     """Print one comparison and return its entry."""
-    from specdecode_operator.api.problems import InvalidSpecError  # noqa: PLC0415
     from specdecode_operator.deployment.proof.measurement import UnusableLogError, measure  # noqa: PLC0415
     from specdecode_operator.engine.startup_log import read_startup_log  # noqa: PLC0415
+    from specdecode_operator.problems import InvalidSpecError  # noqa: PLC0415
 
     try:
         measurement = measure(read_startup_log(text), given)

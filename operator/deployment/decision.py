@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import InvalidSpecError
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.deployment.desired_state import Intent, Launch, Obstacle
@@ -33,6 +32,7 @@ from specdecode_operator.deployment.spec.model_storage import refuse_host_path
 from specdecode_operator.deployment.spec.parent import Parent, parse_spec
 from specdecode_operator.deployment.spec.warnings import plan_doubts
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.matrix import MatrixRow
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from specdecode_operator.api.deployment import EnvVar
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.engine.settings import CpuSettings, EngineSettings
+from specdecode_operator.problems import Problem
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which the engine takes the clients' key; set it by secret reference."""

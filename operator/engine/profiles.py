@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import Method
 from specdecode_operator.engine.settings import OnlineQuantization, Platform
+from specdecode_operator.problems import Problem
 
 KNOWN_VERSIONS = ("0.28", "0.29", "0.30", "0.31", "0.32")
 """Versions with a profile, oldest first."""

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.blocked import Hold
 from specdecode_operator.capture.control.decision import blind, broken, decide, hindered, sources_of
 from specdecode_operator.capture.control.preemption import holds_gpus
 from specdecode_operator.capture.control.status import compose_status, is_outlived
@@ -17,6 +16,7 @@ from specdecode_operator.capture.control.surroundings import Decision, Deploymen
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import Intent
 from specdecode_operator.deployment.models.reading import is_reader
 from specdecode_operator.deployment.spec.parent import Parent
@@ -70,7 +70,7 @@ class CaptureReconciler:
         try:
             decision = decide(capture, await self._look(capture), now)
         except ForbiddenError as error:
-            await self._report(capture, blind(capture, Hold("Forbidden", str(error))))
+            await self._report(capture, blind(capture, Blocked("Forbidden", str(error))))
             return
         except ClusterError:
             raise

@@ -12,7 +12,6 @@ from specdecode_operator.api.base import API_VERSION, Body
 from specdecode_operator.api.crd.admission import refusals
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.api.values import Method
 from specdecode_operator.deployment.spec.facts import check_without_models, gather_facts
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
@@ -31,6 +30,7 @@ from specdecode_operator.migration.start import Start, find_start
 from specdecode_operator.migration.steps import Step, adoption_steps, selecting
 from specdecode_operator.migration.tls import take_tls
 from specdecode_operator.migration.variables import secret_keys, take_variables
+from specdecode_operator.problems import InvalidSpecError, Problem
 
 _CONTAINERS: Final = "spec.template.spec.containers"
 _MODEL_UNKNOWN: Final = "ModelUnknown"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from specdecode_operator.api.problems import Problem
+from specdecode_operator.problems import Problem
 
 
 class AdoptionError(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.problems import Problem
+from specdecode_operator.problems import Problem
 
 MAKERS = ("Problem", "_problem")
 """What makes a problem: the class, and the helpers of modules that fill in a field."""

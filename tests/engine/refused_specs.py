@@ -10,9 +10,9 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import ServedModel
-from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.deployment.spec import facts
 from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.families.catalogue import find_entry
 
 

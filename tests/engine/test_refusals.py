@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator import engine as engine_rules
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.deployment.spec import pairing, runner_rules
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
@@ -30,6 +29,7 @@ from specdecode_operator.engine.rules.features import feature_problems
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.problems import Problem
 from tests.engine.contract_cases import FAILING_EXTRA, TARGET, with_models_under
 from tests.engine.contract_checks import Vllm
 from tests.engine.contract_draws import any_settings

@@ -150,7 +150,7 @@ def test_the_list_of_examples_is_complete() -> None:
 def test_reasons_in_troubleshooting_are_ones_that_the_operator_gives() -> None:
     folders = ("deployment", "capture/control", "handlers", "cluster")
     code = "\n".join(path.read_text() for folder in folders for path in (ROOT / "operator" / folder).rglob("*.py"))
-    code += (ROOT / "operator/sizing/memory/budget.py").read_text() + (ROOT / "operator/api/problems.py").read_text()
+    code += (ROOT / "operator/sizing/memory/budget.py").read_text() + (ROOT / "operator/problems.py").read_text()
     for row in table(ROOT / "README.md", "reason"):
         for reason in re.findall(r"`(\w+)`", row[0]):
             assert f'"{reason}"' in code, reason
@@ -159,16 +159,16 @@ def test_reasons_in_troubleshooting_are_ones_that_the_operator_gives() -> None:
 def test_every_trouble_is_in_troubleshooting() -> None:
     explained = {reason for row in table(ROOT / "README.md", "reason") for reason in re.findall(r"`(\w+)`", row[0])}
     reasons_of: dict[str, Callable[[str], list[str]]] = {
-        "deployment/pods/rollout.py": lambda code: re.findall(r'Trouble\("(\w+)"', code),
+        "deployment/pods/rollout.py": lambda code: re.findall(r'Blocked\("(\w+)"', code),
         "deployment/pods/engine_errors.py": lambda code: re.findall(r'EngineError\(\s*"(\w+)"', code),
         "deployment/pods/readiness.py": lambda code: re.findall(
             r'(?:(?:working|stalled)\(|^ROLLED_BACK = )"(\w+)"', code, re.MULTILINE
         ),
         "deployment/models/reading.py": lambda code: re.findall(
-            r'(?:Trouble\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE
+            r'(?:Blocked\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE
         ),
         "deployment/models/download.py": lambda code: re.findall(
-            r'(?:Trouble\(|working\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE
+            r'(?:Blocked\(|working\(|^    )"([A-Z]\w+)"[,:]', code, re.MULTILINE
         ),
         "deployment/spec/model_storage.py": lambda code: re.findall(r'reason="(\w+)"', code),
         "handlers/inventory.py": lambda code: re.findall(r'"([A-Z][a-z]\w+)"', code),
@@ -186,7 +186,7 @@ def test_every_reason_of_a_capture_is_explained() -> None:
         reason for row in table(ROOT / "docs/captures.md", "reason") for reason in re.findall(r"`(\w+)`", row[0])
     }
     code = "\n".join(path.read_text() for path in (ROOT / "operator/capture/control").glob("*.py"))
-    given = set(re.findall(r'(?:Hold\(|_pending\(|CapturePhase\.[A-Z_]+, )"(\w+)"', code))
+    given = set(re.findall(r'(?:Blocked\(|_pending\(|CapturePhase\.[A-Z_]+, )"(\w+)"', code))
     assert {"DeploymentNotFound", "WaitingForVolume", "WaitingForDeployment"} <= given
     on_the_way = {"Starting", "Loading", "Finishing", "Captured", "InternalError"}
     assert given - on_the_way <= explained

@@ -11,7 +11,7 @@ from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.cel_expression import read_cel
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import Problem
+from specdecode_operator.problems import Problem
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
 """The rules of a SpecDecodeDeployment's spec."""

@@ -3,10 +3,10 @@
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.capture.control.blocked import Hold
 from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.load.workload import InvalidSettingsError, read_workload
 from specdecode_operator.capture.recorder.shapes import NEWEST, OLDEST
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import Intent, Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER
@@ -18,7 +18,7 @@ _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 _OFF = frozenset({"", "0", "false"})
 
 
-def deployment_hold(name: str, intent: Intent | None) -> Hold | None:
+def deployment_hold(name: str, intent: Intent | None) -> Blocked | None:
     """Return why a deployment is not one to capture yet; None where its plan is in force.
 
     One that is not there may come in the same apply; one that only another spec helps is waited for in vain.
@@ -28,19 +28,19 @@ def deployment_hold(name: str, intent: Intent | None) -> Hold | None:
             f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name in the namespace; goes on when"
             " it exists"
         )
-        return Hold("DeploymentNotFound", message)
+        return Blocked("DeploymentNotFound", message)
     course = intent.course
     if isinstance(course, Launch):
         return None
     if isinstance(course, RolledBack):
         message = f"deployment {name} was rolled back ({course.failure}); goes on when its spec serves"
-        return Hold("DeploymentRolledBack", message, permanent=True)
+        return Blocked("DeploymentRolledBack", message, permanent=True)
     why = f"{course.summary.reason}: {course.summary.message}"
     message = f"deployment {name} has no plan in force ({why}); goes on when it has one"
-    return Hold("DeploymentNotPlanned", message, permanent=course.summary.stalled)
+    return Blocked("DeploymentNotPlanned", message, permanent=course.summary.stalled)
 
 
-def engine_hold(facts: Facts, plan: Plan) -> Hold | None:
+def engine_hold(facts: Facts, plan: Plan) -> Blocked | None:
     """Return why the engine of a deployment cannot be recorded; None where it can.
 
     What it is refused for is a field of the deployment, so it is looked at again when that changes.
@@ -51,7 +51,7 @@ def engine_hold(facts: Facts, plan: Plan) -> Hold | None:
             f"a replica of the deployment takes {plan.chosen.nodes} nodes, and captures are of one node for now:"
             " capture a deployment with fewer GPUs a replica (spec.parallelism)"
         )
-        return Hold("MultiNodeNotSupported", message, permanent=True)
+        return Blocked("MultiNodeNotSupported", message, permanent=True)
     # Not the profile's: a version that is newer than all known ones has that of the newest.
     version = tuple(map(int, spec.engine.version.split(".")))
     if not OLDEST <= version <= NEWEST:
@@ -60,20 +60,20 @@ def engine_hold(facts: Facts, plan: Plan) -> Hold | None:
             f"the deployment's spec.engine.version is {spec.engine.version}, and the recorder is made for vLLM {oldest}"
             f" to {newest}: use one of these"
         )
-        return Hold("EngineNotSupported", message, permanent=True)
+        return Blocked("EngineNotSupported", message, permanent=True)
     interval = last_value(_STREAM_INTERVAL, spec.engine.extra_args, facts.profile)
     if interval not in (None, "1"):
         message = (
             f"the deployment's spec.engine.extraArgs say {_STREAM_INTERVAL} {interval}: the engine then holds tokens"
             " back, and what clients see is not when they were made: remove it"
         )
-        return Hold("StreamIntervalNotOne", message, permanent=True)
+        return Blocked("StreamIntervalNotOne", message, permanent=True)
     if _uses_rust_frontend(spec):
         message = (
             f"the deployment sets {_RUST_FRONTEND}: that frontend loads no recorder: remove it"
             " (spec.engine.env, or spec.podTemplate)"
         )
-        return Hold("RustFrontend", message, permanent=True)
+        return Blocked("RustFrontend", message, permanent=True)
     return None
 
 
@@ -89,19 +89,19 @@ def _uses_rust_frontend(spec: SpecDecodeDeploymentSpec) -> bool:
     return any(name == _RUST_FRONTEND and value.lower() not in _OFF for name, value in [*set_in_spec, *overlaid])
 
 
-def workload_hold(spec: SpecDecodeCaptureSpec) -> Hold | None:
+def workload_hold(spec: SpecDecodeCaptureSpec) -> Blocked | None:
     """Return why a workload cannot be run; None where it can."""
     try:
         workload = read_workload(workload_document(spec))
     except InvalidSettingsError as error:
-        return Hold("Invalid", str(error), permanent=True)
+        return Blocked("Invalid", str(error), permanent=True)
     expected_s = expected_duration_s(workload)
     if expected_s > spec.deadline_seconds:
         message = (
             f"spec.deadlineSeconds: {spec.deadline_seconds}: the phases of spec.workload take {expected_s:.0f} s:"
             " raise it, or shorten them"
         )
-        return Hold("WorkloadTooLong", message, permanent=True)
+        return Blocked("WorkloadTooLong", message, permanent=True)
     return None
 
 
@@ -111,7 +111,7 @@ def workload_document(spec: SpecDecodeCaptureSpec) -> Body:
     return document
 
 
-def dataset_hold(spec: SpecDecodeCaptureSpec, source: Body | None) -> Hold | None:
+def dataset_hold(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked | None:
     """Return why the prompts of a dataset cannot be had; None where they may be.
 
     ``source`` is the ConfigMap or the claim that holds it, None where there is none.
@@ -125,14 +125,14 @@ def dataset_hold(spec: SpecDecodeCaptureSpec, source: Body | None) -> Hold | Non
         field, name = "persistentVolumeClaim.claimName", str(dataset_claim(spec))
     if source is None:
         message = f"spec.workload.prompts.dataset.{field}: {name}: there is none of this name; goes on when it exists"
-        return Hold("DatasetNotFound", message)
+        return Blocked("DatasetNotFound", message)
     keys = {*(source.get("data") or {}), *(source.get("binaryData") or {})}
     if dataset.config_map is not None and dataset.path not in keys:
         held = ", ".join(sorted(keys)[:8]) or "nothing"
         message = (
             f"spec.workload.prompts.dataset.path: {dataset.path}: ConfigMap {name} holds {held}; correct one of them"
         )
-        return Hold("DatasetNotFound", message)
+        return Blocked("DatasetNotFound", message)
     return None
 
 

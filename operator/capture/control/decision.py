@@ -19,9 +19,9 @@ from specdecode_operator.capture.control.admission import (
     engine_hold,
     workload_hold,
 )
-from specdecode_operator.capture.control.blocked import QUEUED, Hold
 from specdecode_operator.capture.control.image_note import image_note
 from specdecode_operator.capture.control.job import Source, render_job
+from specdecode_operator.capture.control.preemption import QUEUED
 from specdecode_operator.capture.control.progress import Progress, newest_pod, read_progress
 from specdecode_operator.capture.control.subject import Capture
 from specdecode_operator.capture.control.surroundings import Decision, Surroundings, Writes
@@ -34,6 +34,7 @@ from specdecode_operator.capture.control.volume import (
     published_hold,
     render_claim,
 )
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.pods.readiness import Summary, stalled, working
@@ -78,7 +79,7 @@ def decide(capture: Capture, seen: Surroundings, now: datetime) -> Decision:
     try:
         spec = SpecDecodeCaptureSpec.model_validate(capture.spec, extra="ignore")
     except ValidationError as error:
-        return _held(Hold("Invalid", "; ".join(map(str, spec_problems(error))), permanent=True))
+        return _held(Blocked("Invalid", "; ".join(map(str, spec_problems(error))), permanent=True))
     claim = claim_of(capture, spec.storage)
     decision = _course(capture, spec, seen)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
@@ -90,10 +91,10 @@ def decide(capture: Capture, seen: Surroundings, now: datetime) -> Decision:
 def broken(capture: Capture, error: Exception) -> Decision:
     """Return the decision for an object that the operator itself stumbles over."""
     message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
-    return blind(capture, Hold("InternalError", message))
+    return blind(capture, Blocked("InternalError", message))
 
 
-def blind(capture: Capture, hold: Hold) -> Decision:
+def blind(capture: Capture, hold: Blocked) -> Decision:
     """Return the decision for an object of which not all could be seen: what was known of its claim stays."""
     return replace(_held(hold), claim=capture.status.claim)
 
@@ -160,7 +161,7 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings,
     return replace(_pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
 
 
-def _finished(progress: Progress, failure: Hold | None) -> Decision:
+def _finished(progress: Progress, failure: Blocked | None) -> Decision:
     if failure is not None:
         succeeded = Finding("Succeeded", FALSE, failure.reason, failure.message)
     else:
@@ -235,7 +236,7 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundin
     return replace(pending, writes=writes)
 
 
-def _hold(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Hold | None:
+def _hold(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Blocked | None:
     """Return the first thing that keeps a capture from starting."""
     deployment = seen.deployment
     hold = workload_hold(spec) or deployment_hold(spec.deployment, deployment.intent if deployment else None)
@@ -253,17 +254,17 @@ def _hold(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> 
     )
 
 
-def _image_hold(image: str | None) -> Hold | None:
+def _image_hold(image: str | None) -> Blocked | None:
     if image is not None:
         return None
     message = (
         "the operator does not know its own image, which the load generator runs from: set SPECDECODE_OPERATOR_IMAGE"
         " in its environment, or POD_NAME and POD_NAMESPACE as its manifests do"
     )
-    return Hold("OperatorImageUnknown", message)
+    return Blocked("OperatorImageUnknown", message)
 
 
-def _held(hold: Hold) -> Decision:
+def _held(hold: Blocked) -> Decision:
     status = FALSE if hold.permanent else UNKNOWN
     return Decision(
         phase=CapturePhase.PENDING,

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CaptureSummary
-from specdecode_operator.capture.control.blocked import Hold
 from specdecode_operator.capture.control.job import LOAD, PREPARE
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
 from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER
 
@@ -36,7 +36,7 @@ def read_summary(pod: Body | None) -> CaptureSummary | None:
         return None
 
 
-def read_failure(pod: Body | None, job: Body) -> Hold:
+def read_failure(pod: Body | None, job: Body) -> Blocked:
     """Return why a capture failed, in the words of what knows most about it."""
     if pod is not None:
         for container in (PREPARE, LOAD):
@@ -49,12 +49,12 @@ def read_failure(pod: Body | None, job: Body) -> Hold:
     if pod is None and condition.get("reason") == _ATTEMPTS_USED_UP:
         # A pod that ends by itself stays for as long as its Job.
         message = "its pod was taken away: its node was drained or lost, or it was preempted or deleted"
-        return Hold("NodeLost", f"{message}; what was recorded is kept as partial files", permanent=True)
+        return Blocked("NodeLost", f"{message}; what was recorded is kept as partial files", permanent=True)
     reason, message = condition.get("reason") or "Failed", condition.get("message") or "its Job failed"
-    return Hold(reason, f"{message}; what was recorded is kept as partial files", permanent=True)
+    return Blocked(reason, f"{message}; what was recorded is kept as partial files", permanent=True)
 
 
-def _failure_of(container: str, ended: Body, pod: Body) -> Hold:
+def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     said = _said(ended)
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
@@ -62,30 +62,32 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Hold:
     if reason in (None, _TOLD_BY_SIGNAL) and (lost := taken_away(pod)):
         return lost
     if isinstance(error, dict) and reason:
-        return Hold(str(reason), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
+        return Blocked(str(reason), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
     if ended.get("reason") == "OOMKilled":
-        return Hold("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
+        return Blocked("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
     words = telling_line(str(ended.get("message") or ""))
-    return Hold("CaptureFailed", f"{container} ended with exit code {ended.get('exitCode')}: {words}", permanent=True)
+    return Blocked(
+        "CaptureFailed", f"{container} ended with exit code {ended.get('exitCode')}: {words}", permanent=True
+    )
 
 
-def taken_away(pod: Body) -> Hold | None:
+def taken_away(pod: Body) -> Blocked | None:
     """Return why a pod was ended from outside, or is being ended; None where it is not."""
     status = pod.get("status", {})
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":
         message = f"{name} did not end within spec.deadlineSeconds and the time that an engine may take to start"
-        return Hold("DeadlineExceeded", message, permanent=True)
+        return Blocked("DeadlineExceeded", message, permanent=True)
     for condition in status.get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             why = condition.get("message") or condition.get("reason", "")
-            return Hold("NodeLost", f"{name} was taken from its node: {why}", permanent=True)
+            return Blocked("NodeLost", f"{name} was taken from its node: {why}", permanent=True)
     if status.get("reason"):
-        return Hold(str(status["reason"]), f"{name}: {status.get('message', '')}", permanent=True)
+        return Blocked(str(status["reason"]), f"{name}: {status.get('message', '')}", permanent=True)
     return None
 
 
-def _with_engine(pod: Body, failure: Hold) -> Hold:
+def _with_engine(pod: Body, failure: Blocked) -> Blocked:
     """Add the engine's last words where it died of itself: they are the cause more often than not."""
     ended = _engine_death(pod)
     if ended is None:
@@ -95,7 +97,9 @@ def _with_engine(pod: Body, failure: Hold) -> Hold:
     said = str(ended.get("message") or "")
     known = find_error(said)
     words = f"{known[1]}: {known[0].fix}" if known else telling_line(said)
-    return Hold(failure.reason, f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}", True)
+    return Blocked(
+        failure.reason, f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}", True
+    )
 
 
 def engine_restarts(pod: Body) -> int:

@@ -12,12 +12,14 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture
 from specdecode_operator.api.status import ConditionStatus
-from specdecode_operator.capture.control.blocked import QUEUED
 from specdecode_operator.capture.control.subject import Capture, read_capture
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _LATE_AT_MOST: Final = timedelta(minutes=5)
 """As long as Kubernetes waits for a node that does not answer before it takes its pods away."""
+
+QUEUED: Final = "Queued"
+"""Reason of a capture whose Job waits in a queue, which may take for ever."""
 
 
 def borrower(captures: Iterable[Body]) -> str | None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
-from specdecode_operator.capture.control.blocked import Hold
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.outcome import engine_restarts, read_failure, read_summary, taken_away
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.rollout import is_about_volumes, pod_trouble
 from specdecode_operator.kube.drift import is_owned
 
@@ -46,7 +46,7 @@ class Progress:
     reason: str
     message: str
     waiting_for_gpus: bool = False
-    failure: Hold | None = None
+    failure: Blocked | None = None
     summary: CaptureSummary | None = None
     started_at: str | None = None
     finished_at: str | None = None
@@ -130,7 +130,7 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
         return Progress(CapturePhase.STARTING, "Starting", message, started_at=started_at)
     failure = None
     if trouble.permanent or engine_restarts(pod) >= _CRASHES_BELIEVED:
-        failure = Hold(trouble.reason, f"the engine did not start: {trouble.message}", permanent=True)
+        failure = Blocked(trouble.reason, f"the engine did not start: {trouble.message}", permanent=True)
     return Progress(
         CapturePhase.FAILED if failure else CapturePhase.STARTING,
         trouble.reason,

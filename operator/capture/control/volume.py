@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DEFAULT_SIZE, Storage
-from specdecode_operator.capture.control.blocked import Hold
 from specdecode_operator.capture.control.subject import Capture
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
 from specdecode_operator.kube.manifests import child_labels, owner_reference, render_template
@@ -75,7 +75,7 @@ def is_published(claim: Body) -> bool:
     return (claim["metadata"].get("labels") or {}).get(PUBLISHED_LABEL) == "true"
 
 
-def claim_hold(capture: Capture, storage: Storage, claim: Body | None) -> Hold | None:
+def claim_hold(capture: Capture, storage: Storage, claim: Body | None) -> Blocked | None:
     """Return why a claim cannot be written to; None where nothing speaks against it.
 
     One that is not bound yet may be waiting for its first pod: the scheduler will say so.
@@ -84,18 +84,18 @@ def claim_hold(capture: Capture, storage: Storage, claim: Body | None) -> Hold |
         return _missing_claim_hold(storage)
     name = claim["metadata"]["name"]
     if "deletionTimestamp" in claim["metadata"]:
-        return Hold("ClaimIsLeaving", f"claim {name} is being deleted; goes on when it is gone")
+        return Blocked("ClaimIsLeaving", f"claim {name} is being deleted; goes on when it is gone")
     if (claim.get("status") or {}).get("phase") == "Lost":
-        return Hold("ClaimLost", f"claim {name} has lost its volume: delete it, or name another one", permanent=True)
+        return Blocked("ClaimLost", f"claim {name} has lost its volume: delete it, or name another one", permanent=True)
     if storage.existing_claim is None:
         return _foreign_claim_hold(capture, claim)
     if (claim.get("spec") or {}).get("accessModes") == [_READ_ONLY]:
         message = f"spec.storage.existingClaim: {name}: can only be read (accessModes {_READ_ONLY}): name another one"
-        return Hold("ClaimReadOnly", message, permanent=True)
+        return Blocked("ClaimReadOnly", message, permanent=True)
     return None
 
 
-def naming_claim(capture: Capture, storage: Storage, failure: Hold | None) -> Hold | None:
+def naming_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> Blocked | None:
     """Return a failure with the claim and the field that it is about: a pod knows only where its volume is mounted."""
     if failure is None or not (failure.reason.startswith("Volume") or failure.reason in _OF_THE_VOLUME):
         return failure
@@ -104,7 +104,7 @@ def naming_claim(capture: Capture, storage: Storage, failure: Hold | None) -> Ho
     return replace(failure, message=message)
 
 
-def published_hold(storage: Storage, claim: Body | None) -> Hold | None:
+def published_hold(storage: Storage, claim: Body | None) -> Blocked | None:
     """Return why nothing can be captured to a claim that was created: it holds a finished capture of this name.
 
     The volume would tell, but only when the pod has its GPUs. One that is given may hold others: it is not labelled.
@@ -115,25 +115,25 @@ def published_hold(storage: Storage, claim: Body | None) -> Hold | None:
         f"claim {claim['metadata']['name']} holds the files of an earlier capture of this name, which are never"
         " overwritten: choose another name, or delete the claim with its files"
     )
-    return Hold(ALREADY_PUBLISHED, message, permanent=True)
+    return Blocked(ALREADY_PUBLISHED, message, permanent=True)
 
 
-def _missing_claim_hold(storage: Storage) -> Hold | None:
+def _missing_claim_hold(storage: Storage) -> Blocked | None:
     """Only a claim that is given must be there already."""
     if storage.existing_claim is None:
         return None
     message = f"spec.storage.existingClaim: {storage.existing_claim}: there is no such claim; goes on when it exists"
-    return Hold("ClaimNotFound", message)
+    return Blocked("ClaimNotFound", message)
 
 
-def _foreign_claim_hold(capture: Capture, claim: Body) -> Hold | None:
+def _foreign_claim_hold(capture: Capture, claim: Body) -> Blocked | None:
     if is_ours(capture, claim):
         return None
     name = claim["metadata"]["name"]
     if (claim["metadata"].get("labels") or {}).get(CAPTURE_LABEL) == capture.key.name:
-        return Hold("WaitingForCleanup", f"claim {name} of an earlier capture of this name is still being removed")
+        return Blocked("WaitingForCleanup", f"claim {name} of an earlier capture of this name is still being removed")
     message = (
         f"claim {name} exists and was not created for this capture; it is left untouched: write to it with"
         " spec.storage.existingClaim, or rename this object"
     )
-    return Hold("ChildNameConflict", message, permanent=True)
+    return Blocked("ChildNameConflict", message, permanent=True)

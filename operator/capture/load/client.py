@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.capture.load.exchange import Exchange
 from specdecode_operator.capture.load.prompts import Prompt
 from specdecode_operator.capture.load.workload import EngineAddress, InvalidSettingsError
+from specdecode_operator.problems import Problem
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.api.problems import Problem
+from specdecode_operator.problems import Problem
 
 SETTINGS_VARIABLE = "SPECDECODE_CAPTURE"
 """The environment variable that holds the settings."""

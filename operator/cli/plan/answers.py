@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.crd.admission import refusals
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.cli.documents import (
     Document,
     DocumentError,
@@ -28,6 +27,7 @@ from specdecode_operator.deployment.spec.model_facts import NO_MODELS
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.deployment.spec.warnings import plan_doubts
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.choice.fixes import product_change
 from specdecode_operator.sizing.choice.matrix import MatrixRow
 from specdecode_operator.sizing.choice.nodes import place_phrase

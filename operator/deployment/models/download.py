@@ -16,8 +16,9 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.readiness import Summary, without_engines, working
-from specdecode_operator.deployment.pods.rollout import Trouble, pod_trouble
+from specdecode_operator.deployment.pods.rollout import pod_trouble
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_facts import ModelSource
 from specdecode_operator.deployment.spec.model_storage import (
@@ -77,7 +78,7 @@ def commits_read(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> di
     return found
 
 
-def downloading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Trouble | None:
+def downloading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
     """Return why a model is not there yet, or None while nothing is wrong."""
     for field, source in sources.items():
         for pod in _pods_of(pods, source):
@@ -86,7 +87,7 @@ def downloading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]
             if trouble is not None:
                 remedy = _REMEDIES.get(trouble.reason, "").format(field=field, claim=source.claim)
                 parts = [f"{field}.model: {source.model}: {trouble.message}", remedy, "it is tried again by itself"]
-                return Trouble(trouble.reason, "; ".join(filter(None, parts)))
+                return Blocked(trouble.reason, "; ".join(filter(None, parts)))
     return None
 
 
@@ -190,20 +191,20 @@ def _commit(ended: Body) -> str | None:
     return commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None
 
 
-def _failure(ended: Body) -> Trouble | None:
+def _failure(ended: Body) -> Blocked | None:
     """Why a download ended without a commit."""
     if ended.get("exitCode") == 0 and _commit(ended):
         return None
     if ended.get("reason") == "OOMKilled":
-        return Trouble("OutOfMemory", "the download needed more memory than its limit and was killed")
+        return Blocked("OutOfMemory", "the download needed more memory than its limit and was killed")
     message = str(ended.get("message") or "")
     try:
         told = json.loads(message)["error"]
         reason, text = str(told["reason"]), str(told["message"])[: download_model.MESSAGE_LIMIT]
     except (ValueError, KeyError, TypeError, RecursionError):
         last_line = (message.strip() or "it said nothing").splitlines()[-1][:300]
-        return Trouble("DownloadFailed", f"the download ended with exit code {ended.get('exitCode')}: {last_line}")
-    return Trouble(reason if reason in _REMEDIES else "DownloadFailed", text)
+        return Blocked("DownloadFailed", f"the download ended with exit code {ended.get('exitCode')}: {last_line}")
+    return Blocked(reason if reason in _REMEDIES else "DownloadFailed", text)
 
 
 def _gpu_nodes(products: Sequence[str]) -> Body:

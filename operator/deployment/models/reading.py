@@ -10,7 +10,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import AcceleratorType
-from specdecode_operator.deployment.pods.rollout import Trouble, pod_trouble
+from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.pods.rollout import pod_trouble
 from specdecode_operator.deployment.spec.model_facts import ModelSource
 from specdecode_operator.deployment.spec.model_storage import hub_environment, model_path, models_volume
 from specdecode_operator.deployment.spec.overlay import merge
@@ -62,18 +63,18 @@ def what_was_read(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> d
     for source in sources.values():
         for pod in pods_of(pods, source):
             ended = _ended(pod)
-            if ended is not None and ended.get("exitCode") == 0 and not isinstance(answer := _answer(ended), Trouble):
+            if ended is not None and ended.get("exitCode") == 0 and not isinstance(answer := _answer(ended), Blocked):
                 found[source] = answer
     return found
 
 
-def reading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Trouble | None:
+def reading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
     """Return why a model is not read yet, or None while nothing is wrong."""
     for field, source in sources.items():
         for pod in pods_of(pods, source):
             ended = _ended(pod)
             trouble = pod_trouble(pod) if ended is None else _answer(ended)
-            if isinstance(trouble, Trouble):
+            if isinstance(trouble, Blocked):
                 return _told(trouble, field, source)
     return None
 
@@ -100,28 +101,28 @@ def _ended(pod: Body) -> Body | None:
     return None
 
 
-def _answer(ended: Body) -> Checkpoint | Trouble:
+def _answer(ended: Body) -> Checkpoint | Blocked:
     """What the reader found, or why it found nothing."""
     message = str(ended.get("message") or "")
     if ended.get("reason") == "OOMKilled":
-        return Trouble("OutOfMemory", "the reader needed more memory than its limit and was killed")
+        return Blocked("OutOfMemory", "the reader needed more memory than its limit and was killed")
     try:
         return unpack(message)
     except CheckpointError as error:
         if message.startswith("{"):
             reason = error.reason if error.reason in _REMEDIES else "ReaderFailed"
-            return Trouble(reason, error.message, permanent=reason in _ONLY_THE_USER)
+            return Blocked(reason, error.message, permanent=reason in _ONLY_THE_USER)
         last_line = (message.strip() or "it said nothing").splitlines()[-1][:300]
-        return Trouble("ReaderFailed", f"the reader ended with exit code {ended.get('exitCode')}: {last_line}")
+        return Blocked("ReaderFailed", f"the reader ended with exit code {ended.get('exitCode')}: {last_line}")
 
 
-def _told(trouble: Trouble, field: str, source: ModelSource) -> Trouble:
+def _told(trouble: Blocked, field: str, source: ModelSource) -> Blocked:
     """The trouble with the field, its value and the fix."""
     remedy = _REMEDIES.get(trouble.reason, "").format(field=field)
     parts = [f"{field}.model: {source}: {trouble.message}", *filter(None, [remedy])]
     if not trouble.permanent:
         parts.append("it is tried again by itself")
-    return Trouble(trouble.reason, "; ".join(parts), trouble.permanent)
+    return Blocked(trouble.reason, "; ".join(parts), trouble.permanent)
 
 
 def _job(key: Key, uid: str, spec: SpecDecodeDeploymentSpec, profile: EngineProfile, source: ModelSource) -> Body:

@@ -4,9 +4,9 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
 from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
+from specdecode_operator.problems import InvalidSpecError, Problem
 
 STARTERS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
 """Kinds that start engines; an object has one of them, and two only while one replaces the other."""

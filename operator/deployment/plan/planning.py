@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.kube.nodes import NodeFacts, product_refusal
+from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.deployment.pods.rollout import Trouble, pod_trouble
+from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.pods.rollout import pod_trouble
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -43,7 +44,7 @@ class GroupHistory:
     waited_s: float = 0.0
     served: bool = False
     crashed: frozenset[tuple[str, str, str]] = frozenset()
-    trouble: Trouble | None = None
+    trouble: Blocked | None = None
 
     @property
     def crashes(self) -> int:
@@ -63,7 +64,7 @@ def from_data(data: dict[str, Any]) -> GroupHistory:
     """Return the history that `as_data` wrote. Raises TypeError or KeyError for anything else."""
     trouble = data["trouble"]
     crashed = frozenset((str(group), str(worker), str(uid)) for group, worker, uid in data["crashed"])
-    return GroupHistory(**data | {"crashed": crashed, "trouble": Trouble(**trouble) if trouble else None})
+    return GroupHistory(**data | {"crashed": crashed, "trouble": Blocked(**trouble) if trouble else None})
 
 
 def look(  # noqa: PLR0913  all that is seen at once

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
 from specdecode_operator.deployment.pods.missing_secret import told_with_field
@@ -36,19 +37,6 @@ _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated",
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Why an engine pod does not serve, as a reason for programs and a sentence for people."""
-
-    reason: str
-    message: str
-    permanent: bool = False
-    """True where only a change of the spec can help."""
-
-    waits: bool = False
-    """True where the pod waits for something outside of it, which may appear."""
-
-
-@dataclass(frozen=True)
 class Rollout:
     """State of the engine pods against what is wanted."""
 
@@ -59,7 +47,7 @@ class Rollout:
     settled: bool
     """Whether the controller has seen the current template."""
 
-    trouble: Trouble | None
+    trouble: Blocked | None
     overdue: bool = False
     """Whether the current template is given up: no progress within its deadline."""
 
@@ -131,7 +119,7 @@ def template_hash(body: Body) -> str | None:
     return value
 
 
-def first_trouble(pods: list[Body]) -> Trouble | None:
+def first_trouble(pods: list[Body]) -> Blocked | None:
     """Return the trouble of the newest pod that has any."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"]]
@@ -140,15 +128,15 @@ def first_trouble(pods: list[Body]) -> Trouble | None:
     return next((trouble for trouble in troubles if trouble is not None), None)
 
 
-def _controller_trouble(status: Body) -> Trouble | None:
+def _controller_trouble(status: Body) -> Blocked | None:
     """Why there are no pods at all: a quota, or a policy that admits none."""
     for condition in status.get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return Trouble("PodsRefused", f"no engine pod can be created: {condition.get('message', '')}", waits=True)
+            return Blocked("PodsRefused", f"no engine pod can be created: {condition.get('message', '')}", waits=True)
     return None
 
 
-def _node_trouble(pod: Body) -> Trouble | None:
+def _node_trouble(pod: Body) -> Blocked | None:
     """Why the node took the pod away."""
     status = pod.get("status", {})
     for condition in status.get("conditions") or []:
@@ -159,12 +147,12 @@ def _node_trouble(pod: Body) -> Trouble | None:
     return None
 
 
-def _lost(pod: Body, why: str) -> Trouble:
+def _lost(pod: Body, why: str) -> Blocked:
     name = pod["metadata"]["name"]
-    return Trouble("NodeLost", f"{name} was taken from its node: {why}; another is started where one fits", waits=True)
+    return Blocked("NodeLost", f"{name} was taken from its node: {why}; another is started where one fits", waits=True)
 
 
-def pod_trouble(pod: Body) -> Trouble | None:
+def pod_trouble(pod: Body) -> Blocked | None:
     """Return what holds a pod up, or None while nothing does."""
     status = pod.get("status", {})
     for condition in status.get("conditions") or []:
@@ -193,45 +181,45 @@ def is_about_volumes(unscheduled: str) -> bool:
     return any(words in unscheduled.lower() for words in _OF_VOLUMES)
 
 
-def _unscheduled(message: str) -> Trouble:
+def _unscheduled(message: str) -> Blocked:
     if _EXCLUSIVE in message:
         what = f"a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: {message}"
-        return Trouble(VOLUME_IN_USE, what, waits=True)
+        return Blocked(VOLUME_IN_USE, what, waits=True)
     if is_about_volumes(message):
         where = "spec.models.volume, or a volume of spec.podTemplate"
         what = message.removesuffix(". not found")
         fix = "goes on when the claim is there and bound, and a node with room can mount it"
-        return Trouble("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)
-    return Trouble("Unschedulable", f"no node takes the pod: {message}", waits=True)
+        return Blocked("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)
+    return Blocked("Unschedulable", f"no node takes the pod: {message}", waits=True)
 
 
-def _container_trouble(pod: Body, container: Body) -> Trouble | None:
+def _container_trouble(pod: Body, container: Body) -> Blocked | None:
     waiting = container.get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:
         case "CreateContainerConfigError" if "secret" in message.lower():
-            return Trouble("WaitingForSecret", told_with_field(pod, message), waits=True)
+            return Blocked("WaitingForSecret", told_with_field(pod, message), waits=True)
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
-            return Trouble("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
+            return Blocked("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":
-            return Trouble("ContainerFailed", message or reason)
+            return Blocked("ContainerFailed", message or reason)
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended and (ended.get("exitCode") or container["name"] == ENGINE_CONTAINER):
         return _ended(container["name"], ended)
     return None
 
 
-def _ended(name: str, ended: Body) -> Trouble:
+def _ended(name: str, ended: Body) -> Blocked:
     """Last words of a container that should run."""
     exit_code, said = ended.get("exitCode", 0), ended.get("message", "")
     if ended.get("reason") == "OOMKilled":
-        return Trouble("OutOfMemory", f"{name} needed more memory than its limit and was killed")
+        return Blocked("OutOfMemory", f"{name} needed more memory than its limit and was killed")
     if name.startswith("download-"):
-        return Trouble("DownloadFailed", f"{name} ended with exit code {exit_code}: {telling_line(said)}")
+        return Blocked("DownloadFailed", f"{name} ended with exit code {exit_code}: {telling_line(said)}")
     if known := find_error(said):
         error, words = known
-        return Trouble(error.reason, f"{words}: {error.fix}", error.permanent)
+        return Blocked(error.reason, f"{words}: {error.fix}", error.permanent)
     if exit_code in _SIGNALLED:
         why = "by the kubelet after its probes failed too often, or by somebody"
-        return Trouble("EngineKilled", f"engine was ended by a signal ({exit_code}), {why}: {telling_line(said)}")
-    return Trouble("EngineFailed", f"engine ended with exit code {exit_code}: {telling_line(said)}")
+        return Blocked("EngineKilled", f"engine was ended by a signal ({exit_code}), {why}: {telling_line(said)}")
+    return Blocked("EngineFailed", f"engine ended with exit code {exit_code}: {telling_line(said)}")

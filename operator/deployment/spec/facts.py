@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.api.values import AcceleratorType, DraftSampling, KvCacheDtype, Method
 from specdecode_operator.deployment.spec.checkpoints import (
     choices,
@@ -31,6 +30,7 @@ from specdecode_operator.engine.rules.serving import image_problems, serving_pro
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import GPU_RESOURCE
+from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.choice.launchability import Available
 from specdecode_operator.sizing.choice.matrix import FP8_ELEMENT_BYTES
 from specdecode_operator.sizing.choice.objective import Objective

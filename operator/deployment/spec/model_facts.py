@@ -16,10 +16,10 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import ModelCheckpoint, ServedModel
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import Quantization
 from specdecode_operator.deployment.spec.served_models import served_models
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL
+from specdecode_operator.problems import Problem
 from specdecode_operator.resolver.answer import checkpoint_of
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.families.catalogue import find_entry

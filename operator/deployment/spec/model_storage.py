@@ -8,7 +8,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import ModelCheckpoint, ServedModel
-from specdecode_operator.api.problems import InvalidSpecError, Problem
+from specdecode_operator.problems import InvalidSpecError, Problem
 
 MODELS_PATH: Final = "/models"
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import Draft, ServedModel
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import (
     METHODS_WITH_DRAFT,
     METHODS_WITH_LAYERS,
@@ -21,6 +20,7 @@ from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import options
 from specdecode_operator.engine.rules.runners import draft_follows_target
 from specdecode_operator.engine.rules.speculation import vocabulary_problems
+from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.model.geometry import ModelGeometry

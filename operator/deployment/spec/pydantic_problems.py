@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import Problem
+from specdecode_operator.problems import Problem
 
 _SHOWN_CHARACTERS: Final = 64
 _UNKNOWN_FIELD: Final = "extra_forbidden"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Method
 from specdecode_operator.deployment.spec.served_models import DRAFT
+from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.versions import release

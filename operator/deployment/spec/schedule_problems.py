@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from cronsim import CronSim, CronSimError
 
 from specdecode_operator.api.capture_schedule import CaptureSchedule
-from specdecode_operator.api.problems import Problem
+from specdecode_operator.problems import Problem
 
 
 def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.engine.arguments import COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import Option, options
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.problems import Problem
 
 _MICROBATCH_BACKENDS: Final = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
 """All-to-all backends with which vLLM splits a batch in two (vllm/config/vllm.py, __post_init__)."""

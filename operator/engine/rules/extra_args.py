@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.engine.profiles import EngineProfile, Flag
 from specdecode_operator.engine.rules.refused_flags import refusal
+from specdecode_operator.problems import Problem
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
 """argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator
 
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import Method
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import Option, last_given, options
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
+from specdecode_operator.problems import Problem
 
 _NO_PROBABILITY = 1e-5
 """What passes for none (vllm/sampling_params.py, _SAMPLING_EPS)."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.engine.arguments import COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import options
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.problems import Problem
 
 _MODE = "spec.serving.cudagraphMode"
 _LARGEST = "spec.serving.maxCudagraphCaptureSize"

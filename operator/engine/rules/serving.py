@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from specdecode_operator.api.problems import Problem
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules.combinations import combination_problems
 from specdecode_operator.engine.rules.graphs import graph_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.problems import Problem
 
 
 def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:

@@ -6,6 +6,7 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.deployment.pods.readiness import (
     Summary,
@@ -15,12 +16,12 @@ from specdecode_operator.deployment.pods.readiness import (
     rolled_back,
     summarize,
 )
-from specdecode_operator.deployment.pods.rollout import Rollout, Trouble
+from specdecode_operator.deployment.pods.rollout import Rollout
 from tests.support.objects import deployment
 
-CRASHED = Trouble("EngineFailed", "engine ended with exit code 1")
-PERMANENT = Trouble("OutOfKVCache", "no room for the cache", permanent=True)
-NO_ROOM = Trouble("Unschedulable", "no node takes the pod", waits=True)
+CRASHED = Blocked("EngineFailed", "engine ended with exit code 1")
+PERMANENT = Blocked("OutOfKVCache", "no room for the cache", permanent=True)
+NO_ROOM = Blocked("Unschedulable", "no node takes the pod", waits=True)
 DRAFTS = Finding("SpeculationActive", TRUE, "Drafting", "it drafts")
 
 

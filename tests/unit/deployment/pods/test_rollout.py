@@ -6,12 +6,12 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.group_history import UNSEEN, as_data
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from specdecode_operator.deployment.pods.rollback import Failure, Memory, put_back, render_memory
 from specdecode_operator.deployment.pods.rollout import (
     Rollout,
-    Trouble,
     beside,
     first_trouble,
     pod_trouble,
@@ -33,11 +33,11 @@ def image(reason: str, message: str = "") -> Body:
 WAITS = {
     "unscheduled, and nobody says why": (
         {"conditions": [unscheduled()]},
-        Trouble("Unschedulable", "no node takes the pod: ", waits=True),
+        Blocked("Unschedulable", "no node takes the pod: ", waits=True),
     ),
     "a claim that another pod has": (
         {"conditions": [unscheduled(message="node has pod using PersistentVolumeClaim with ReadWriteOncePod mode")]},
-        Trouble(
+        Blocked(
             "VolumeInUse",
             "a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: "
             "node has pod using PersistentVolumeClaim with ReadWriteOncePod mode",
@@ -46,23 +46,23 @@ WAITS = {
     ),
     "a claim that is not there": (
         {"conditions": [unscheduled(message='persistentvolumeclaim "m" not found. not found')]},
-        Trouble(
+        Blocked(
             "WaitingForVolume",
             'persistentvolumeclaim "m" not found (spec.models.volume, or a volume of spec.podTemplate); goes on when'
             " the claim is there and bound, and a node with room can mount it",
             waits=True,
         ),
     ),
-    "no image": (image("ImagePullBackOff", "denied"), Trouble("ImagePullFailed", "image i:1: denied", waits=True)),
+    "no image": (image("ImagePullBackOff", "denied"), Blocked("ImagePullFailed", "image i:1: denied", waits=True)),
     **{
         f"{reason}, and nobody says more": (
             image(reason),
-            Trouble("ImagePullFailed", f"image i:1: {reason}", waits=True),
+            Blocked("ImagePullFailed", f"image i:1: {reason}", waits=True),
         )
         for reason in ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
     },
     **{
-        reason: (image(reason, said), Trouble("ContainerFailed", said or reason))
+        reason: (image(reason, said), Blocked("ContainerFailed", said or reason))
         for reason, said in (
             ("CreateContainerConfigError", 'configmap "m" not found'),
             ("CreateContainerError", "no such device"),
@@ -71,16 +71,16 @@ WAITS = {
     },
     "memory": (
         {"containerStatuses": [ended(137, "Killed", reason="OOMKilled")]},
-        Trouble("OutOfMemory", "engine needed more memory than its limit and was killed"),
+        Blocked("OutOfMemory", "engine needed more memory than its limit and was killed"),
     ),
     "download": (
         {"initContainerStatuses": [ended(1, "401", container="download-draft")]},
-        Trouble("DownloadFailed", "download-draft ended with exit code 1: 401"),
+        Blocked("DownloadFailed", "download-draft ended with exit code 1: 401"),
     ),
     **{
         f"signal {code}": (
             {"containerStatuses": [ended(code, "Shutting down")]},
-            Trouble(
+            Blocked(
                 "EngineKilled",
                 f"engine was ended by a signal ({code}), by the kubelet after its probes failed too often, or by"
                 " somebody: Shutting down",
@@ -90,13 +90,13 @@ WAITS = {
     },
     "an exit that nobody asked for": (
         {"containerStatuses": [ended(0)]},
-        Trouble("EngineFailed", "engine ended with exit code 0: it said nothing"),
+        Blocked("EngineFailed", "engine ended with exit code 0: it said nothing"),
     ),
 }
 
 
 @pytest.mark.parametrize(("status", "trouble"), WAITS.values(), ids=WAITS)
-def test_what_holds_a_pod_up_is_told_whole(status: Body, trouble: Trouble) -> None:
+def test_what_holds_a_pod_up_is_told_whole(status: Body, trouble: Blocked) -> None:
     assert pod_trouble(pod(**status)) == trouble
     assert waits_for_claim(pod(**status)) is (trouble.reason == "VolumeInUse")
 
@@ -123,7 +123,7 @@ def test_a_pod_that_is_on_its_way_has_no_trouble(status: Body) -> None:
 
 def test_containers_are_looked_at_though_others_are_ready_or_only_wait() -> None:
     done = {**SERVES, "name": "download-target"}
-    assert pod_trouble(pod(initContainerStatuses=[done], containerStatuses=[ended(1, "ValueError: no")])) == Trouble(
+    assert pod_trouble(pod(initContainerStatuses=[done], containerStatuses=[ended(1, "ValueError: no")])) == Blocked(
         "EngineFailed", "engine ended with exit code 1: ValueError: no"
     )
     beside_it = [waiting("PodInitializing", container="sidecar"), ended(1, "ValueError: no")]
@@ -161,7 +161,7 @@ LOSSES = {
 
 @pytest.mark.parametrize(("status", "why"), LOSSES.values(), ids=LOSSES)
 def test_a_pod_that_its_node_lost_says_how(status: Body, why: str) -> None:
-    assert first_trouble([pod(**status)]) == Trouble("NodeLost", LOST.format(why), waits=True)
+    assert first_trouble([pod(**status)]) == Blocked("NodeLost", LOST.format(why), waits=True)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_everything_that_a_deployment_says_is_read() -> None:
         {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"},
         refused,
     ]
-    refusal = Trouble("PodsRefused", "no engine pod can be created: exceeded quota", waits=True)
+    refusal = Blocked("PodsRefused", "no engine pod can be created: exceeded quota", waits=True)
     assert read_rollout(live, [], 3) == Rollout(
         wanted=3,
         replicas=4,

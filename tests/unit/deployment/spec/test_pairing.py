@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.problems import InvalidSpecError, Problem
 from specdecode_operator.api.values import CudagraphMode, Method
 from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import Launch
@@ -15,6 +14,7 @@ from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.runner_rules import schedule_doubts
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.kv.layout import stage_weights
 from specdecode_operator.sizing.pair.pair import Parallelism
