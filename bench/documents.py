@@ -25,7 +25,7 @@ _HEAD_ROWS: Final = re.compile(r"^(?:\| eagle3 \|.*\n)+", re.MULTILINE)
 
 def documents() -> list[Path]:
     """Return the documents that may have generated parts."""
-    return sorted(path for pattern in ("*.md", "docs/*.md", "examples/*.md") for path in ROOT.glob(pattern))
+    return sorted(path for pattern in ("*.md", "docs/**/*.md", "examples/*.md") for path in ROOT.glob(pattern))
 
 
 def refreshed(document: Path) -> str:

@@ -1,4 +1,4 @@
-"""The generated tables of docs/launch.md: what becomes of each field, and what differs by vLLM version."""
+"""The generated tables of docs/reference/launch.md: what becomes of each field, and what differs by vLLM version."""
 
 import re
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ ARTICLE_LIMITS: Final = EngineLimits(
     enforce_eager=False,
     min_concurrency=1,
 )
-"""Length 8192, 256 sequences, 92 %: what docs/sizing.md names."""
+"""Length 8192, 256 sequences, 92 %: what docs/explanation/sizing.md names."""
 
 LLAMA_8B_CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],

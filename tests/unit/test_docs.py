@@ -26,7 +26,7 @@ from specdecode_operator.sizing.pair.calibration import parse_calibration
 from tests.support.llama import ARTICLE_LIMITS
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md", "examples/*.md") for path in ROOT.glob(pattern))
+DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "examples/*.md") for path in ROOT.glob(pattern))
 NAMING_RECIPES = [
     *DOCUMENTS,
     *sorted((ROOT / ".github/workflows").glob("*.yml")),
@@ -118,7 +118,7 @@ def test_deployments_in_the_readme_hold_together() -> None:
 
 
 def test_the_calibration_file_in_the_documents_is_one() -> None:
-    (example,) = fenced_blocks(ROOT / "docs/accuracy.md", "json")
+    (example,) = fenced_blocks(ROOT / "docs/how-to/calibrate.md", "json")
     assert parse_calibration(example).entries
 
 
@@ -183,7 +183,7 @@ def test_every_trouble_is_in_troubleshooting() -> None:
 
 def test_every_reason_of_a_capture_is_explained() -> None:
     explained = {
-        reason for row in table(ROOT / "docs/captures.md", "reason") for reason in re.findall(r"`(\w+)`", row[0])
+        reason for row in table(ROOT / "docs/how-to/captures.md", "reason") for reason in re.findall(r"`(\w+)`", row[0])
     }
     code = "\n".join(path.read_text() for path in (ROOT / "operator/capture/control").glob("*.py"))
     given = set(re.findall(r'(?:Blocked\(|_pending\(|CapturePhase\.[A-Z_]+, )"(\w+)"', code))
@@ -195,7 +195,7 @@ def test_every_reason_of_a_capture_is_explained() -> None:
 
 
 def llama_pair(target: str, draft: str) -> Pair:
-    """The 70B pair with the settings that docs/sizing.md names."""
+    """The 70B pair with the settings that docs/explanation/sizing.md names."""
     geometry, draft_geometry = (find_geometry(f"meta-llama/Llama-3.1-{size}-Instruct") for size in ("70B", "8B"))
     assert geometry is not None
     if draft == "none":
@@ -203,7 +203,7 @@ def llama_pair(target: str, draft: str) -> Pair:
     return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, ARTICLE_LIMITS)
 
 
-@pytest.mark.parametrize("row", table(ROOT / "docs/sizing.md", "GPU"), ids=" ".join)
+@pytest.mark.parametrize("row", table(ROOT / "docs/explanation/sizing.md", "GPU"), ids=" ".join)
 def test_the_sizing_table_is_what_sizing_says(row: list[str]) -> None:
     product, target, draft, *figures = row
     device = find_device(PRODUCTS[product])
@@ -225,8 +225,8 @@ def test_what_commands_print_is_what_they_print_now(document: Path) -> None:
 
 def test_the_figures_of_accuracy_are_generated() -> None:
     """So that the test above sees them."""
-    assert "```console\n$ .venv/bin/python bench/accuracy.py\n" in (ROOT / "docs/accuracy.md").read_text()
-    assert "```console\n$ specdecode plan -f examples/llama-70b.yaml\n" in (ROOT / "docs/cli.md").read_text()
+    assert "```console\n$ .venv/bin/python bench/accuracy.py\n" in (ROOT / "docs/explanation/accuracy.md").read_text()
+    assert "```console\n$ specdecode plan -f examples/llama-70b.yaml\n" in (ROOT / "docs/reference/cli.md").read_text()
 
 
 def test_the_readme_has_the_figures_of_bench() -> None:
@@ -263,21 +263,21 @@ EXPLAINED = sorted(set(COMMANDS) - {"crds"})
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_the_options_of_a_command_are_those_in_its_section(name: str) -> None:
-    section = sections(ROOT / "docs/cli.md")[name]
+    section = sections(ROOT / "docs/reference/cli.md")[name]
     options = [set(each.opts) for each in COMMANDS[name].params if each.param_type_name == "option"]
     known = {spelling for option in options for spelling in option} | {"--help"}
     (usage, *_) = re.findall(r"^```\n(specdecode .*?)^```$", section, re.MULTILINE | re.DOTALL)
     spelling = r"(?<![\w-])--?[a-z][a-z-]*"
     assert set(re.findall(spelling, usage)) <= known, f"specdecode {name} has no such option"
     for option in options:
-        assert option & set(re.findall(spelling, section)), f"docs/cli.md lacks {'/'.join(sorted(option))} of {name}"
+        assert option & set(re.findall(spelling, section)), f"cli.md lacks {'/'.join(sorted(option))} of {name}"
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
-    documented = {int(row[0]) for row in table(ROOT / "docs/cli.md", "exit code") if row[0].isdigit()}
+    documented = {int(row[0]) for row in table(ROOT / "docs/reference/cli.md", "exit code") if row[0].isdigit()}
     assert documented == {code.value for code in ExitCode}
 
 
 def test_the_keys_of_a_case_are_the_documented_ones() -> None:
-    rows = table(ROOT / "docs/cli.md", "key")
+    rows = table(ROOT / "docs/reference/cli.md", "key")
     assert {key for row in rows for key in re.findall(r"`(\w+)`", row[0])} == set(CASE_KEYS)

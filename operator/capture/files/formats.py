@@ -1,8 +1,8 @@
 """Lines of the files that a capture publishes, and how they are written.
 
 The trace and the step statistics are what vllm-vcr reads (its crates sim-trace and sim-protocol, release 0.2.1);
-what it does not know stands in further fields, which it passes over. docs/trace-format.md explains every field.
-All times are milliseconds since the run's zero, which the manifest names by both clocks.
+what it does not know stands in further fields, which it passes over. docs/reference/trace-format.md explains every
+field. All times are milliseconds since the run's zero, which the manifest names by both clocks.
 """
 
 from typing import Annotated, Any, Final, Literal

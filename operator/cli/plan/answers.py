@@ -376,4 +376,4 @@ def _said_here(error: InvalidSpecError) -> tuple[Problem, ...]:
 
 def _meant(model: str) -> str:
     close = difflib.get_close_matches(model, known_models(), n=1)
-    return f", did you mean {close[0]}?" if close else " (docs/models.md lists those that it knows)"
+    return f", did you mean {close[0]}?" if close else " (docs/reference/models.md lists those that it knows)"

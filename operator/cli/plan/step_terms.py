@@ -37,7 +37,7 @@ def _products(pair: Pair, model: ModelGeometry, precision: Precision, split: Par
 
 
 def _rows(model: ModelGeometry, layer: Layer, tensor: int) -> tuple[str, int]:
-    """The residual before and after, and the rows of the feed-forward layer (docs/sizing.md, forward)."""
+    """The residual before and after, and the rows of the feed-forward layer (docs/explanation/sizing.md, forward)."""
     match layer.feed_forward:
         case DenseMlp() as mlp:
             return _inner(2, model.hidden_size, 3 if mlp.gated else 2, mlp.intermediate_size, tensor)

@@ -170,7 +170,7 @@ def _unconfirmed(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
     ]
     if not margins:
         return []
-    kept = f"{gib(max(margins))} GiB per GPU are kept back as margin (docs/accuracy.md)"
+    kept = f"{gib(max(margins))} GiB per GPU are kept back as margin (docs/explanation/accuracy.md)"
     return [f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs: {kept}"]
 
 

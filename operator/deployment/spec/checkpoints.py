@@ -43,7 +43,7 @@ def geometry_of(
             f"{field}.model",
             model.model,
             f"no facts about this model: put the content of its config.json into {field}.config"
-            f" (known without that: the {len(known_models())} models of docs/models.md)",
+            f" (known without that: the {len(known_models())} models of docs/reference/models.md)",
         )
         raise InvalidSpecError([problem], reason="ModelUnknown")
     return geometry

@@ -1,4 +1,4 @@
-"""Where the rules of advice come from. docs/advice.md says how far each was read."""
+"""Where the rules of advice come from. docs/explanation/advice.md says how far each was read."""
 
 from dataclasses import dataclass
 from typing import Final

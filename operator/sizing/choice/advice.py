@@ -101,7 +101,7 @@ class Advice:
     Attributes
     ----------
     code
-        Stable name of the rule, an anchor in docs/advice.md.
+        Stable name of the rule, an anchor in docs/explanation/advice.md.
     sentence
         What to consider and why, without a full stop.
     numbers

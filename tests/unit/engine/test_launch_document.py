@@ -1,4 +1,4 @@
-"""docs/launch.md says what the code does; its generated tables are compared in test_docs.py."""
+"""docs/reference/launch.md says what the code does; its generated tables are compared in test_docs.py."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from specdecode_operator.engine.arguments import ARGUMENTS
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "launch.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/reference/launch.md"
 ENGINE = Path(profiles.__file__).parent
 
 
@@ -20,7 +20,7 @@ def rows(column: str) -> list[list[str]]:
 
 
 def test_tables_are_as_generated() -> None:
-    assert with_launch_tables(DOCUMENT.read_text()) == DOCUMENT.read_text(), "docs/launch.md is stale: run ./just docs"
+    assert with_launch_tables(DOCUMENT.read_text()) == DOCUMENT.read_text(), "stale: run ./just docs"
 
 
 def test_every_argument_and_key_has_a_row() -> None:

@@ -19,7 +19,7 @@ from specdecode_operator.capture.validation.gates import gates
 from specdecode_operator.capture.validation.rules import broken_rules, decode_record
 from specdecode_operator.capture.validation.totals import StepTotals, TraceTotals
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "trace-format.md"
+DOCUMENT = Path(__file__).parents[4] / "docs/reference/trace-format.md"
 
 SECTIONS: dict[str, type[Struct]] = {
     "meta": formats.TraceMeta,

@@ -12,7 +12,7 @@ from specdecode_operator.deployment.pods.rollout import pod_trouble
 from tests.support.objects import Body, pod, tiny_cpu, waiting
 from tests.unit.deployment.objects.test_children import render
 
-DOCUMENT = Path(__file__).parents[4] / "docs/access.md"
+DOCUMENT = Path(__file__).parents[4] / "docs/how-to/access.md"
 TLS = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
 
 

@@ -1,4 +1,4 @@
-"""Every rule of docs/launch.md is broken once, and told of by the field that the document names."""
+"""Every rule of docs/reference/launch.md is broken once, and told of by the field that the document names."""
 
 from dataclasses import replace
 from typing import Any
@@ -210,7 +210,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (given("--per-request-spec-decode-metrics=summary"), "no speculation")
     ],
 }
-"""What breaks each rule, and words of the answer, by the rule as docs/launch.md writes it."""
+"""What breaks each rule, and words of the answer, by the rule as docs/reference/launch.md writes it."""
 
 
 def problems(broken: EngineSettings | Body) -> list[Problem]:

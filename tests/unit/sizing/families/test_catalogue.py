@@ -68,7 +68,7 @@ def named_billions(model_id: str) -> float | None:
 
 
 def documented_rows() -> list[list[str]]:
-    lines = (ROOT / "docs/models.md").read_text().splitlines()
+    lines = (ROOT / "docs/reference/models.md").read_text().splitlines()
     return [[cell.strip(" `") for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| `")]
 
 
