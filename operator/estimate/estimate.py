@@ -272,7 +272,7 @@ def _geometry(fields: CaseFields, method: str = NO_SPECULATION) -> ModelGeometry
         count = len(known_models())
         raise fields.error(
             "model",
-            f"no facts about this model: give model_config (docs/reference/models.md has the catalogue of {count} models)",
+            f"no facts about this model: give model_config (docs/reference/models.md lists the {count} known ones)",
         )
     return geometry
 
