@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from specdecode_operator.calibration.engine_log import Given, Measurement
     from specdecode_operator.cli.engine_runs import EngineRun
-    from specdecode_operator.deployment.proof.measurement import Given, Measurement
     from specdecode_operator.sizing.pair.calibration import CalibrationEntry
 
 INVALID: Final = 2
@@ -42,7 +42,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Compare what engines took with what was predicted, term by term, and add it to a calibration file."""
     # Sizing takes longer to load than the rest of the command line.
-    from specdecode_operator.deployment.proof.measurement import Given  # noqa: PLC0415
+    from specdecode_operator.calibration.engine_log import Given  # noqa: PLC0415
 
     configs = _configs([*(model_config or []), *_folders(model, draft)])
     if [bool(from_log), bool(model), bool(from_deployment)].count(True) != 1:
@@ -75,12 +75,12 @@ def _finish(out: Path, entries: list["CalibrationEntry"]) -> None:
 
 def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> list["CalibrationEntry"]:
     """Print the comparison of each object and return their entries."""
-    from specdecode_operator.cli.documents import read_deployments  # noqa: PLC0415
-    from specdecode_operator.cli.plan.answers import with_configs  # noqa: PLC0415
-    from specdecode_operator.deployment.proof.deployment_measurement import (  # noqa: PLC0415
+    from specdecode_operator.calibration.deployment_status import (  # noqa: PLC0415
         UnusableObjectError,
         measure_deployment,
     )
+    from specdecode_operator.cli.documents import read_deployments  # noqa: PLC0415
+    from specdecode_operator.cli.plan.answers import with_configs  # noqa: PLC0415
     from specdecode_operator.problems import InvalidSpecError  # noqa: PLC0415
 
     reading = read_deployments(files)
@@ -142,7 +142,7 @@ def _of_runs(runs: list["EngineRun"], given: "Given", out: Path) -> list["Calibr
 
 def _measured(name: str, text: str, given: "Given") -> "CalibrationEntry":
     """Print one comparison and return its entry."""
-    from specdecode_operator.deployment.proof.measurement import UnusableLogError, measure  # noqa: PLC0415
+    from specdecode_operator.calibration.engine_log import UnusableLogError, measure  # noqa: PLC0415
     from specdecode_operator.engine.startup_log import read_startup_log  # noqa: PLC0415
     from specdecode_operator.problems import InvalidSpecError  # noqa: PLC0415
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from specdecode_operator.deployment.proof.measurement import Given
+from specdecode_operator.calibration.engine_log import Given
 
 DEFAULT_SHAPES: Final = ("64x8192", "256x8192", "1024x8192")
 """Sequences x batched tokens: what the persistent buffers and the activation peak grow with."""

@@ -20,7 +20,7 @@ from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_m
 from specdecode_operator.deployment.plan.status import plan_status, planned_finding
 from specdecode_operator.deployment.pods.readiness import stalled, without_engines, working
 from specdecode_operator.deployment.spec.facts import Facts, check_without_models, gather_facts
-from specdecode_operator.deployment.spec.model_facts import (
+from specdecode_operator.deployment.spec.model_sources import (
     KnownModels,
     ModelSource,
     entry,

@@ -10,7 +10,7 @@ from specdecode_operator.cluster.errors import InvalidObjectError
 from specdecode_operator.deployment.desired_state import Intent, Obstacle
 from specdecode_operator.deployment.objects.workload import STARTERS
 from specdecode_operator.deployment.replacement import may_end, staying, wanted_now
-from specdecode_operator.deployment.spec.model_facts import CONFIG_MAP_NAME, facts_config_map
+from specdecode_operator.deployment.spec.model_sources import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.inventory import ChildNameTakenError, HinderedError, Identity, Inventory, identity
 from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, JOB, POD

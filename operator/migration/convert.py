@@ -14,7 +14,7 @@ from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import Method
 from specdecode_operator.deployment.spec.facts import check_without_models, gather_facts
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.parsing import spec_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.defaults import note_defaults

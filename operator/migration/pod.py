@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
-from specdecode_operator.deployment.spec.timings import SHORTEST_GRACE_S
+from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
+from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.ledger import Fate, Ledger

@@ -38,7 +38,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.pods.readiness import Summary, stalled, working
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.parsing import spec_problems
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 

@@ -23,8 +23,8 @@ from specdecode_operator.cli.documents import (
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
 from specdecode_operator.deployment.spec.facts import Facts, gather_facts
-from specdecode_operator.deployment.spec.model_facts import NO_MODELS
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.model_sources import NO_MODELS
+from specdecode_operator.deployment.spec.parsing import spec_problems
 from specdecode_operator.deployment.spec.warnings import plan_doubts
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem

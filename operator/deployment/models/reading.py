@@ -12,9 +12,9 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import AcceleratorType
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.rollout import pod_trouble
-from specdecode_operator.deployment.spec.model_facts import ModelSource
+from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import hub_environment, model_path, models_volume
-from specdecode_operator.deployment.spec.overlay import merge
+from specdecode_operator.deployment.spec.pod_template import merge
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_KEY_ANNOTATION, READS_FOR_LABEL

@@ -10,7 +10,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import RolloutStrategy
 from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings, group_pods, scheme
-from specdecode_operator.deployment.objects.matrix_table import matrix_table
+from specdecode_operator.deployment.objects.plan_config_map import matrix_table
 from specdecode_operator.deployment.objects.workload import starter_name
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.kube.labels import selector_labels

@@ -7,7 +7,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
 from specdecode_operator.deployment.pods.missing_secret import told_with_field
-from specdecode_operator.deployment.spec.overlay import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 
 _SIGNALLED = (137, 143)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import Draft, ModelCheckpoint, ServedModel, Target
 from specdecode_operator.api.values import Method, Quantization
-from specdecode_operator.deployment.spec.model_facts import KnownModels, may_be_served, model_source
+from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.choice.launchability import ONLINE_PRECISIONS, served_precision

@@ -4,7 +4,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import AcceleratorType, Method, Quantization
 from specdecode_operator.deployment.spec.checkpoints import short_name
 from specdecode_operator.deployment.spec.model_storage import engine_model_path
-from specdecode_operator.deployment.spec.timings import shutdown_timeout_s
+from specdecode_operator.deployment.spec.timeouts import shutdown_timeout_s
 from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,

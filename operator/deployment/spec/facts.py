@@ -17,10 +17,10 @@ from specdecode_operator.deployment.spec.checkpoints import (
     wanted_precision,
 )
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.model_facts import NO_MODELS, KnownModels, model_source
-from specdecode_operator.deployment.spec.overlay import overlay_problems
-from specdecode_operator.deployment.spec.pairing import pairing_problems
-from specdecode_operator.deployment.spec.schedule_problems import schedule_problems
+from specdecode_operator.deployment.spec.model_sources import NO_MODELS, KnownModels, model_source
+from specdecode_operator.deployment.spec.pairing_rules import pairing_problems
+from specdecode_operator.deployment.spec.pod_template import overlay_problems
+from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
 from specdecode_operator.deployment.spec.served_models import DRAFT, TARGET, served_models
 from specdecode_operator.engine.environment import env_problems
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile

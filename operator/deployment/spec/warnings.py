@@ -1,8 +1,8 @@
 """What is worth knowing of a spec whose plan holds, although its engine starts."""
 
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_facts import KnownModels, checkpoint_doubts
-from specdecode_operator.deployment.spec.pairing import pairing_doubts
+from specdecode_operator.deployment.spec.model_sources import KnownModels, checkpoint_doubts
+from specdecode_operator.deployment.spec.pairing_rules import pairing_doubts
 from specdecode_operator.deployment.spec.runner_rules import schedule_doubts
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile

@@ -8,8 +8,8 @@ import pytest
 
 from specdecode_operator.cluster.cache import slim
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.spec.overlay import merge, overlay_problems
 from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.spec.pod_template import merge, overlay_problems
 from specdecode_operator.kube.drift import content_digest, needs_apply
 from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu

@@ -12,8 +12,8 @@ from specdecode_operator.deployment.conditions import Finding
 from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.pods.readiness import summarize
 from specdecode_operator.deployment.pods.rollout import read_rollout
-from specdecode_operator.deployment.spec.overlay import overlay_problems
 from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.spec.pod_template import overlay_problems
 from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 

@@ -10,7 +10,7 @@ import pytest
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import Intent, Launch
-from specdecode_operator.deployment.objects.matrix_table import matrix_table
+from specdecode_operator.deployment.objects.plan_config_map import matrix_table
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.plan.planning import full_matrix
 from specdecode_operator.deployment.plan.status import plan_change

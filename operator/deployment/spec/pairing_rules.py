@@ -13,7 +13,7 @@ from specdecode_operator.api.values import (
     Method,
     Quantization,
 )
-from specdecode_operator.deployment.spec.model_facts import KnownModels, model_source
+from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
 from specdecode_operator.deployment.spec.runner_rules import runner_problems
 from specdecode_operator.deployment.spec.served_models import DRAFT, TARGET
 from specdecode_operator.engine.profiles import EngineProfile

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdecode_operator.api.deployment import PodTemplate
-from specdecode_operator.deployment.spec.timings import SHORTEST_GRACE_S
+from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.engine.environment import owned_variable_problems
 from specdecode_operator.kube.nodes import PRODUCT_LABEL
 from specdecode_operator.problems import Problem

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.proof.measurement import Measurement, Term, measured_entry
+from specdecode_operator.calibration.engine_log import Measurement, Term, measured_entry
 from specdecode_operator.deployment.proof.residual import share
 from specdecode_operator.deployment.spec.facts import Facts, gather_facts
 from specdecode_operator.sizing.base.devices import find_device
