@@ -122,7 +122,7 @@ class Cache:
                 del self._belongings[key]
         return key
 
-    def belongings(self, key: Key, kind: str) -> list[Body]:
+    def children_of(self, key: Key, kind: str) -> list[Body]:
         """Bodies of one kind that carry the label of this object, by name."""
         found = self._belongings.get(key, {})
         names = sorted(name for found_kind, name in found if found_kind == kind)

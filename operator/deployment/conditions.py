@@ -11,7 +11,7 @@ _MESSAGE_LIMIT = 4096
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConditionUpdate:
     """A condition before it gets its generation and time."""
 
     type: str
@@ -20,26 +20,28 @@ class Finding:
     message: str
 
 
-def kept(condition: Condition | None, generation: int) -> Finding | None:
+def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None:
     """The finding behind a condition of the same spec."""
     if condition is None or condition.observed_generation != generation:
         return None
-    return Finding(condition.type, condition.status, condition.reason, condition.message)
+    return ConditionUpdate(condition.type, condition.status, condition.reason, condition.message)
 
 
-def stamp(findings: list[Finding], previous: list[Condition], generation: int, now: datetime) -> list[Condition]:
-    """Conditions for the findings; the time stands still while a status does."""
+def stamp(
+    conditions: list[ConditionUpdate], previous: list[Condition], generation: int, now: datetime
+) -> list[Condition]:
+    """Return the conditions with generation and time; the time stands still while a status does."""
     before = {condition.type: condition for condition in previous}
     stamped = []
-    for finding in findings:
-        old = before.get(finding.type)
-        unchanged = old is not None and old.status is finding.status
+    for update in conditions:
+        old = before.get(update.type)
+        unchanged = old is not None and old.status is update.status
         stamped.append(
             Condition(
-                type=finding.type,
-                status=finding.status,
-                reason=finding.reason,
-                message=finding.message[:_MESSAGE_LIMIT],
+                type=update.type,
+                status=update.status,
+                reason=update.reason,
+                message=update.message[:_MESSAGE_LIMIT],
                 observed_generation=generation,
                 last_transition_time=old.last_transition_time
                 if old is not None and unchanged

@@ -10,14 +10,14 @@ from types import MappingProxyType
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import PlanStatus
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
-from specdecode_operator.deployment.desired_state import Intent, Launch, Obstacle
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
 from specdecode_operator.deployment.models.download import commits_read, download_first, downloaded, wanted_downloads
 from specdecode_operator.deployment.models.reading import reading_jobs, reading_trouble, what_was_read
 from specdecode_operator.deployment.objects.children import render_children, render_plan
 from specdecode_operator.deployment.objects.workload import refuse_group_name
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan, passed_over
-from specdecode_operator.deployment.plan.status import plan_status, planned_finding
+from specdecode_operator.deployment.plan.status import plan_status, planned_condition
 from specdecode_operator.deployment.pods.readiness import stalled, without_engines, working
 from specdecode_operator.deployment.spec.facts import Facts, check_without_models, gather_facts
 from specdecode_operator.deployment.spec.model_sources import (
@@ -37,7 +37,7 @@ from specdecode_operator.sizing.choice.matrix import MatrixRow
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 
-_ACCEPTED = Finding("Accepted", TRUE, "Valid", "the spec holds together")
+_ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the spec holds together")
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class _Planned:
     facts: Facts
     plan: Plan
     matrix: tuple[MatrixRow, ...]
-    finding: Finding
+    finding: ConditionUpdate
     told: PlanStatus
 
     @property
-    def findings(self) -> list[Finding]:
+    def conditions(self) -> list[ConditionUpdate]:
         """The conditions that come before those of engines."""
         return [_ACCEPTED, self.finding]
 
@@ -82,7 +82,7 @@ def intend(  # noqa: PLR0913  all that a decision depends on
     downloads: Mapping[str, str] = MappingProxyType({}),
     host_paths: tuple[str, ...] = (),
     groups: bool = False,
-) -> Intent:
+) -> DesiredState:
     """Decide what should exist for a spec.
 
     ``entries`` are facts of models that were read in its namespace, ``pods``
@@ -119,7 +119,7 @@ def _lacking(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[str, Mo
 
 def _read_first(
     parent: Parent, spec: SpecDecodeDeploymentSpec, lacking: Mapping[str, ModelSource], pods: Sequence[Body]
-) -> Intent:
+) -> DesiredState:
     """Have models read that nobody describes; the plan comes after that."""
     if problems := path_problems(lacking):
         raise InvalidSpecError(problems)
@@ -127,62 +127,65 @@ def _read_first(
     models = " and ".join(map(str, dict.fromkeys(lacking.values())))
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     reading = f"Job {names} reads config.json and safetensors headers of {models}"
-    accepted = Finding("Accepted", UNKNOWN, "ResolvingModel", "the rest is checked once the models are known")
+    accepted = ConditionUpdate("Accepted", UNKNOWN, "ResolvingModel", "the rest is checked once the models are known")
     trouble = reading_trouble(pods, lacking)
     if trouble is None:
-        summary, planned = working("ResolvingModel", reading), Finding("Planned", UNKNOWN, "ResolvingModel", reading)
+        summary, planned = (
+            working("ResolvingModel", reading),
+            ConditionUpdate("Planned", UNKNOWN, "ResolvingModel", reading),
+        )
     elif trouble.permanent:
         summary = stalled(trouble.reason, trouble.message)
-        planned = Finding("Planned", FALSE, trouble.reason, trouble.message)
+        planned = ConditionUpdate("Planned", FALSE, trouble.reason, trouble.message)
     else:
         summary = working(trouble.reason, trouble.message)
-        planned = Finding("Planned", UNKNOWN, "ResolvingModel", trouble.message)
+        planned = ConditionUpdate("Planned", UNKNOWN, "ResolvingModel", trouble.message)
     summary = without_engines(spec) or summary
-    return Intent(Obstacle(summary, parent.status.plan), [accepted, planned], jobs)
+    return DesiredState(NotLaunched(summary, parent.status.plan), [accepted, planned], jobs)
 
 
-def _not_accepted(error: InvalidSpecError) -> Intent:
+def _not_accepted(error: InvalidSpecError) -> DesiredState:
     """Only another spec goes on from here."""
-    accepted = Finding("Accepted", FALSE, error.reason, str(error))
-    planned = Finding("Planned", FALSE, "NotAccepted", "the spec is not accepted")
-    return Intent(Obstacle(stalled(error.reason, str(error))), [accepted, planned])
+    accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
+    planned = ConditionUpdate("Planned", FALSE, "NotAccepted", "the spec is not accepted")
+    return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, planned])
 
 
-def _wait_for_nodes(parent: Parent, facts: Facts, waiting: WaitingForNodes) -> Intent:
+def _wait_for_nodes(parent: Parent, facts: Facts, waiting: WaitingForNodes) -> DesiredState:
     """Show the last plan while the nodes that it was made for are away."""
-    planned = Finding("Planned", UNKNOWN, waiting.reason, waiting.message)
+    planned = ConditionUpdate("Planned", UNKNOWN, waiting.reason, waiting.message)
     summary = without_engines(facts.spec) or working(waiting.reason, waiting.message)
-    return Intent(Obstacle(summary, parent.status.plan), [_ACCEPTED, planned])
+    return DesiredState(NotLaunched(summary, parent.status.plan), [_ACCEPTED, planned])
 
 
 def _planned(parent: Parent, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> _Planned:
     """Settle the facts on what the plan chose, and say what the plan is and what may be wrong with the models."""
     matrix = full_matrix(facts, nodes, plan)
     facts = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)
-    finding = planned_finding(facts, plan, passed_over(facts, nodes))
+    finding = planned_condition(facts, plan, passed_over(facts, nodes))
     doubts = plan_doubts(facts, known, plan.chosen.tensor)
     finding = replace(finding, message="; ".join([finding.message, *doubts]))
     return _Planned(parent, facts, plan, matrix, finding, plan_status(facts, plan))
 
 
-def _does_not_fit(planned: _Planned) -> Intent:
+def _does_not_fit(planned: _Planned) -> DesiredState:
     """Launch nothing; the plan tells what would."""
     summary = stalled(planned.finding.reason, planned.finding.message)
-    return Intent(Obstacle(summary, planned.told), planned.findings, [planned.rendered])
+    return DesiredState(NotLaunched(summary, planned.told), planned.conditions, [planned.rendered])
 
 
-def _download_first(planned: _Planned, commits: Mapping[str, str], pods: Sequence[Body]) -> Intent | None:
+def _download_first(planned: _Planned, commits: Mapping[str, str], pods: Sequence[Body]) -> DesiredState | None:
     """Have models fetched to the cache that engines read; None when all of them are there."""
     on_the_way = download_first(planned.parent.key, planned.parent.uid, planned.facts, commits, pods)
     if on_the_way is None:
         return None
     summary, jobs = on_the_way
-    return Intent(Obstacle(summary, planned.told), planned.findings, [planned.rendered, *jobs])
+    return DesiredState(NotLaunched(summary, planned.told), planned.conditions, [planned.rendered, *jobs])
 
 
-def _launch(planned: _Planned, commits: Mapping[str, str]) -> Intent:
+def _launch(planned: _Planned, commits: Mapping[str, str]) -> DesiredState:
     """Put the plan in force."""
     key, uid, plan = planned.parent.key, planned.parent.uid, planned.plan
     facts, kept_commits = downloaded(key, uid, planned.facts, commits)
     children = [*kept_commits, *render_children(key, uid, facts, plan, planned.matrix)]
-    return Intent(Launch(facts, plan, planned.told), planned.findings, children)
+    return DesiredState(Launch(facts, plan, planned.told), planned.conditions, children)

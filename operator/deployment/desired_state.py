@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import PlanStatus
-from specdecode_operator.deployment.conditions import Finding
-from specdecode_operator.deployment.objects.workload import STARTERS
-from specdecode_operator.deployment.pods.readiness import Summary, working
+from specdecode_operator.deployment.conditions import ConditionUpdate
+from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.pods.readiness import Readiness, working
 from specdecode_operator.deployment.pods.rollback import Failure
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.parent import Parent
@@ -32,33 +32,33 @@ class RolledBack:
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class NotLaunched:
     """A spec that is not launched, and why. Engines of an earlier spec stay meanwhile."""
 
-    summary: Summary
+    summary: Readiness
     told: PlanStatus | None = None
 
 
 @dataclass(frozen=True)
-class Intent:
+class DesiredState:
     """What a spec comes to in this cluster."""
 
-    course: Launch | RolledBack | Obstacle
-    findings: list[Finding]
+    outcome: Launch | RolledBack | NotLaunched
+    conditions: list[ConditionUpdate]
     children: list[Body] = field(default_factory=list)
 
     @property
-    def starter(self) -> Body | None:
+    def workload(self) -> Body | None:
         """What is to start the engines."""
-        return next((child for child in self.children if child["kind"] in STARTERS), None)
+        return next((child for child in self.children if child["kind"] in WORKLOAD_KINDS), None)
 
 
-def blocked(intent: Intent, summary: Summary) -> Intent:
-    """Return the same intent with something in its way that only the cluster showed."""
-    return Intent(Obstacle(summary, intent.course.told), intent.findings)
+def blocked(desired: DesiredState, summary: Readiness) -> DesiredState:
+    """Return the same desired with something in its way that only the cluster showed."""
+    return DesiredState(NotLaunched(summary, desired.outcome.told), desired.conditions)
 
 
-def broken(parent: Parent, error: Exception) -> Intent:
-    """Return the intent for an object that the operator itself stumbles over."""
+def broken(parent: Parent, error: Exception) -> DesiredState:
+    """Return the desired for an object that the operator itself stumbles over."""
     message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
-    return Intent(Obstacle(working("InternalError", message), parent.status.plan), [])
+    return DesiredState(NotLaunched(working("InternalError", message), parent.status.plan), [])

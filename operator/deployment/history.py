@@ -1,8 +1,8 @@
-"""Sees an intent in the light of what served before, and keeps what is to be known of it later."""
+"""Sees an desired in the light of what served before, and keeps what is to be known of it later."""
 
 from dataclasses import replace
 
-from specdecode_operator.deployment.desired_state import Intent, Launch, Obstacle, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
@@ -12,7 +12,7 @@ from specdecode_operator.deployment.pods.rollback import (
     attempt_of,
     put_back,
     remembered,
-    render_memory,
+    render_last_good,
     with_crashes,
 )
 from specdecode_operator.deployment.pods.rollout import template_hash
@@ -20,47 +20,47 @@ from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.resources import LEADER_WORKER_SET
 
 
-def recall(parent: Parent, intent: Intent, memory: Memory | None) -> Intent:
-    """Return the intent in the light of what happened before: an attempt that failed is not made again."""
-    course, starter = intent.course, intent.starter
-    if memory is None or not isinstance(course, Launch) or starter is None:
-        return intent
-    kept = render_memory(parent.key, parent.uid, memory)
+def recall(parent: Parent, desired: DesiredState, memory: Memory | None) -> DesiredState:
+    """Return the desired in the light of what happened before: an attempt that failed is not made again."""
+    outcome, workload = desired.outcome, desired.workload
+    if memory is None or not isinstance(outcome, Launch) or workload is None:
+        return desired
+    kept = render_last_good(parent.key, parent.uid, memory)
     failure = memory.failure
-    if failure is None or failure.attempt != _attempt(course):
-        return replace(intent, children=[kept, *intent.children])
-    back = put_back(parent.key, parent.uid, starter, memory.starter)
-    others = [child for child in intent.children if child is not starter]
-    return Intent(RolledBack(course.facts, course.told, failure), intent.findings, [kept, *others, back])
+    if failure is None or failure.attempt != _attempt(outcome):
+        return replace(desired, children=[kept, *desired.children])
+    back = put_back(parent.key, parent.uid, workload, memory.workload)
+    others = [child for child in desired.children if child is not workload]
+    return DesiredState(RolledBack(outcome.facts, outcome.told, failure), desired.conditions, [kept, *others, back])
 
 
-def learn_from(intent: Intent, observation: Observation, memory: Memory | None) -> Memory | None:
+def update_last_good(desired: DesiredState, observation: Observation, memory: Memory | None) -> Memory | None:
     """Return what is to be remembered of engines that serve, or that will not."""
-    course, starter = intent.course, intent.starter
-    if not isinstance(course, Launch) or starter is None or observation.starter is None:
+    outcome, workload = desired.outcome, desired.workload
+    if not isinstance(outcome, Launch) or workload is None or observation.workload is None:
         return memory
-    if template_hash(serving_template(observation.starter)) != template_hash(serving_template(starter)):
+    if template_hash(serving_template(observation.workload)) != template_hash(serving_template(workload)):
         return memory
-    if course.facts.spec.rollout.paused:
+    if outcome.facts.spec.rollout.paused:
         return memory
-    known = remembered(memory, starter, _attempt(course), rollout_of(course, observation))
+    known = remembered(memory, workload, _attempt(outcome), rollout_of(outcome, observation))
     return with_crashes(known, observation.groups)
 
 
-def look_at_groups(
-    before: GroupHistory | None, intent: Intent, observation: Observation, memory: Memory | None, now_s: float
+def update_group_history(
+    before: GroupHistory | None, desired: DesiredState, observation: Observation, memory: Memory | None, now_s: float
 ) -> GroupHistory:
     """Return the history of engines on several nodes with what is seen of them now; by a new operator from memory."""
-    course, starter = intent.course, observation.starter
+    outcome, workload = desired.outcome, observation.workload
     if before is None:
         before = _known_groups(memory)
-    if starter is None or isinstance(course, Obstacle):
+    if workload is None or isinstance(outcome, NotLaunched):
         return before
-    if starter.get("kind") != LEADER_WORKER_SET.kind:
+    if workload.get("kind") != LEADER_WORKER_SET.kind:
         return UNSEEN  # a Deployment's pods count their own crashes, and it has a deadline of its own
-    serve = rollout_of(course, observation).complete
-    awaited = wanted_replicas(course.facts) > 0 and not course.facts.spec.rollout.paused
-    template = template_hash(serving_template(starter))
+    serve = rollout_of(outcome, observation).complete
+    awaited = wanted_replicas(outcome.facts) > 0 and not outcome.facts.spec.rollout.paused
+    template = template_hash(serving_template(workload))
     return look(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
 
 
@@ -68,7 +68,7 @@ def _known_groups(memory: Memory | None) -> GroupHistory:
     """What was seen of groups before this operator started: crashes, or that they served."""
     if memory is None:
         return UNSEEN
-    return memory.groups or GroupHistory(template_hash(serving_template(memory.starter)), served=True)
+    return memory.groups or GroupHistory(template_hash(serving_template(memory.workload)), served=True)
 
 
 def _attempt(launch: Launch) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.deployment.desired_state import Intent, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.engine_pod import engine_timings
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
@@ -22,41 +22,43 @@ _MISSES_BELIEVED = 3
 class Observation:
     """What was seen of the engines after the children were applied."""
 
-    starter: Body | None = None
+    workload: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
     rested: bool = True
     """Whether the figures in the status may be written again already."""
 
-    silent_rounds: int = 0
+    unanswered_rounds: int = 0
     """How many times in a row no engine answered."""
 
-    sharers: tuple[str, ...] = ()
+    claim_users: tuple[str, ...] = ()
     """Other objects of the namespace whose models are on a claim of this one."""
 
     groups: GroupHistory = UNSEEN
     """What was seen of engines on several nodes before."""
 
-    predecessor: Body | None = None
-    """What started engines before, while it is there beside the starter, or in its place."""
+    replaced_workload: Body | None = None
+    """What started engines before, while it is there beside the workload, or in its place."""
 
     @property
     def missed(self) -> bool:
         """Whether the engines missed a question, as busy ones may: what they proved stands until they stay silent."""
-        return 0 < self.silent_rounds < _MISSES_BELIEVED
+        return 0 < self.unanswered_rounds < _MISSES_BELIEVED
 
 
-def observed_residual(intent: Intent, observation: Observation) -> BudgetResidual | None:
+def observed_residual(desired: DesiredState, observation: Observation) -> BudgetResidual | None:
     """Return how far the engines are from the plan in force; None while there is nothing to compare."""
-    course = intent.course
-    return budget_residual(course.facts, course.plan, observation.readings) if isinstance(course, Launch) else None
+    outcome = desired.outcome
+    return budget_residual(outcome.facts, outcome.plan, observation.readings) if isinstance(outcome, Launch) else None
 
 
-def rollout_of(course: Launch | RolledBack, observation: Observation) -> Rollout:
-    """Return how far the engines of a course are."""
-    starter, wanted = observation.starter, wanted_replicas(course.facts)
-    if starter is None or starter.get("kind") != LEADER_WORKER_SET.kind:
-        return beside(read_rollout(starter, observation.pods, wanted), observation.predecessor)
-    deadline_s = engine_timings(course.facts, course.plan).progress_deadline_s if isinstance(course, Launch) else None
-    rollout = read_group_rollout(starter, observation.pods, wanted, observation.groups, deadline_s)
-    return beside(rollout, observation.predecessor)
+def rollout_of(outcome: Launch | RolledBack, observation: Observation) -> Rollout:
+    """Return how far the engines of a outcome are."""
+    workload, wanted = observation.workload, wanted_replicas(outcome.facts)
+    if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
+        return beside(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)
+    deadline_s = (
+        engine_timings(outcome.facts, outcome.plan).progress_deadline_s if isinstance(outcome, Launch) else None
+    )
+    rollout = read_group_rollout(workload, observation.pods, wanted, observation.groups, deadline_s)
+    return beside(rollout, observation.replaced_workload)

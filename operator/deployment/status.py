@@ -7,16 +7,16 @@ from typing import Final
 
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, Finding, kept, stamp
-from specdecode_operator.deployment.desired_state import Intent, Launch, Obstacle, RolledBack
+from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate, kept, stamp
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.readiness import (
     ROLLED_BACK,
-    Summary,
-    available_finding,
-    earlier_engines_finding,
+    Readiness,
+    available_condition,
+    earlier_engines_condition,
     lent,
-    naming_sharers,
+    name_claim_users,
     rolled_back,
     summarize,
     without_engines,
@@ -34,29 +34,29 @@ _PROOFS: Final = ("SpeculationActive", "BudgetAccurate")
 class _Seen:
     """What the engines show, and the figures that the status has of them."""
 
-    summary: Summary
-    findings: list[Finding]
+    summary: Readiness
+    conditions: list[ConditionUpdate]
     figures: ObservedStatus | None = None
 
 
 def compose_status(
     parent: Parent,
-    intent: Intent,
+    desired: DesiredState,
     observation: Observation,
     now: datetime,
     schedules: Sequence[ScheduleStatus] | None = None,
 ) -> SpecDecodeDeploymentStatus:
     """Say in the status what is intended and what was seen; schedules stay as they were where none are given."""
-    seen = _seen(parent, intent, observation)
-    summary = naming_sharers(seen.summary, observation.sharers)
-    if parent.lent_to is not None and summary.status is TRUE:
-        summary = lent(parent.lent_to)
-    findings = [*summary.findings(), *intent.findings, *seen.findings]
-    counts = [(each or {}).get("status", {}) for each in (observation.starter, observation.predecessor)]
+    seen = _seen(parent, desired, observation)
+    summary = name_claim_users(seen.summary, observation.claim_users)
+    if parent.suspended_for is not None and summary.status is TRUE:
+        summary = lent(parent.suspended_for)
+    conditions = [*summary.conditions(), *desired.conditions, *seen.conditions]
+    counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
-        conditions=stamp(findings, parent.status.conditions, parent.generation, now),
-        plan=intent.course.told,
+        conditions=stamp(conditions, parent.status.conditions, parent.generation, now),
+        plan=desired.outcome.told,
         observed=seen.figures,
         captures=list(parent.status.captures if schedules is None else schedules),
         replicas=sum(each.get("replicas", 0) for each in counts),
@@ -65,28 +65,28 @@ def compose_status(
     )
 
 
-def _seen(parent: Parent, intent: Intent, observation: Observation) -> _Seen:
-    match intent.course:
-        case Obstacle() as obstacle:
+def _seen(parent: Parent, desired: DesiredState, observation: Observation) -> _Seen:
+    match desired.outcome:
+        case NotLaunched() as obstacle:
             return _not_launched(obstacle, observation)
-        case RolledBack() as course:
-            return _earlier(course, observation)
+        case RolledBack() as outcome:
+            return _earlier(outcome, observation)
         case Launch() as launch:
             return _in_force(parent, launch, observation)
 
 
-def _not_launched(obstacle: Obstacle, observation: Observation) -> _Seen:
+def _not_launched(obstacle: NotLaunched, observation: Observation) -> _Seen:
     """What there is to say while nothing is launched."""
     unproven = _unproven("NotLaunched", "nothing is launched for this spec")
-    return _Seen(obstacle.summary, [earlier_engines_finding(observation.starter), *unproven])
+    return _Seen(obstacle.summary, [earlier_engines_condition(observation.workload), *unproven])
 
 
-def _earlier(course: RolledBack, observation: Observation) -> _Seen:
+def _earlier(outcome: RolledBack, observation: Observation) -> _Seen:
     """What there is to say of engines that were put back."""
-    rollout = rollout_of(course, observation)
-    summary = without_engines(course.facts.spec) or rolled_back(rollout, str(course.failure))
+    rollout = rollout_of(outcome, observation)
+    summary = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
     unproven = _unproven(ROLLED_BACK, "the engines are those of an earlier spec")
-    return _Seen(summary, [available_finding(rollout), *unproven])
+    return _Seen(summary, [available_condition(rollout), *unproven])
 
 
 def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen:
@@ -97,8 +97,8 @@ def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen
     figures = parent.status.observed
     if not observation.missed:
         figures = proof.settle(proof.observe(facts, residual, readings), figures, rested=observation.rested)
-    speculation = proof.speculation_finding(facts, readings, figures)
-    budget = proof.budget_finding(plan, residual, readings)
+    speculation = proof.speculation_condition(facts, readings, figures)
+    budget = proof.budget_condition(plan, residual, readings)
     before = {condition.type: condition for condition in parent.status.conditions}
     if observation.missed:
         speculation = kept(before.get(speculation.type), parent.generation) or speculation
@@ -107,8 +107,8 @@ def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen
     summary = without_engines(facts.spec) or summarize(
         rollout, speculation, before.get("Ready"), parent.generation, paused=paused
     )
-    return _Seen(summary, [available_finding(rollout), speculation, budget], figures)
+    return _Seen(summary, [available_condition(rollout), speculation, budget], figures)
 
 
-def _unproven(reason: str, message: str) -> list[Finding]:
-    return [Finding(type_, UNKNOWN, reason, message) for type_ in _PROOFS]
+def _unproven(reason: str, message: str) -> list[ConditionUpdate]:
+    return [ConditionUpdate(type_, UNKNOWN, reason, message) for type_ in _PROOFS]

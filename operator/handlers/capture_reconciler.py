@@ -17,11 +17,11 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.reading import is_reader
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.hindrance import hindrance
-from specdecode_operator.handlers.inventory import HinderedError, Inventory, identity
+from specdecode_operator.handlers.inventory import BlockedError, Inventory, identity
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.resources import (
@@ -36,17 +36,19 @@ from specdecode_operator.kube.resources import (
 
 _logger = logging.getLogger(__name__)
 
-IntentOf = Callable[[Body], tuple[Parent, Intent]]
+DesiredStateOf = Callable[[Body], tuple[Parent, DesiredState]]
 """What the spec of a SpecDecodeDeployment comes to."""
 
 
 class CaptureReconciler:
     """One reconcile of captures for create, update, resume and resync."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, intent_of: IntentOf, operator_image: str | None) -> None:
+    def __init__(
+        self, cluster: Cluster, cache: Cache, desired_state_of: DesiredStateOf, operator_image: str | None
+    ) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._intent_of = intent_of
+        self._desired_state_of = desired_state_of
         self._operator_image = operator_image
         self._inventory = Inventory(cluster, cache, CAPTURE_CHILDREN)
         self._reporter = Reporter(cluster, cache)
@@ -77,18 +79,18 @@ class CaptureReconciler:
         except Exception as error:
             await self._report(capture, broken(capture, error))
             raise
-        told_before = capture.status.observed_generation == capture.generation
-        summary = await hindrance(self._write(capture, decision.writes), told_before=told_before)
+        status_is_current = capture.status.observed_generation == capture.generation
+        summary = await hindrance(self._write(capture, decision.writes), status_is_current=status_is_current)
         await self._report(capture, decision if summary is None else hindered(decision, summary))
 
     async def _look(self, capture: Capture) -> Surroundings:
         """See what a capture depends on; what carries no label of ours is asked for only before it starts."""
         job = self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
-        claims = self._cache.belongings(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
+        claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
         seen = Surroundings(
             deployment=self._deployment(capture) if capture.ended is None else None,
             job=job,
-            pods=self._cache.belongings(capture.key, POD.kind),
+            pods=self._cache.children_of(capture.key, POD.kind),
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.claim_name), None),
             operator_image=self._operator_image,
         )
@@ -110,16 +112,16 @@ class CaptureReconciler:
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None
-        parent, intent = self._intent_of(body)
+        parent, desired = self._desired_state_of(body)
         now = datetime.now(UTC)
-        engines = [each for each in self._cache.belongings(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
+        engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
         return DeploymentSeen(
             key=key,
             uid=parent.uid,
             generation=parent.generation,
-            intent=intent,
+            desired=desired,
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
-            pods=[pod for pod in self._cache.belongings(key, POD.kind) if not is_reader(pod) and holds_gpus(pod, now)],
+            pods=[pod for pod in self._cache.children_of(key, POD.kind) if not is_reader(pod) and holds_gpus(pod, now)],
         )
 
     async def _write(self, capture: Capture, writes: Writes) -> None:
@@ -152,7 +154,7 @@ class CaptureReconciler:
             if live is None:
                 await self._inventory.check_names(capture.key, capture.uid, [note], {})
             await self._inventory.apply(capture.key, note, live)
-        except (ClusterError, HinderedError) as error:
+        except (ClusterError, BlockedError) as error:
             _logger.warning("%s: the manifest may not name the digest of the engine's image: %s", capture.key, error)
 
     async def _report(self, capture: Capture, decision: Decision) -> None:
@@ -162,4 +164,4 @@ class CaptureReconciler:
             return
         if await self._reporter.write(capture.key, capture.uid, status):
             old = capture.status.conditions
-            await self._reporter.tell_news(capture.key, capture.uid, old, status.conditions)
+            await self._reporter.post_changes(capture.key, capture.uid, old, status.conditions)

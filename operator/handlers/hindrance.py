@@ -3,11 +3,11 @@
 from collections.abc import Awaitable
 
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, InvalidObjectError, RefusedForNowError
-from specdecode_operator.deployment.pods.readiness import Summary, stalled, working
-from specdecode_operator.handlers.inventory import HinderedError
+from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
+from specdecode_operator.handlers.inventory import BlockedError
 
 
-async def hindrance(writing: Awaitable[None], *, hint: str = "", told_before: bool) -> Summary | None:
+async def hindrance(writing: Awaitable[None], *, hint: str = "", status_is_current: bool) -> Readiness | None:
     """Write to the cluster; return what stands in the way, or None.
 
     Parameters
@@ -16,7 +16,7 @@ async def hindrance(writing: Awaitable[None], *, hint: str = "", told_before: bo
         What is to be done.
     hint
         What helps where the API server refuses an object as it is.
-    told_before
+    status_is_current
         Whether the status already speaks of the present spec: then what it says still holds.
 
     Raises
@@ -26,7 +26,7 @@ async def hindrance(writing: Awaitable[None], *, hint: str = "", told_before: bo
     """
     try:
         await writing
-    except HinderedError as error:
+    except BlockedError as error:
         return (stalled if error.permanent else working)(error.reason, str(error))
     except ForbiddenError as error:
         return working("Forbidden", str(error))
@@ -35,7 +35,7 @@ async def hindrance(writing: Awaitable[None], *, hint: str = "", told_before: bo
     except InvalidObjectError as error:
         return stalled("ChildRefused", f"{error}{hint}")
     except ClusterError as error:
-        if told_before:
+        if status_is_current:
             raise
         return working("ApiServerError", str(error))
     return None

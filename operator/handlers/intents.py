@@ -15,7 +15,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.reading import is_reader
 from specdecode_operator.deployment.spec.parent import Parent, schedules_of
 from specdecode_operator.kube.nodes import NodeFacts
@@ -23,19 +23,19 @@ from specdecode_operator.sizing.pair.calibration import Calibration
 
 
 class _Remembered(NamedTuple):
-    """An intent, and what it is the answer to.
+    """An desired, and what it is the answer to.
 
     Its children are packed: the plan alone is tens of kilobytes of text, and it is written once.
     """
 
     asked: tuple[Any, ...]
-    intent: Intent
+    desired: DesiredState
     children: bytes
     schedules: list[CaptureSchedule] | None
 
 
 class Intents:
-    """The latest intent for each object."""
+    """The latest desired for each object."""
 
     def __init__(self, host_paths: tuple[str, ...] = ()) -> None:
         self._latest: dict[Key, _Remembered] = {}
@@ -51,18 +51,18 @@ class Intents:
         *,
         downloads: Mapping[str, str] = MappingProxyType({}),
         groups: bool = False,
-    ) -> Intent:
+    ) -> DesiredState:
         """Return what decision.intend makes of the same arguments."""
         readers = [pod for pod in pods if is_reader(pod)]
         asked = (
-            (parent.uid, parent.generation, parent.lent_to, parent.status.plan, nodes, dict(entries)),
+            (parent.uid, parent.generation, parent.suspended_for, parent.status.plan, nodes, dict(entries)),
             [(pod["metadata"]["uid"], pod["metadata"].get("resourceVersion")) for pod in readers],
             (calibration, dict(downloads), groups),
         )
         known = self._latest.get(parent.key)
         if known is not None and known.asked == asked:
-            return replace(known.intent, children=json.loads(zlib.decompress(known.children)))
-        intent = intend(
+            return replace(known.desired, children=json.loads(zlib.decompress(known.children)))
+        desired = intend(
             parent,
             nodes,
             entries,
@@ -72,9 +72,9 @@ class Intents:
             host_paths=self._host_paths,
             groups=groups,
         )
-        packed = zlib.compress(json.dumps(intent.children).encode())
-        self._latest[parent.key] = _Remembered(asked, replace(intent, children=[]), packed, schedules_of(parent))
-        return intent
+        packed = zlib.compress(json.dumps(desired.children).encode())
+        self._latest[parent.key] = _Remembered(asked, replace(desired, children=[]), packed, schedules_of(parent))
+        return desired
 
     def schedules(self, key: Key) -> list[CaptureSchedule] | None:
         """Return the schedules of the spec that was thought about last, as parent.schedules_of has them."""

@@ -15,7 +15,7 @@ Identity = tuple[str, str]
 """Kind and name of a child."""
 
 
-class HinderedError(Exception):
+class BlockedError(Exception):
     """Something in the cluster is in the way of what should exist."""
 
     def __init__(self, reason: str, message: str, *, permanent: bool) -> None:
@@ -25,7 +25,7 @@ class HinderedError(Exception):
         """True where only the user can help."""
 
 
-class ChildNameTakenError(HinderedError):
+class ChildNameTakenError(BlockedError):
     """An object that is not ours has the name of a child."""
 
     def __init__(self, kind: str, name: str, *, leaving: bool) -> None:
@@ -54,7 +54,7 @@ class Inventory:
         return {
             (resource.kind, child["metadata"]["name"]): {**child, "kind": resource.kind}
             for resource in self._kinds
-            for child in self._cache.belongings(key, resource.kind)
+            for child in self._cache.children_of(key, resource.kind)
             if is_owned(child, uid)
         }
 

@@ -11,22 +11,22 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from specdecode_operator.capture.control.preemption import borrower
+from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.deployment.decision import learn
-from specdecode_operator.deployment.desired_state import Intent, Launch, blocked, broken
-from specdecode_operator.deployment.history import learn_from, look_at_groups, recall
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, blocked, broken
+from specdecode_operator.deployment.history import recall, update_group_history, update_last_good
 from specdecode_operator.deployment.models.download import downloads_name, read_downloads
 from specdecode_operator.deployment.models.reading import is_reader
 from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.plan.status import plan_change
 from specdecode_operator.deployment.pods.group_history import GroupHistory
-from specdecode_operator.deployment.pods.readiness import Summary
-from specdecode_operator.deployment.pods.rollback import Memory, memory_name, read_memory, render_memory
+from specdecode_operator.deployment.pods.readiness import Readiness
+from specdecode_operator.deployment.pods.rollback import Memory, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods, waits_for_claim
 from specdecode_operator.deployment.spec.model_storage import claims_named
 from specdecode_operator.deployment.spec.parent import Parent, lend, read_parent
@@ -89,26 +89,26 @@ class Reconciler:
         try:
             failure = await self._keep_what_was_read(parent)
             memory = self._memory(parent)
-            intent = recall(parent, self._intend(parent), memory)
+            desired = recall(parent, self._intend(parent), memory)
         except ClusterError:
             raise
         except Exception as error:
             await self._report_if_new(parent, broken(parent, error), Observation())
             raise
-        failure = failure or await self._launch(parent, intent)
+        failure = failure or await self._launch(parent, desired)
         if failure is not None:
-            intent = blocked(intent, failure)
-        observation = await self._observe(parent, intent, memory)
-        if not observation.silent_rounds:  # an engine that misses a question holds what it held
-            self._residuals.set(key, observed_residual(intent, observation))
-        failure = await self._remember(parent, learn_from(intent, observation, memory), memory)
+            desired = blocked(desired, failure)
+        observation = await self._observe(parent, desired, memory)
+        if not observation.unanswered_rounds:  # an engine that misses a question holds what it held
+            self._residuals.set(key, observed_residual(desired, observation))
+        failure = await self._remember(parent, update_last_good(desired, observation, memory), memory)
         if failure is not None:
-            intent = blocked(intent, failure)
+            desired = blocked(desired, failure)
         schedules = self._intents.schedules(key)
         kept = None if schedules is None else await self._schedules.keep(parent, schedules)
-        await self._report_if_new(parent, intent, observation, kept)
+        await self._report_if_new(parent, desired, observation, kept)
 
-    def intent_of(self, body: Body) -> tuple[Parent, Intent]:
+    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
         """Return what the spec of an object comes to now, for a capture of it."""
         parent = self._read(body)
         return parent, recall(parent, self._intend(parent), self._memory(parent))
@@ -116,20 +116,20 @@ class Reconciler:
     def _read(self, body: Body) -> Parent:
         """Take an object apart; without its engines where a capture has their GPUs."""
         parent = read_parent(body)
-        return lend(parent, borrower(self._cache.captures_of(parent.key)))
+        return lend(parent, preempting_capture(self._cache.captures_of(parent.key)))
 
     def _memory(self, parent: Parent) -> Memory | None:
         """What is known of earlier engines."""
-        return read_memory(self._launcher.owned(parent).get((CONFIG_MAP.kind, memory_name(parent.key))))
+        return read_last_good(self._launcher.owned(parent).get((CONFIG_MAP.kind, last_good_name(parent.key))))
 
-    async def _remember(self, parent: Parent, new: Memory | None, old: Memory | None) -> Summary | None:
+    async def _remember(self, parent: Parent, new: Memory | None, old: Memory | None) -> Readiness | None:
         """Keep what is to be remembered; return what stands in the way.
 
         The ConfigMap's own event brings the next reconcile, which puts earlier engines back.
         """
         if new is None or new == old:
             return None
-        return await self._attempt(parent, self._launcher.keep(parent, render_memory(parent.key, parent.uid, new)))
+        return await self._attempt(parent, self._launcher.keep(parent, render_last_good(parent.key, parent.uid, new)))
 
     def _forget(self, key: Key) -> None:
         """Drop what is remembered of an object that is gone."""
@@ -143,17 +143,17 @@ class Reconciler:
     async def _report_if_new(
         self,
         parent: Parent,
-        intent: Intent,
+        desired: DesiredState,
         observation: Observation,
         schedules: Sequence[ScheduleStatus] | None = None,
     ) -> None:
-        status = compose_status(parent, intent, observation, datetime.now(UTC), schedules)
+        status = compose_status(parent, desired, observation, datetime.now(UTC), schedules)
         if status != parent.status:
             await self._report(parent, status)
 
-    def _intend(self, parent: Parent) -> Intent:
+    def _intend(self, parent: Parent) -> DesiredState:
         entries = self._cache.model_facts(parent.key.namespace)
-        pods = self._cache.belongings(parent.key, POD.kind)
+        pods = self._cache.children_of(parent.key, POD.kind)
         kept = self._launcher.owned(parent).get((CONFIG_MAP.kind, downloads_name(parent.key)))
         return self._intents.intend(
             parent,
@@ -165,34 +165,34 @@ class Reconciler:
             groups=self._cache.has_groups,
         )
 
-    async def _keep_what_was_read(self, parent: Parent) -> Summary | None:
+    async def _keep_what_was_read(self, parent: Parent) -> Readiness | None:
         """Keep what pods found out of models, before their Jobs go; return what stands in the way."""
-        readers = [pod for pod in self._cache.belongings(parent.key, POD.kind) if is_reader(pod)]
+        readers = [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_reader(pod)]
         if not readers:
             return None
         namespace = parent.key.namespace
         entries = learn(parent, self._cache.model_facts(namespace), readers)
         return await self._attempt(parent, self._launcher.keep_model_facts(namespace, entries)) if entries else None
 
-    async def _launch(self, parent: Parent, intent: Intent) -> Summary | None:
+    async def _launch(self, parent: Parent, desired: DesiredState) -> Readiness | None:
         """Apply the children; return what stands in the way."""
-        return await self._attempt(parent, self._launcher.launch(parent, intent))
+        return await self._attempt(parent, self._launcher.launch(parent, desired))
 
-    async def _attempt(self, parent: Parent, writing: Awaitable[None]) -> Summary | None:
+    async def _attempt(self, parent: Parent, writing: Awaitable[None]) -> Readiness | None:
         """Write to the cluster; return what stands in the way."""
         hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
         return await hindrance(
             writing,
             hint=hint if parent.spec.get("podTemplate") else "",
-            told_before=parent.status.observed_generation == parent.generation,
+            status_is_current=parent.status.observed_generation == parent.generation,
         )
 
-    async def _observe(self, parent: Parent, intent: Intent, memory: Memory | None) -> Observation:
-        starter = self._launcher.starter(parent, intent)
-        pods = current_pods(self._cache.belongings(parent.key, POD.kind), starter)
+    async def _observe(self, parent: Parent, desired: DesiredState, memory: Memory | None) -> Observation:
+        workload = self._launcher.workload(parent, desired)
+        pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
         readings: dict[str, Reading] = {}
-        if isinstance(intent.course, Launch):
-            facts = intent.course.facts
+        if isinstance(desired.outcome, Launch):
+            facts = desired.outcome.facts
             serving = facts.spec.serving
             tls = serving.tls_secret is not None
             readings = dict(await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, tls=tls))
@@ -200,22 +200,22 @@ class Reconciler:
         self._silent_rounds[parent.key] = self._silent_rounds.get(parent.key, 0) + 1 if silent else 0
         written_s = self._figures_written_s.get(parent.key)
         observation = Observation(
-            starter,
+            workload,
             pods,
             readings,
             rested=written_s is None or time.monotonic() - written_s >= _FIGURES_REST_S,
-            silent_rounds=self._silent_rounds[parent.key],
-            sharers=self._sharers(parent),
-            predecessor=self._launcher.predecessor(parent, intent),
+            unanswered_rounds=self._silent_rounds[parent.key],
+            claim_users=self._sharers(parent),
+            replaced_workload=self._launcher.replaced_workload(parent, desired),
         )
-        self._groups[parent.key] = look_at_groups(
-            self._groups.get(parent.key), intent, observation, memory, time.time()
+        self._groups[parent.key] = update_group_history(
+            self._groups.get(parent.key), desired, observation, memory, time.time()
         )
         return replace(observation, groups=self._groups[parent.key])
 
     def _sharers(self, parent: Parent) -> tuple[str, ...]:
         """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""
-        if not any(map(waits_for_claim, self._cache.belongings(parent.key, POD.kind))):
+        if not any(map(waits_for_claim, self._cache.children_of(parent.key, POD.kind))):
             return ()
         claims = claims_named(parent.spec)
         others = [
@@ -235,4 +235,4 @@ class Reconciler:
             self._figures_written_s[parent.key] = time.monotonic()
         if change := plan_change(parent.status.plan, status.plan):
             await self._reporter.tell(parent.key, parent.uid, "PlanChanged", change)
-        await self._reporter.tell_news(parent.key, parent.uid, parent.status.conditions, status.conditions)
+        await self._reporter.post_changes(parent.key, parent.uid, parent.status.conditions, status.conditions)

@@ -50,7 +50,7 @@ class Reporter:
             return False
         return True
 
-    async def tell_news(self, key: Key, uid: str, old: list[Condition], new: list[Condition]) -> None:
+    async def post_changes(self, key: Key, uid: str, old: list[Condition], new: list[Condition]) -> None:
         """Tell of conditions that say something else than before."""
         for condition in news(old, new):
             _logger.info(

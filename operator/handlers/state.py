@@ -75,7 +75,7 @@ class OperatorState:
         reconciler = Reconciler(
             cluster, self.cache, probe, self.residuals, self.calibration, host_paths=self.host_paths
         )
-        captures = CaptureReconciler(cluster, self.cache, reconciler.intent_of, await own_image(cluster))
+        captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, await own_image(cluster))
 
         async def reconcile(key: Key) -> None:
             await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
@@ -126,12 +126,12 @@ class OperatorState:
         self.cache.retain_nodes(nodes, version)
         for resource in WATCHED:
             if resource != LEADER_WORKER_SET:
-                await self._look_at_belongings(cluster, resource)
+                await self._list_children(cluster, resource)
         await self._look_at_groups(cluster)
         for resource in _OUR_KINDS:
             await self._look_at_objects(cluster, resource)
 
-    async def _look_at_belongings(self, cluster: Cluster, resource: Resource) -> None:
+    async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
         bodies, version = await cluster.list(resource, OWNED_SELECTOR)
         for body in bodies:
             self.cache.put(resource.kind, body)
@@ -140,7 +140,7 @@ class OperatorState:
     async def _look_at_groups(self, cluster: Cluster) -> None:
         """See the LeaderWorkerSets, where the cluster has them; they may come at any time."""
         try:
-            await self._look_at_belongings(cluster, LEADER_WORKER_SET)
+            await self._list_children(cluster, LEADER_WORKER_SET)
             self.cache.has_groups = True
         except (NotFoundError, ForbiddenError):
             self.cache.has_groups = False

@@ -1,4 +1,4 @@
-"""Finding a place where the real vLLM can be imported."""
+"""ConditionUpdate a place where the real vLLM can be imported."""
 
 import json
 import os

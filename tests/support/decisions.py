@@ -5,7 +5,7 @@ from typing import Any
 
 from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -18,12 +18,12 @@ H100_NODE, H200_NODE = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8
 
 def decide(
     body: dict[str, Any], observation: Observation | None = None, nodes: tuple[NodeFacts, ...] = (H100_NODE, H200_NODE)
-) -> tuple[Intent, SpecDecodeDeploymentStatus, dict[str, Condition]]:
+) -> tuple[DesiredState, SpecDecodeDeploymentStatus, dict[str, Condition]]:
     """Return what an object comes to there, its status, and that one's conditions by type."""
     owner = read_parent(body)
-    intent = intend(owner, nodes)
-    status = compose_status(owner, intent, observation or Observation(), NOW)
-    return intent, status, {condition.type: condition for condition in status.conditions}
+    desired = intend(owner, nodes)
+    status = compose_status(owner, desired, observation or Observation(), NOW)
+    return desired, status, {condition.type: condition for condition in status.conditions}
 
 
 def summary(conditions: dict[str, Condition]) -> tuple[str, str, str, str]:

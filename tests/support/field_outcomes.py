@@ -45,13 +45,13 @@ _LONG_AGO = {
 def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     """Objects that are wanted for a spec with what becomes of its captures, and its status."""
     owner = read_parent(parent(spec))
-    intent = intend(owner, case.nodes)
-    status = compose_status(owner, intent, Observation(), NOW)
+    desired = intend(owner, case.nodes)
+    status = compose_status(owner, desired, Observation(), NOW)
     scheduled = [
         dataclasses.replace(decision, create=[_created(body) for body in decision.create])
         for decision in schedule_outcomes(spec.get("captures", []))
     ]
-    return (_without_copies(intent.children), scheduled), _dumped(status)
+    return (_without_copies(desired.children), scheduled), _dumped(status)
 
 
 def capture_outcome(spec: Body, _: FieldCase | None = None) -> Outcome:

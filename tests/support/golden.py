@@ -20,7 +20,7 @@ from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.subject import read_capture
 from specdecode_operator.capture.control.surroundings import DeploymentSeen, Surroundings
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.download import wanted_downloads
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -43,13 +43,13 @@ _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _LINE_WIDTH = 120
 
 
-def _intent(body: Body, *, downloaded: bool = True) -> Intent:
+def _intent(body: Body, *, downloaded: bool = True) -> DesiredState:
     """Decide for an object whose models are in its cache, if it has one."""
     return _decided(json.dumps(body), downloaded=downloaded)
 
 
 @cache
-def _decided(text: str, *, downloaded: bool) -> Intent:
+def _decided(text: str, *, downloaded: bool) -> DesiredState:
     body = json.loads(text)
     owner = read_parent(parent(body["spec"], name=body["metadata"]["name"]))
     sources = wanted_downloads(SpecDecodeDeploymentSpec.model_validate(body["spec"])).values() if downloaded else ()

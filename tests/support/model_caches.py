@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -23,16 +23,16 @@ def cached(**changes: Any) -> Body:
     return pair_70b(**{"models": {**CACHE, **TOKEN}, **changes})
 
 
-def decide(spec: Body, pods: list[Body] | None = None, downloads: dict[str, str] | None = None) -> Intent:
+def decide(spec: Body, pods: list[Body] | None = None, downloads: dict[str, str] | None = None) -> DesiredState:
     return intend(read_parent(parent(spec)), NODES, pods=pods or [], downloads=downloads or {})
 
 
-def jobs(intent: Intent) -> list[Body]:
-    return [child for child in intent.children if child["kind"] == "Job"]
+def jobs(desired: DesiredState) -> list[Body]:
+    return [child for child in desired.children if child["kind"] == "Job"]
 
 
-def config_map(intent: Intent) -> Body | None:
-    return next((child for child in intent.children if child["metadata"]["name"] == "llama-downloads"), None)
+def config_map(desired: DesiredState) -> Body | None:
+    return next((child for child in desired.children if child["metadata"]["name"] == "llama-downloads"), None)
 
 
 def container(job: Body) -> Body:
@@ -60,11 +60,11 @@ def launched(spec: Body) -> Body:
     return template(decide(spec, fetched(spec)))
 
 
-def template(intent: Intent) -> Body:
-    found: Body = next(child for child in intent.children if child["kind"] == "Deployment")["spec"]["template"]["spec"]
+def template(desired: DesiredState) -> Body:
+    found: Body = next(child for child in desired.children if child["kind"] == "Deployment")["spec"]["template"]["spec"]
     return found
 
 
-def said(intent: Intent, spec: Body, **observed: Any) -> dict[str, tuple[str, str, str]]:
-    status = compose_status(read_parent(parent(spec)), intent, Observation(**observed), NOW)
+def said(desired: DesiredState, spec: Body, **observed: Any) -> dict[str, tuple[str, str, str]]:
+    status = compose_status(read_parent(parent(spec)), desired, Observation(**observed), NOW)
     return {found.type: (found.status.value, found.reason, found.message) for found in status.conditions}

@@ -7,7 +7,7 @@ from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.load.workload import InvalidSettingsError, read_workload
 from specdecode_operator.capture.recorder.shapes import NEWEST, OLDEST
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import Intent, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
 from specdecode_operator.engine.rules.extra_args import last_value
@@ -18,18 +18,18 @@ _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 _OFF = frozenset({"", "0", "false"})
 
 
-def deployment_hold(name: str, intent: Intent | None) -> Blocked | None:
+def deployment_hold(name: str, desired: DesiredState | None) -> Blocked | None:
     """Return why a deployment is not one to capture yet; None where its plan is in force.
 
     One that is not there may come in the same apply; one that only another spec helps is waited for in vain.
     """
-    if intent is None:
+    if desired is None:
         message = (
             f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name in the namespace; goes on when"
             " it exists"
         )
         return Blocked("DeploymentNotFound", message)
-    course = intent.course
+    course = desired.outcome
     if isinstance(course, Launch):
         return None
     if isinstance(course, RolledBack):

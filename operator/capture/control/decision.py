@@ -35,9 +35,9 @@ from specdecode_operator.capture.control.volume import (
     render_claim,
 )
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.pods.readiness import Summary, stalled, working
+from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
 from specdecode_operator.deployment.spec.parsing import spec_problems
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -71,7 +71,7 @@ def sources_of(capture: Capture) -> Sources:
     return Sources(claim_of(capture, spec.storage), config_map.name if config_map else None, dataset_claim(spec))
 
 
-_ACCEPTED = Finding("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
+_ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
 
 
 def decide(capture: Capture, seen: Surroundings, now: datetime) -> Decision:
@@ -113,7 +113,7 @@ def _ended(capture: Capture, seen: Surroundings) -> Decision:
     """What is left to say of a capture that ended: what was said when it did."""
     told = capture.ended
     assert told is not None  # noqa: S101  the caller's condition
-    succeeded = Finding(told.type, told.status, told.reason, told.message)
+    succeeded = ConditionUpdate(told.type, told.status, told.reason, told.message)
     good = told.status is ConditionStatus.TRUE
     return Decision(
         phase=CapturePhase.SUCCEEDED if good else CapturePhase.FAILED,
@@ -128,9 +128,9 @@ def _ended(capture: Capture, seen: Surroundings) -> Decision:
     )
 
 
-def _final(succeeded: Finding) -> Summary:
+def _final(succeeded: ConditionUpdate) -> Readiness:
     if succeeded.status is TRUE:
-        return Summary(TRUE, succeeded.reason, succeeded.message)
+        return Readiness(TRUE, succeeded.reason, succeeded.message)
     return stalled(succeeded.reason, succeeded.message)
 
 
@@ -163,9 +163,9 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings,
 
 def _finished(progress: Progress, failure: Blocked | None) -> Decision:
     if failure is not None:
-        succeeded = Finding("Succeeded", FALSE, failure.reason, failure.message)
+        succeeded = ConditionUpdate("Succeeded", FALSE, failure.reason, failure.message)
     else:
-        succeeded = Finding("Succeeded", TRUE, progress.reason, progress.message)
+        succeeded = ConditionUpdate("Succeeded", TRUE, progress.reason, progress.message)
     return Decision(
         phase=progress.phase,
         summary=_final(succeeded),
@@ -182,7 +182,7 @@ def _under_way(progress: Progress) -> Decision:
         phase=progress.phase,
         summary=working(progress.reason, progress.message),
         accepted=_ACCEPTED,
-        succeeded=Finding("Succeeded", UNKNOWN, progress.reason, progress.message),
+        succeeded=ConditionUpdate("Succeeded", UNKNOWN, progress.reason, progress.message),
         waiting_for_gpus=progress.message if progress.waiting_for_gpus else None,
         started_at=progress.started_at,
     )
@@ -193,7 +193,7 @@ def _pending(reason: str, message: str) -> Decision:
         phase=CapturePhase.PENDING,
         summary=working(reason, message),
         accepted=_ACCEPTED,
-        succeeded=Finding("Succeeded", UNKNOWN, reason, message),
+        succeeded=ConditionUpdate("Succeeded", UNKNOWN, reason, message),
     )
 
 
@@ -201,19 +201,19 @@ def _queued(capture: Capture) -> Decision:
     return _pending(QUEUED, f"Job {capture.job_name} waits in its queue until Kueue admits it")
 
 
-def _suspended(accepted: Finding, writes: Writes) -> Decision:
+def _suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
     message = "spec.suspend is true: no engine and no load; what was recorded so far is kept as partial files"
     return Decision(
         phase=CapturePhase.CANCELLED,
-        summary=Summary(TRUE, "Suspended", message),
+        summary=Readiness(TRUE, "Suspended", message),
         accepted=accepted,
-        succeeded=Finding("Succeeded", UNKNOWN, "Suspended", message),
+        succeeded=ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message),
         writes=writes,
     )
 
 
-def _before_acceptance(reason: str) -> Finding:
-    return Finding("Accepted", UNKNOWN, reason, "it is looked at when it shall start")
+def _before_acceptance(reason: str) -> ConditionUpdate:
+    return ConditionUpdate("Accepted", UNKNOWN, reason, "it is looked at when it shall start")
 
 
 def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Decision:
@@ -224,7 +224,7 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundin
     deployment, image = seen.deployment, seen.operator_image
     assert deployment is not None  # noqa: S101  it has a plan in force
     assert image is not None  # noqa: S101
-    course = deployment.intent.course
+    course = deployment.desired.outcome
     assert isinstance(course, Launch)  # noqa: S101
     source = Source(deployment.key, deployment.uid, deployment.generation, course)
     wants_claim = spec.storage.existing_claim is None and seen.claim is None
@@ -239,11 +239,11 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundin
 def _hold(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Blocked | None:
     """Return the first thing that keeps a capture from starting."""
     deployment = seen.deployment
-    hold = workload_hold(spec) or deployment_hold(spec.deployment, deployment.intent if deployment else None)
+    hold = workload_hold(spec) or deployment_hold(spec.deployment, deployment.desired if deployment else None)
     if hold is not None:
         return hold
     assert deployment is not None  # noqa: S101  deployment_hold
-    course = deployment.intent.course
+    course = deployment.desired.outcome
     assert isinstance(course, Launch)  # noqa: S101  deployment_hold
     return (
         engine_hold(course.facts, course.plan)
@@ -269,8 +269,8 @@ def _held(hold: Blocked) -> Decision:
     return Decision(
         phase=CapturePhase.PENDING,
         summary=(stalled if hold.permanent else working)(hold.reason, hold.message),
-        accepted=Finding("Accepted", status, hold.reason, hold.message),
-        succeeded=Finding("Succeeded", UNKNOWN, hold.reason, "it has not started"),
+        accepted=ConditionUpdate("Accepted", status, hold.reason, hold.message),
+        succeeded=ConditionUpdate("Succeeded", UNKNOWN, hold.reason, "it has not started"),
     )
 
 
@@ -283,7 +283,7 @@ def _claim_changes(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surround
     return claim_changes(capture, storage, claim, published=published)
 
 
-def hindered(decision: Decision, summary: Summary) -> Decision:
+def hindered(decision: Decision, summary: Readiness) -> Decision:
     """Return the decision with something in its way that only the cluster showed.
 
     A capture that could not be started takes no GPUs away meanwhile; one that ended has ended nevertheless.
@@ -292,6 +292,6 @@ def hindered(decision: Decision, summary: Summary) -> Decision:
         return decision
     accepted = decision.accepted
     if decision.writes.job is not None:
-        accepted = Finding("Accepted", UNKNOWN, summary.reason, summary.message)
-    succeeded = Finding("Succeeded", UNKNOWN, summary.reason, summary.message)
+        accepted = ConditionUpdate("Accepted", UNKNOWN, summary.reason, summary.message)
+    succeeded = ConditionUpdate("Succeeded", UNKNOWN, summary.reason, summary.message)
     return replace(decision, phase=CapturePhase.PENDING, summary=summary, accepted=accepted, succeeded=succeeded)

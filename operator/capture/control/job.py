@@ -60,14 +60,14 @@ class Source:
     ----------
     key, uid, generation
         Which state of which object.
-    course
+    launch
         Its plan in force.
     """
 
     key: Key
     uid: str
     generation: int
-    course: Launch
+    launch: Launch
 
 
 def places(capture: Capture, attempt: str) -> Places:
@@ -125,10 +125,10 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, op
 
 def _engine_pod(source: Source) -> Body:
     """Return the pod that the deployment's engine runs in; over plain HTTP, for nobody else reaches it."""
-    facts = source.course.facts
+    facts = source.launch.facts
     serving = facts.spec.serving.model_copy(update={"tls_secret": None})
     plain = replace(facts, spec=facts.spec.model_copy(update={"serving": serving}))
-    return engine_pod(source.key, plain, source.course.plan)
+    return engine_pod(source.key, plain, source.launch.plan)
 
 
 def _engine_container(pod: Body) -> Body:
@@ -139,7 +139,7 @@ def _engine_container(pod: Body) -> Body:
 
 def _deadline_s(spec: SpecDecodeCaptureSpec, source: Source) -> int:
     """Return how long the pod may live: as long as the engine may take to start and the load to run."""
-    times = engine_timings(source.course.facts, source.course.plan)
+    times = engine_timings(source.launch.facts, source.launch.plan)
     return times.progress_deadline_s + spec.deadline_seconds + wrap_up_s(spec.deadline_seconds)
 
 
@@ -242,8 +242,8 @@ def _settings(
     capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, pod: Body, added: list[str]
 ) -> dict[str, Any]:
     """Return what the load generator is told."""
-    facts = source.course.facts
-    settings = engine_settings(facts.spec, facts.pair, source.course.plan.chosen.tensor)
+    facts = source.launch.facts
+    settings = engine_settings(facts.spec, facts.pair, source.launch.plan.chosen.tensor)
     return {
         "namespace": capture.key.namespace,
         "capture": capture.key.name,
@@ -267,7 +267,7 @@ def _settings(
 def _context(facts: Facts, source: Source, pod: Body, added: list[str]) -> dict[str, Any]:
     """Return what the manifest repeats: whose engine it was, and what was different in it."""
     engine = _engine_container(pod)
-    told: PlanStatus = source.course.told
+    told: PlanStatus = source.launch.told
     return {
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
         "image": engine["image"],

@@ -22,7 +22,7 @@ QUEUED: Final = "Queued"
 """Reason of a capture whose Job waits in a queue, which may take for ever."""
 
 
-def borrower(captures: Iterable[Body]) -> str | None:
+def preempting_capture(captures: Iterable[Body]) -> str | None:
     """Return the name of the first of a deployment's captures that has its GPUs; None where it keeps them."""
     return next((body["metadata"]["name"] for body in captures if _borrows(body)), None)
 

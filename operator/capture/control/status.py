@@ -6,7 +6,7 @@ from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptu
 from specdecode_operator.capture.control.job import published_folder
 from specdecode_operator.capture.control.subject import Capture
 from specdecode_operator.capture.control.surroundings import Decision
-from specdecode_operator.deployment.conditions import FALSE, TRUE, Finding, stamp
+from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate, stamp
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -14,10 +14,10 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecDecodeCaptureStatus:
     """Say in the status what is decided."""
     words = decision.waiting_for_gpus
-    waiting = Finding("WaitingForGPUs", FALSE, "NotWaiting", "")
+    waiting = ConditionUpdate("WaitingForGPUs", FALSE, "NotWaiting", "")
     if words is not None:
-        waiting = Finding("WaitingForGPUs", TRUE, "Unschedulable", words)
-    findings = [*decision.summary.findings(), decision.accepted, waiting, decision.succeeded]
+        waiting = ConditionUpdate("WaitingForGPUs", TRUE, "Unschedulable", words)
+    findings = [*decision.summary.conditions(), decision.accepted, waiting, decision.succeeded]
     has_files = decision.phase is CapturePhase.SUCCEEDED
     return SpecDecodeCaptureStatus(
         observed_generation=capture.generation,

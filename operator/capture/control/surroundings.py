@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.conditions import Finding
-from specdecode_operator.deployment.desired_state import Intent
-from specdecode_operator.deployment.pods.readiness import Summary
+from specdecode_operator.deployment.conditions import ConditionUpdate
+from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.pods.readiness import Readiness
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class DeploymentSeen:
     ----------
     key, uid, generation
         Which state of which object.
-    intent
+    desired
         What its spec comes to.
     engines_wanted
         Engines that its Deployment asks for now.
@@ -30,7 +30,7 @@ class DeploymentSeen:
     key: Key
     uid: str
     generation: int
-    intent: Intent
+    desired: DesiredState
     engines_wanted: int = 0
     pods: Sequence[Body] = ()
 
@@ -101,9 +101,9 @@ class Decision:
     """What a capture comes to."""
 
     phase: CapturePhase
-    summary: Summary
-    accepted: Finding
-    succeeded: Finding
+    summary: Readiness
+    accepted: ConditionUpdate
+    succeeded: ConditionUpdate
     writes: Writes = field(default_factory=Writes)
     waiting_for_gpus: str | None = None
     """In the scheduler's words; None while it does not."""

@@ -17,7 +17,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.readiness import Summary, without_engines, working
+from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
 from specdecode_operator.deployment.pods.rollout import pod_trouble
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import ModelSource
@@ -93,7 +93,7 @@ def downloading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]
 
 def download_first(
     key: Key, uid: str, facts: Facts, commits: Mapping[str, str], pods: Sequence[Body]
-) -> tuple[Summary, list[Body]] | None:
+) -> tuple[Readiness, list[Body]] | None:
     """Return what to say, and the objects that must exist, while models are fetched; None when all of them are there.
 
     ``commits`` are those that are there. Suspended objects fetch theirs too, so that they start at once later.

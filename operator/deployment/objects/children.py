@@ -11,7 +11,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import RolloutStrategy
 from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings, group_pods, scheme
 from specdecode_operator.deployment.objects.plan_config_map import matrix_table
-from specdecode_operator.deployment.objects.workload import starter_name
+from specdecode_operator.deployment.objects.workload import workload_name
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.kube.labels import selector_labels
 from specdecode_operator.kube.manifests import owned, render_template
@@ -31,8 +31,8 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, matrix: Sequen
     if wanted_replicas(facts) > 1:
         budget = render_template("poddisruptionbudget", {"name": key.name, "selector": _disruption_selector(key, plan)})
         children.append(owned(budget, key, uid))
-    starter = _groups(key, facts, plan) if plan.chosen.nodes > 1 else _deployment(key, facts, plan)
-    return [*children, owned(starter, key, uid)]
+    workload = _groups(key, facts, plan) if plan.chosen.nodes > 1 else _deployment(key, facts, plan)
+    return [*children, owned(workload, key, uid)]
 
 
 def wanted_replicas(facts: Facts) -> int:
@@ -53,7 +53,7 @@ def _service(key: Key, facts: Facts) -> Body:
 def _disruption_selector(key: Key, plan: Plan) -> dict[str, str]:
     """Return the labels of the pods that must not all go at once: of a group every one, for none can be missed."""
     if plan.chosen.nodes > 1:
-        return {_GROUPS_LABEL: starter_name(key, LEADER_WORKER_SET.kind)}
+        return {_GROUPS_LABEL: workload_name(key, LEADER_WORKER_SET.kind)}
     return selector_labels(key.name)
 
 
@@ -61,7 +61,7 @@ def _groups(key: Key, facts: Facts, plan: Plan) -> Body:
     """Return what starts engines that each take several nodes."""
     values = {
         **_rollout(facts),
-        "name": starter_name(key, LEADER_WORKER_SET.kind),
+        "name": workload_name(key, LEADER_WORKER_SET.kind),
         "size": plan.chosen.nodes,
         "labels": _queue_labels(facts),
     }
@@ -92,7 +92,7 @@ def _deployment(key: Key, facts: Facts, plan: Plan) -> Body:
     """Return what starts engines that each fit on one node."""
     values = {
         **_rollout(facts),
-        "name": starter_name(key, DEPLOYMENT.kind),
+        "name": workload_name(key, DEPLOYMENT.kind),
         "selector": selector_labels(key.name),
         "progress_deadline_s": engine_timings(facts, plan).progress_deadline_s,
     }

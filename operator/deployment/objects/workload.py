@@ -8,7 +8,7 @@ from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
 from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
 from specdecode_operator.problems import InvalidSpecError, Problem
 
-STARTERS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
+WORKLOAD_KINDS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
 """Kinds that start engines; an object has one of them, and two only while one replaces the other."""
 
 GROUP_NAME_MAX_LENGTH: Final = 45
@@ -34,25 +34,25 @@ def refuse_group_name(key: Key, nodes: int) -> None:
         raise InvalidSpecError([Problem("metadata.name", key.name, message)])
 
 
-def starter_name(key: Key, kind: str) -> str:
+def workload_name(key: Key, kind: str) -> str:
     """Return the name of what starts the engines of an object."""
     return f"{key.name}{_GROUPS_SUFFIX}" if kind == LEADER_WORKER_SET.kind else key.name
 
 
-def serving_template(starter: Body) -> Body:
+def serving_template(workload: Body) -> Body:
     """Return the template of the pods that answer clients."""
-    templates: Body = starter["spec"][_TEMPLATE_FIELD[starter["kind"]]]
-    template: Body = templates["leaderTemplate"] if starter["kind"] == LEADER_WORKER_SET.kind else templates
+    templates: Body = workload["spec"][_TEMPLATE_FIELD[workload["kind"]]]
+    template: Body = templates["leaderTemplate"] if workload["kind"] == LEADER_WORKER_SET.kind else templates
     return template
 
 
-def with_pods_of(starter: Body, earlier: Body) -> Body:
-    """Return the starter, without its metadata, that starts the pods of an earlier one; their number stays."""
-    if earlier["kind"] != starter["kind"]:
-        spec = {**earlier["spec"], "replicas": starter["spec"]["replicas"]}
+def with_pods_of(workload: Body, earlier: Body) -> Body:
+    """Return the workload, without its metadata, that starts the pods of an earlier one; their number stays."""
+    if earlier["kind"] != workload["kind"]:
+        spec = {**earlier["spec"], "replicas": workload["spec"]["replicas"]}
     else:
-        field = _TEMPLATE_FIELD[starter["kind"]]
-        spec = {**starter["spec"], field: earlier["spec"][field]}
+        field = _TEMPLATE_FIELD[workload["kind"]]
+        spec = {**workload["spec"], field: earlier["spec"][field]}
     return {"apiVersion": earlier["apiVersion"], "kind": earlier["kind"], "spec": spec}
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from specdecode_operator.api.status import GpuMemory, PlanStatus
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, KvCacheDtype
-from specdecode_operator.deployment.conditions import FALSE, TRUE, Finding
+from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate
 from specdecode_operator.deployment.plan.planning import chosen_by
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.devices import find_device
@@ -89,16 +89,16 @@ def _workload(facts: Facts) -> Workload:
     )
 
 
-def planned_finding(facts: Facts, plan: Plan, passed_over: str = "") -> Finding:
+def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:
     """Whether there is a plan to launch, and which nodes no plan could use."""
     explanation = f"{plan.explanation}; {passed_over}" if passed_over else plan.explanation
     if plan.verdict != "DoesNotFit":
-        return Finding("Planned", TRUE, plan.verdict, explanation)
+        return ConditionUpdate("Planned", TRUE, plan.verdict, explanation)
     override = facts.spec.override
     if override is not None:
         message = f"goes on although it does not fit, because {override.reason!r}: {explanation}"
-        return Finding("Planned", TRUE, "Overridden", message)
-    return Finding("Planned", FALSE, "DoesNotFit", explanation)
+        return ConditionUpdate("Planned", TRUE, "Overridden", message)
+    return ConditionUpdate("Planned", FALSE, "DoesNotFit", explanation)
 
 
 def plan_change(old: PlanStatus | None, new: PlanStatus | None) -> str | None:

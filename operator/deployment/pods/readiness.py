@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import Condition, ConditionStatus
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.rollout import VOLUME_IN_USE, Rollout
 
 REPLICAS_LOST = "ReplicasLost"
@@ -14,7 +14,7 @@ ROLLED_BACK = "RolledBack"
 
 
 @dataclass(frozen=True)
-class Summary:
+class Readiness:
     """Ready with its reason, and which of the two helpers is true."""
 
     status: ConditionStatus
@@ -23,59 +23,61 @@ class Summary:
     reconciling: bool = False
     stalled: bool = False
 
-    def findings(self) -> list[Finding]:
+    def conditions(self) -> list[ConditionUpdate]:
         """Return the three conditions that say this."""
 
-        def helper(type_: str, *, holds: bool) -> Finding:
-            return Finding(type_, TRUE if holds else FALSE, self.reason, self.message if holds else "")
+        def helper(type_: str, *, holds: bool) -> ConditionUpdate:
+            return ConditionUpdate(type_, TRUE if holds else FALSE, self.reason, self.message if holds else "")
 
         return [
-            Finding("Ready", self.status, self.reason, self.message),
+            ConditionUpdate("Ready", self.status, self.reason, self.message),
             helper("Reconciling", holds=self.reconciling),
             helper("Stalled", holds=self.stalled),
         ]
 
 
-def stalled(reason: str, message: str) -> Summary:
+def stalled(reason: str, message: str) -> Readiness:
     """Only the user can go on from here."""
-    return Summary(FALSE, reason, message, stalled=True)
+    return Readiness(FALSE, reason, message, stalled=True)
 
 
-def working(reason: str, message: str) -> Summary:
+def working(reason: str, message: str) -> Readiness:
     """On the way, or waiting for something that may appear."""
-    return Summary(UNKNOWN, reason, message, reconciling=True)
+    return Readiness(UNKNOWN, reason, message, reconciling=True)
 
 
-def without_engines(spec: SpecDecodeDeploymentSpec) -> Summary | None:
+def without_engines(spec: SpecDecodeDeploymentSpec) -> Readiness | None:
     """Sum up an object that wants no engine; None for one that does."""
     if spec.suspend:
-        return Summary(TRUE, "Suspended", "spec.suspend is true: no engine runs, everything else is kept")
+        return Readiness(TRUE, "Suspended", "spec.suspend is true: no engine runs, everything else is kept")
     if spec.replicas == 0:
-        return Summary(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
+        return Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
     return None
 
 
-def naming_sharers(summary: Summary, sharers: Sequence[str]) -> Summary:
+def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readiness:
     """Name the other objects that use a claim, where that is what a pod waits for."""
     if summary.reason != VOLUME_IN_USE:
         return summary
-    if sharers:
-        who = f"SpecDecodeDeployment {' and '.join(sharers)} names it too: give each a claim of its own, suspend one"
+    if claim_users:
+        who = (
+            f"SpecDecodeDeployment {' and '.join(claim_users)} names it too: give each a claim of its own, suspend one"
+        )
     else:
         who = "an earlier pod of this object may be the one: suspend the object first"
     return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
 
 
-def lent(capture: str) -> Summary:
+def lent(capture: str) -> Readiness:
     """Sum up an object whose GPUs a capture has for the time being."""
-    return Summary(
+    return Readiness(
         TRUE, "SuspendedForCapture", f"capture {capture} has its GPUs; the engines come back when it ended, however"
     )
 
 
 def summarize(
-    rollout: Rollout, speculation: Finding, previous: Condition | None, generation: int, *, paused: bool = False
-) -> Summary:
+    rollout: Rollout, speculation: ConditionUpdate, previous: Condition | None, generation: int, *, paused: bool = False
+) -> Readiness:
     """Sum up an object whose plan is in force and that wants engines."""
     if rollout.complete:
         return _serving(rollout, speculation)
@@ -84,15 +86,15 @@ def summarize(
     return _not_complete(rollout, was_ready=_was_ready(previous, generation))
 
 
-def rolled_back(rollout: Rollout, failure: str) -> Summary:
+def rolled_back(rollout: Rollout, failure: str) -> Readiness:
     """Sum up an object whose spec did not serve, so that the engines that served last are put back."""
     counts = f"{rollout.available} of {rollout.wanted} engines serve"
     message = f"the engines of this spec never served ({failure}); those that served last"
     if rollout.complete:
         message += f" are back, {counts}; this spec is not tried again before it changes"
-        return Summary(FALSE, ROLLED_BACK, message, stalled=True)
+        return Readiness(FALSE, ROLLED_BACK, message, stalled=True)
     why = f": {rollout.trouble.reason}: {rollout.trouble.message}" if rollout.trouble else ""
-    return Summary(FALSE, ROLLED_BACK, f"{message} are being put back, {counts}{why}", reconciling=True)
+    return Readiness(FALSE, ROLLED_BACK, f"{message} are being put back, {counts}{why}", reconciling=True)
 
 
 def _paused(rollout: Rollout) -> str:
@@ -102,14 +104,14 @@ def _paused(rollout: Rollout) -> str:
     )
 
 
-def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
+def _not_complete(rollout: Rollout, *, was_ready: bool) -> Readiness:
     trouble = rollout.trouble
     if trouble is not None and trouble.permanent:
         return stalled(trouble.reason, trouble.message)
     if was_ready:
         why = f": {trouble.message}" if trouble else ""
         message = f"{rollout.available} of {rollout.wanted} engines serve{why}"
-        return Summary(FALSE, REPLICAS_LOST, message, reconciling=True)
+        return Readiness(FALSE, REPLICAS_LOST, message, reconciling=True)
     if rollout.overdue and not (trouble and trouble.waits):
         why = f"{trouble.reason}: {trouble.message}" if trouble else "the logs of its pods tell how far it got"
         message = f"no engine of this spec was ready within the {rollout.deadline_s} s given to it; {why}"
@@ -122,34 +124,34 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Summary:
     )
 
 
-def available_finding(rollout: Rollout) -> Finding:
+def available_condition(rollout: Rollout) -> ConditionUpdate:
     """Whether every wanted engine serves."""
     counts = f"{rollout.available} of {rollout.wanted} engines serve"
     if rollout.wanted == 0:
-        return Finding("Available", TRUE, "NoEngineWanted", "no engine is asked for")
+        return ConditionUpdate("Available", TRUE, "NoEngineWanted", "no engine is asked for")
     if rollout.complete:
-        return Finding("Available", TRUE, "EnginesServe", counts)
+        return ConditionUpdate("Available", TRUE, "EnginesServe", counts)
     if rollout.trouble is not None:
-        return Finding("Available", FALSE, rollout.trouble.reason, f"{counts}: {rollout.trouble.message}")
-    return Finding("Available", FALSE, "Starting", counts)
+        return ConditionUpdate("Available", FALSE, rollout.trouble.reason, f"{counts}: {rollout.trouble.message}")
+    return ConditionUpdate("Available", FALSE, "Starting", counts)
 
 
-def earlier_engines_finding(starter: Body | None) -> Finding:
+def earlier_engines_condition(workload: Body | None) -> ConditionUpdate:
     """Whether engines serve that were launched before something came in the way."""
-    status = (starter or {}).get("status", {})
+    status = (workload or {}).get("status", {})
     # Groups of pods are counted when they are ready, and have no other count.
     serving = status.get("availableReplicas", status.get("readyReplicas", 0))
     if serving:
         message = f"{serving} engines that were launched earlier go on serving; nothing is launched for this spec"
-        return Finding("Available", TRUE, "EarlierEnginesServe", message)
-    return Finding("Available", UNKNOWN, "NotLaunched", "nothing is launched for this spec")
+        return ConditionUpdate("Available", TRUE, "EarlierEnginesServe", message)
+    return ConditionUpdate("Available", UNKNOWN, "NotLaunched", "nothing is launched for this spec")
 
 
-def _serving(rollout: Rollout, speculation: Finding) -> Summary:
+def _serving(rollout: Rollout, speculation: ConditionUpdate) -> Readiness:
     counts = f"{rollout.available} of {rollout.wanted} engines serve"
     if speculation.status is FALSE and speculation.reason != "Disabled":
-        return Summary(TRUE, "SpeculationInactive", f"{counts}, but they do not draft: {speculation.message}")
-    return Summary(TRUE, "Serving", counts)
+        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but they do not draft: {speculation.message}")
+    return Readiness(TRUE, "Serving", counts)
 
 
 def _was_ready(previous: Condition | None, generation: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.objects.workload import serving_template, starter_name, with_pods_of
+from specdecode_operator.deployment.objects.workload import serving_template, with_pods_of, workload_name
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, as_data, from_data
 from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
 from specdecode_operator.kube.manifests import owned
@@ -53,7 +53,7 @@ class Memory:
 
     Attributes
     ----------
-    starter
+    workload
         What started the engines that served last.
     failure
         The attempt that was taken back, if the last one was.
@@ -61,38 +61,38 @@ class Memory:
         What was seen of engines on several nodes that crash; None while none does.
     """
 
-    starter: Body
+    workload: Body
     failure: Failure | None = None
     groups: GroupHistory | None = None
 
 
-def memory_name(key: Key) -> str:
+def last_good_name(key: Key) -> str:
     """Return the name of the ConfigMap that holds the memory of an object."""
     return f"{key.name}-last-good"
 
 
-def read_memory(config_map: Body | None) -> Memory | None:
+def read_last_good(config_map: Body | None) -> Memory | None:
     """Return what a ConfigMap holds; None where there is none, or somebody broke it."""
     data = (config_map or {}).get("data") or {}
     try:
-        starter, failure = json.loads(data[_STARTER]), json.loads(data.get(_FAILURE, "null"))
+        workload, failure = json.loads(data[_STARTER]), json.loads(data.get(_FAILURE, "null"))
         groups = json.loads(data.get(_GROUPS, "null"))
-        template = serving_template(starter)
-        if not isinstance(template["spec"], dict) or template_hash(template) is None or not starter["apiVersion"]:
+        template = serving_template(workload)
+        if not isinstance(template["spec"], dict) or template_hash(template) is None or not workload["apiVersion"]:
             return None
-        return Memory(starter, Failure(**failure) if failure else None, from_data(groups) if groups else None)
+        return Memory(workload, Failure(**failure) if failure else None, from_data(groups) if groups else None)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def render_memory(key: Key, uid: str, memory: Memory) -> Body:
+def render_last_good(key: Key, uid: str, memory: Memory) -> Body:
     """Return the ConfigMap for a memory."""
-    data = {_STARTER: json.dumps(memory.starter, indent=2, sort_keys=True)}
+    data = {_STARTER: json.dumps(memory.workload, indent=2, sort_keys=True)}
     if memory.failure is not None:
         data[_FAILURE] = json.dumps(asdict(memory.failure), indent=2, sort_keys=True)
     if memory.groups is not None:
         data[_GROUPS] = json.dumps(as_data(memory.groups), indent=2, sort_keys=True)
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": memory_name(key)}, "data": data}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": last_good_name(key)}, "data": data}
     return owned(body, key, uid)
 
 
@@ -103,14 +103,14 @@ def attempt_of(spec: dict[str, Any], *place: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def put_back(key: Key, uid: str, starter: Body, earlier: Body) -> Body:
-    """Return what starts the engines of an earlier starter; their number stays."""
-    body = with_pods_of(starter, earlier)
-    return owned({**body, "metadata": {"name": starter_name(key, body["kind"])}}, key, uid)
+def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
+    """Return what starts the engines of an earlier workload; their number stays."""
+    body = with_pods_of(workload, earlier)
+    return owned({**body, "metadata": {"name": workload_name(key, body["kind"])}}, key, uid)
 
 
 def remembered(memory: Memory | None, wanted: Body, attempt: str, rollout: Rollout) -> Memory | None:
-    """Return what is to be remembered now that the engines of a starter are where they are.
+    """Return what is to be remembered now that the engines of a workload are where they are.
 
     ``wanted`` starts the engines of this attempt, not yet taken back.
     """
@@ -118,7 +118,7 @@ def remembered(memory: Memory | None, wanted: Body, attempt: str, rollout: Rollo
         return memory
     if rollout.complete:
         return Memory({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
-    if memory is None or template_hash(serving_template(memory.starter)) == template_hash(serving_template(wanted)):
+    if memory is None or template_hash(serving_template(memory.workload)) == template_hash(serving_template(wanted)):
         return memory
     reason = _why_in_vain(rollout)
     return memory if reason is None else replace(memory, failure=Failure(attempt, *reason))

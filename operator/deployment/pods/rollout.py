@@ -82,9 +82,9 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
     )
 
 
-def beside(rollout: Rollout, predecessor: Body | None) -> Rollout:
-    """Return the same with the engines that a starter of another kind still has."""
-    status = (predecessor or {}).get("status", {})
+def beside(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
+    """Return the same with the engines that a workload of another kind still has."""
+    status = (replaced_workload or {}).get("status", {})
     available = status.get("availableReplicas", status.get("readyReplicas", 0))
     return replace(
         rollout, replicas=rollout.replicas + status.get("replicas", 0), available=rollout.available + available
@@ -105,11 +105,11 @@ def _restarts(pod: Body) -> int:
     return max((int(each.get("restartCount", 0)) for each in engines), default=0)
 
 
-def current_pods(pods: list[Body], starter: Body | None) -> list[Body]:
+def current_pods(pods: list[Body], workload: Body | None) -> list[Body]:
     """Pods of the template that is in force now; what older ones suffer says nothing of this spec."""
-    if starter is None:
+    if workload is None:
         return []
-    wanted = template_hash(serving_template(starter))
+    wanted = template_hash(serving_template(workload))
     return [pod for pod in pods if template_hash(pod) == wanted]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP, Method
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Finding
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.residual import BudgetResidual
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import EngineReading, Reading, SpeculationReading, Unreachable
@@ -18,11 +18,13 @@ _ACCEPTANCE_STEP_PERCENT = 2
 """Observed figures are written anew when acceptance moved by this much."""
 
 
-def speculation_finding(facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None) -> Finding:
+def speculation_condition(
+    facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None
+) -> ConditionUpdate:
     """Whether the engines really draft, in the figures that the status shows."""
 
-    def finding(status: ConditionStatus, reason: str, message: str) -> Finding:
-        return Finding("SpeculationActive", status, reason, message)
+    def finding(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
+        return ConditionUpdate("SpeculationActive", status, reason, message)
 
     if facts.method is Method.NONE:
         return finding(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
@@ -70,7 +72,7 @@ def _nothing_drafted(facts: Facts, generated_tokens: int) -> tuple[ConditionStat
     return FALSE, "NotDrafting", message
 
 
-def budget_finding(plan: Plan, residual: BudgetResidual | None, readings: Mapping[str, Reading]) -> Finding:
+def budget_condition(plan: Plan, residual: BudgetResidual | None, readings: Mapping[str, Reading]) -> ConditionUpdate:
     """Whether the engines got the KV cache that was promised after the margin."""
     if residual is None:
         return _no_engine("BudgetAccurate", _split(readings)[1])
@@ -82,9 +84,9 @@ def budget_finding(plan: Plan, residual: BudgetResidual | None, readings: Mappin
     # By share: beside windows and states not every token takes the same bytes.
     margin_tokens = predicted * margin_bytes // max(1, budget.available_kv_bytes)
     if smallest >= predicted - margin_tokens:
-        return Finding("BudgetAccurate", TRUE, "AsPromised", message)
+        return ConditionUpdate("BudgetAccurate", TRUE, "AsPromised", message)
     message += f", with a margin of {margin_tokens:,}: is the config in the spec really that of these models?"
-    return Finding("BudgetAccurate", FALSE, "LessThanPromised", message)
+    return ConditionUpdate("BudgetAccurate", FALSE, "LessThanPromised", message)
 
 
 def _difference(residual: BudgetResidual) -> str:
@@ -156,7 +158,7 @@ def _split(readings: Mapping[str, Reading]) -> tuple[dict[str, EngineReading], d
     return engines, silent
 
 
-def _no_engine(condition: str, silent: Mapping[str, Unreachable]) -> Finding:
+def _no_engine(condition: str, silent: Mapping[str, Unreachable]) -> ConditionUpdate:
     for name, reading in silent.items():
-        return Finding(condition, UNKNOWN, "Unreachable", f"{name}: {reading.reason}")
-    return Finding(condition, UNKNOWN, "EngineNotReady", "no engine serves yet")
+        return ConditionUpdate(condition, UNKNOWN, "Unreachable", f"{name}: {reading.reason}")
+    return ConditionUpdate(condition, UNKNOWN, "EngineNotReady", "no engine serves yet")

@@ -25,7 +25,7 @@ class Parent:
     generation: int
     spec: Body
     status: SpecDecodeDeploymentStatus
-    lent_to: str | None = None
+    suspended_for: str | None = None
     """The capture that has its GPUs."""
 
 
@@ -50,7 +50,7 @@ def lend(parent: Parent, capture: str | None) -> Parent:
     """Return the object as it holds while a capture has its GPUs: as if it were suspended."""
     if capture is None or parent.spec.get("suspend") or parent.spec.get("replicas") == 0:
         return parent
-    return replace(parent, spec={**parent.spec, "suspend": True}, lent_to=capture)
+    return replace(parent, spec={**parent.spec, "suspend": True}, suspended_for=capture)
 
 
 def parse_spec(spec: Body) -> SpecDecodeDeploymentSpec:

@@ -12,19 +12,19 @@ from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
 
 def test_a_pair_that_fits_is_planned_on_the_product_that_holds_it() -> None:
-    intent, status, conditions = decide(parent(pair_70b()))
+    desired, status, conditions = decide(parent(pair_70b()))
     assert status.plan is not None
     assert (status.plan.verdict, status.plan.product, status.plan.tensor) == ("Fits", H200, 2)
     assert conditions["Planned"].status == "True"
-    engine = intent.children[-1]
+    engine = desired.children[-1]
     assert engine["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H200}
     container = engine["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
 
 
 def test_a_plan_that_does_not_fit_creates_no_pod_and_names_the_smallest_fix() -> None:
-    intent, status, conditions = decide(parent(pair_70b()), nodes=(H100_NODE,))
-    assert [child["kind"] for child in intent.children] == ["ConfigMap"]
+    desired, status, conditions = decide(parent(pair_70b()), nodes=(H100_NODE,))
+    assert [child["kind"] for child in desired.children] == ["ConfigMap"]
     assert summary(conditions) == ("False", "DoesNotFit", "False", "True")
     assert conditions["Planned"].status == "False"
     assert "weights" in conditions["Planned"].message
@@ -35,24 +35,24 @@ def test_a_plan_that_does_not_fit_creates_no_pod_and_names_the_smallest_fix() ->
 
 def test_the_fix_that_is_named_works() -> None:
     body = parent(pair_70b(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "FP8"}))
-    intent, status, _ = decide(body, nodes=(H100_NODE,))
+    desired, status, _ = decide(body, nodes=(H100_NODE,))
     assert status.plan is not None
     assert (status.plan.verdict, status.plan.product) == ("Fits", H100)
-    command = intent.children[-1]["spec"]["template"]["spec"]["containers"][0]["command"]
+    command = desired.children[-1]["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command[command.index("--quantization") + 1] == "fp8_per_tensor"
 
 
 def test_an_override_launches_what_does_not_fit_and_says_so() -> None:
     body = parent(pair_70b(override={"planning": "Ignore", "reason": "the estimate is wrong here"}))
-    intent, _, conditions = decide(body, nodes=(H100_NODE,))
-    assert "Deployment" in [child["kind"] for child in intent.children]
+    desired, _, conditions = decide(body, nodes=(H100_NODE,))
+    assert "Deployment" in [child["kind"] for child in desired.children]
     assert (conditions["Planned"].status, conditions["Planned"].reason) == ("True", "Overridden")
     assert "the estimate is wrong here" in conditions["Planned"].message
 
 
 def test_without_a_matching_node_it_waits_and_says_what_for() -> None:
-    intent, _, conditions = decide(parent(pair_70b()), nodes=())
-    assert intent.children == []
+    desired, _, conditions = decide(parent(pair_70b()), nodes=())
+    assert desired.children == []
     assert summary(conditions) == ("Unknown", "NoMatchingNodes", "True", "False")
     assert "nvidia.com/gpu.product" in conditions["Planned"].message
 
@@ -65,8 +65,8 @@ def test_node_pools_that_scale_from_zero_are_planned_from_the_spec() -> None:
 
 
 def test_more_gpus_than_a_node_has_waits_for_larger_nodes() -> None:
-    intent, _, conditions = decide(parent(pair_70b(parallelism={"tensor": 16})))
-    assert intent.children == []
+    desired, _, conditions = decide(parent(pair_70b(parallelism={"tensor": 16})))
+    assert desired.children == []
     assert summary(conditions) == ("Unknown", "NodesTooFew", "True", "False")
     assert "spec.parallelism: 16 GPUs a replica (TP 16)" in conditions["Planned"].message
     assert "needs 2 nodes x 8 x" in conditions["Planned"].message
@@ -168,9 +168,9 @@ BAD_SPECS = {
 
 @pytest.mark.parametrize(("spec", "field", "fix"), BAD_SPECS.values(), ids=BAD_SPECS)
 def test_what_only_the_user_can_mend_is_named_with_its_fix(spec: dict[str, Any], field: str, fix: str) -> None:
-    intent, _, conditions = decide(parent(spec))
-    assert intent.children == []
-    assert not isinstance(intent.course, Launch)
+    desired, _, conditions = decide(parent(spec))
+    assert desired.children == []
+    assert not isinstance(desired.outcome, Launch)
     assert conditions["Accepted"].status == "False"
     assert field in conditions["Accepted"].message
     assert fix in conditions["Accepted"].message

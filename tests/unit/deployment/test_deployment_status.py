@@ -77,9 +77,9 @@ def test_a_busy_engine_that_misses_a_question_keeps_what_it_proved() -> None:
     _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], proven))
     later = parent(tiny_cpu(), status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
     silent = {"llama-1": Unreachable("/metrics did not answer (TimeoutError)")}
-    _, missed, _ = decide(later, Observation(SERVING, [], silent, silent_rounds=2))
+    _, missed, _ = decide(later, Observation(SERVING, [], silent, unanswered_rounds=2))
     assert missed == before
-    _, _, conditions = decide(later, Observation(SERVING, [], silent, silent_rounds=3))
+    _, _, conditions = decide(later, Observation(SERVING, [], silent, unanswered_rounds=3))
     assert conditions["SpeculationActive"].reason == "Unreachable"
 
 
@@ -167,8 +167,8 @@ def test_less_kv_cache_than_promised_is_told() -> None:
     ("changes", "reason"), [({"suspend": True}, "Suspended"), ({"replicas": 0}, "ScaledToZero")], ids=str
 )
 def test_no_engine_is_ready_where_none_is_wanted(changes: dict[str, Any], reason: str) -> None:
-    intent, _, conditions = decide(parent(tiny_cpu(**changes)))
-    assert intent.children[-1]["spec"]["replicas"] == 0
+    desired, _, conditions = decide(parent(tiny_cpu(**changes)))
+    assert desired.children[-1]["spec"]["replicas"] == 0
     assert summary(conditions) == ("True", reason, "False", "False")
 
 

@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Launch, Obstacle
+from specdecode_operator.deployment.desired_state import Launch, NotLaunched
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -34,11 +34,11 @@ def wide() -> Body:
 def launched(body: Body, *nodes: NodeFacts) -> tuple[PlanStatus, Body]:
     """The plan in the status, and the Deployment."""
     owner = read_parent(parent(body))
-    intent = intend(owner, nodes)
-    assert isinstance(intent.course, Launch), intent.findings
-    plan = compose_status(owner, intent, Observation(), NOW).plan
+    desired = intend(owner, nodes)
+    assert isinstance(desired.outcome, Launch), desired.conditions
+    plan = compose_status(owner, desired, Observation(), NOW).plan
     assert plan is not None
-    return plan, next(child for child in intent.children if child["kind"] == "Deployment")
+    return plan, next(child for child in desired.children if child["kind"] == "Deployment")
 
 
 def engine_of(deployment: Body) -> Body:
@@ -96,9 +96,9 @@ def test_experts_are_shared_out_over_copies_whether_sliced_or_whole() -> None:
 
 
 def test_more_gpus_than_a_node_has_wait() -> None:
-    intent = intend(read_parent(parent(spec(tensor=8, pipeline=2))), (EIGHT_H200,))
-    assert isinstance(intent.course, Obstacle)
-    planned = next(finding for finding in intent.findings if finding.type == "Planned")
+    desired = intend(read_parent(parent(spec(tensor=8, pipeline=2))), (EIGHT_H200,))
+    assert isinstance(desired.outcome, NotLaunched)
+    planned = next(finding for finding in desired.conditions if finding.type == "Planned")
     assert planned.reason == "NodesTooFew"
     assert "spec.parallelism: 16 GPUs a replica (TP 8, PP 2)" in planned.message
 
@@ -118,6 +118,6 @@ def test_a_plan_in_force_is_kept_with_its_spread() -> None:
     plan, _ = launched(body, EIGHT_H100)
     status = {"plan": plan.model_dump(by_alias=True, mode="json", exclude_none=True)}
     more = (EIGHT_H100, EIGHT_H200)
-    intent = intend(read_parent(parent(body, status=status)), more)
-    assert isinstance(intent.course, Launch)
-    assert (intent.course.plan.chosen.product, intent.course.plan.chosen.gpus) == (H100, 4)
+    desired = intend(read_parent(parent(body, status=status)), more)
+    assert isinstance(desired.outcome, Launch)
+    assert (desired.outcome.plan.chosen.product, desired.outcome.plan.chosen.gpus) == (H100, 4)

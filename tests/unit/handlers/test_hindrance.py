@@ -11,7 +11,7 @@ from specdecode_operator.cluster.errors import (
     RefusedForNowError,
 )
 from specdecode_operator.handlers.hindrance import hindrance
-from specdecode_operator.handlers.inventory import ChildNameTakenError, HinderedError
+from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError
 
 WAITS, STOPS = ("Unknown", True, False), ("False", False, True)
 
@@ -21,41 +21,41 @@ async def fail(error: Exception | None) -> None:
         raise error
 
 
-@pytest.mark.parametrize("told_before", [False, True])
+@pytest.mark.parametrize("status_is_current", [False, True])
 @pytest.mark.parametrize(
-    ("error", "reason", "course"),
+    ("error", "reason", "outcome"),
     [
         (ForbiddenError("may not"), "Forbidden", WAITS),
         (RefusedForNowError("quota"), "RefusedForNow", WAITS),
         (InvalidObjectError("wrong"), "ChildRefused", STOPS),
-        (HinderedError("ModelFactsFull", "full", permanent=True), "ModelFactsFull", STOPS),
+        (BlockedError("ModelFactsFull", "full", permanent=True), "ModelFactsFull", STOPS),
         (ChildNameTakenError("Service", "llama", leaving=True), "WaitingForCleanup", WAITS),
         (ChildNameTakenError("Service", "llama", leaving=False), "ChildNameConflict", STOPS),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_what_the_status_can_say_is_said_each_time(
-    error: Exception, reason: str, course: tuple[str, bool, bool], *, told_before: bool
+    error: Exception, reason: str, outcome: tuple[str, bool, bool], *, status_is_current: bool
 ) -> None:
-    found = await hindrance(fail(error), hint="; see podTemplate", told_before=told_before)
+    found = await hindrance(fail(error), hint="; see podTemplate", status_is_current=status_is_current)
     assert found is not None
-    assert (found.reason, (found.status, found.reconciling, found.stalled)) == (reason, course)
+    assert (found.reason, (found.status, found.reconciling, found.stalled)) == (reason, outcome)
     assert found.message == str(error) + ("; see podTemplate" if reason == "ChildRefused" else "")
 
 
 @pytest.mark.parametrize("kind", [ClusterError, ConflictError, NotFoundError])
 async def test_what_says_nothing_of_the_object_is_said_once_for_a_spec(kind: type[ClusterError]) -> None:
-    found = await hindrance(fail(kind("etcd is slow")), told_before=False)
+    found = await hindrance(fail(kind("etcd is slow")), status_is_current=False)
     assert found is not None
     assert (found.reason, found.message, found.reconciling) == ("ApiServerError", "etcd is slow", True)
     with pytest.raises(kind):
-        await hindrance(fail(kind("etcd is slow")), told_before=True)
+        await hindrance(fail(kind("etcd is slow")), status_is_current=True)
 
 
 async def test_errors_of_the_operator_itself_are_none_of_the_cluster() -> None:
     with pytest.raises(KeyError):
-        await hindrance(fail(KeyError("x")), told_before=False)
+        await hindrance(fail(KeyError("x")), status_is_current=False)
 
 
 async def test_nothing_is_said_of_what_is_written() -> None:
-    assert await hindrance(fail(None), told_before=False) is None
+    assert await hindrance(fail(None), status_is_current=False) is None

@@ -1,4 +1,4 @@
-"""An intent is remembered while nothing that it depends on changes, and no longer."""
+"""An desired is remembered while nothing that it depends on changes, and no longer."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -54,7 +54,7 @@ def reader(version: str) -> dict[str, Any]:
     return {"metadata": {"name": "reader", "uid": "1", "resourceVersion": version, "labels": {READS_FOR_LABEL: "x"}}}
 
 
-def ask(intents: Intents, **changes: Any) -> Intent:
+def ask(intents: Intents, **changes: Any) -> DesiredState:
     given = {"body": parent(pair_70b()), "nodes": NODES, "entries": {}, "pods": (), "calibration": UNCALIBRATED}
     given |= changes
     return intents.intend(
@@ -67,7 +67,7 @@ def test_the_same_question_gets_the_same_answer_and_is_not_thought_about_again()
     first, second = ask(intents), ask(intents)
     assert first.children == second.children
     assert [child["kind"] for child in second.children] == ["ConfigMap", "Service", "Deployment"]
-    assert second.course is first.course
+    assert second.outcome is first.outcome
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_the_same_question_gets_the_same_answer_and_is_not_thought_about_again()
 def test_another_question_is_thought_about(changes: dict[str, Any]) -> None:
     intents = Intents()
     before = ask(intents)
-    assert ask(intents, **changes).course is not before.course
+    assert ask(intents, **changes).outcome is not before.outcome
 
 
 def test_what_is_forgotten_is_thought_about_again() -> None:
     intents = Intents()
     before = ask(intents)
     intents.forget(read_parent(parent(pair_70b())).key)
-    assert ask(intents).course is not before.course
+    assert ask(intents).outcome is not before.outcome
 
 
 HOURLY = {"name": "hourly", "schedule": "0 * * * *"}

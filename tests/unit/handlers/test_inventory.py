@@ -35,7 +35,7 @@ async def test_of_children_that_were_deleted_nothing_is_kept() -> None:
 
     async def live() -> None:
         await inventory.apply(KEY, child, None)
-        await inventory.delete(KEY, cache.belongings(KEY, "Service")[0])
+        await inventory.delete(KEY, cache.children_of(KEY, "Service")[0])
 
     await live()
     tracemalloc.start()

@@ -247,15 +247,15 @@ class TestObstacles:
         assert await world.look() == [STATUS]
         assert world.said()[1] == reason
 
-    @pytest.mark.parametrize("told_before", [False, True])
-    async def test_a_failing_api_server_is_told_once_for_a_spec(self, world: World, *, told_before: bool) -> None:
+    @pytest.mark.parametrize("status_is_current", [False, True])
+    async def test_a_failing_api_server_is_told_once_for_a_spec(self, world: World, *, status_is_current: bool) -> None:
         world.add(tiny_cpu())
-        if told_before:
+        if status_is_current:
             world.api.refusals["create services"] = (403, "no")
             await world.look()
         before = world.object.get("status")
         world.api.refusals["create services"] = (500, "etcd is slow")
-        if told_before:
+        if status_is_current:
             with pytest.raises(ClusterError, match="etcd is slow"):
                 await world.look()
             assert world.object["status"] == before, "what it says still holds; the queue tries again"

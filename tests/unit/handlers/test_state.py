@@ -118,7 +118,7 @@ class TestStart:
         for name, given in (("ours", labels), ("theirs", {**labels, MANAGED_BY_LABEL: "somebody"})):
             api.create(POD, {"metadata": {"namespace": "team", "name": name, "labels": given}})
         await state.start()
-        assert [pod["metadata"]["name"] for pod in state.cache.belongings(LLAMA, POD.kind)] == ["ours"]
+        assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["ours"]
         assert labels[MANAGED_BY_LABEL] == MANAGER
 
     async def test_it_may_be_tried_again_after_the_cluster_failed(self, api: ApiServer, state: OperatorState) -> None:
@@ -193,7 +193,7 @@ class TestResync:
         await until(
             lambda: {reason(api, name=name) for name in names} == {"Suspended"}, lambda: "nothing is left to write"
         )
-        assert len(state.cache.nodes()) == len(state.cache.belongings(LLAMA, POD.kind)) == 1
+        assert len(state.cache.nodes()) == len(state.cache.children_of(LLAMA, POD.kind)) == 1
         for resource, name in ((SPECDECODE_DEPLOYMENT, "llama"), (POD, "p"), (NODE, "n")):
             api.remove(resource, name)
         await rounds.go(18)
@@ -201,7 +201,7 @@ class TestResync:
         await rounds.go()
         assert state.cache.parents() == (Key("team", "stays"),)
         assert state.cache.nodes() == ()
-        assert state.cache.belongings(LLAMA, POD.kind) == []
+        assert state.cache.children_of(LLAMA, POD.kind) == []
 
     async def test_it_outlives_a_cluster_that_fails_for_a_while(
         self, api: ApiServer, state: OperatorState, rounds: Rounds

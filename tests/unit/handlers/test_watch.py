@@ -166,9 +166,9 @@ class TestBelongings:
 
     async def test_a_deleted_one_is_seen_no_more(self, state: OperatorState) -> None:
         await belonging(state, POD.kind, "ADDED", labelled("p", deployment="llama"))
-        assert len(state.cache.belongings(LLAMA, POD.kind)) == 1
+        assert len(state.cache.children_of(LLAMA, POD.kind)) == 1
         await belonging(state, POD.kind, "DELETED", labelled("p", 2, deployment="llama"))
-        assert state.cache.belongings(LLAMA, POD.kind) == []
+        assert state.cache.children_of(LLAMA, POD.kind) == []
 
     async def test_what_was_read_of_models_brings_all_of_its_namespace(self, state: OperatorState) -> None:
         facts = {**labelled("facts", facts="true"), "data": {"model": "{}"}}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.control.decision import hindered
-from specdecode_operator.capture.control.preemption import borrower
+from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.capture.control.subject import QUEUE_LABEL, read_capture
 from specdecode_operator.capture.control.surroundings import Surroundings
@@ -352,9 +352,9 @@ class TestQueue:
 
     def test_it_borrows_nothing_before_the_queue_lets_it_start(self) -> None:
         body = capture(BORROWS, labels=QUEUED)
-        assert borrower([after(body, surroundings())]) is None
-        assert borrower([after(body, surroundings(job=job(suspend=True)))]) is None
-        assert borrower([after(body, surroundings(job=job()))]) == "demo"
+        assert preempting_capture([after(body, surroundings())]) is None
+        assert preempting_capture([after(body, surroundings(job=job(suspend=True)))]) is None
+        assert preempting_capture([after(body, surroundings(job=job()))]) == "demo"
 
     def test_nobody_but_kueue_starts_it(self) -> None:
         decision, status = look(capture(labels=QUEUED), surroundings(job=job(suspend=True)))

@@ -23,7 +23,7 @@ from tests.support.objects import Body, tiny_cpu
 def deployed(spec: Body | None = None) -> tuple[DeploymentSeen, Body]:
     """A deployment, and the pod that it starts."""
     seen = deployment_seen(spec)
-    return seen, seen.intent.children[-1]["spec"]["template"]
+    return seen, seen.desired.children[-1]["spec"]["template"]
 
 
 def rendered(deployment: Body | None = None, **spec: Any) -> Body:
@@ -267,8 +267,8 @@ class TestSettings:
         assert context["recording_flags"] == ["--enable-logging-iteration-details"]
         assert context["image"] == "localhost/engine:1"
         assert context["command"] == template["spec"]["containers"][0]["command"]
-        assert isinstance(seen.intent.course, Launch)
-        assert context["plan"]["kvCacheTokens"] == seen.intent.course.told.kv_cache_tokens
+        assert isinstance(seen.desired.outcome, Launch)
+        assert context["plan"]["kvCacheTokens"] == seen.desired.outcome.told.kv_cache_tokens
         assert context["deployment"] == {"name": "llama", "uid": "uid-1", "generation": 1}
 
     def test_names_are_those_of_what_runs_in_the_pod(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.preemption import borrower, holds_gpus
+from specdecode_operator.capture.control.preemption import holds_gpus, preempting_capture
 from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import lend, read_parent
@@ -33,7 +33,7 @@ def borrowing(*conditions: tuple[str, ...], **spec: Any) -> Body:
 
 
 def test_a_capture_that_is_accepted_and_not_over_has_the_gpus() -> None:
-    assert borrower([borrowing()]) == "demo"
+    assert preempting_capture([borrowing()]) == "demo"
 
 
 NOT_BORROWING: dict[str, Body] = {
@@ -54,11 +54,11 @@ NOT_BORROWING: dict[str, Body] = {
 
 @pytest.mark.parametrize("name", NOT_BORROWING)
 def test_the_deployment_has_them_back_in_every_other_case(name: str) -> None:
-    assert borrower([NOT_BORROWING[name]]) is None
+    assert preempting_capture([NOT_BORROWING[name]]) is None
 
 
 def test_the_first_of_several_is_named() -> None:
-    assert borrower([NOT_BORROWING["Keep"], borrowing()]) == "demo"
+    assert preempting_capture([NOT_BORROWING["Keep"], borrowing()]) == "demo"
 
 
 PODS: dict[str, tuple[Body, bool]] = {
@@ -88,13 +88,13 @@ def test_a_capture_waits_for_pods_that_hold_gpus_and_for_no_others(name: str) ->
     assert holds_gpus(pod, NOW) is holds
 
 
-def ready(spec: Body, lent_to: str | None) -> tuple[str, str]:
-    owner = lend(read_parent(parent(spec)), lent_to)
-    intent = intend(owner, ())
+def ready(spec: Body, suspended_for: str | None) -> tuple[str, str]:
+    owner = lend(read_parent(parent(spec)), suspended_for)
+    desired = intend(owner, ())
     observation = Observation(deployment(replicas=0, updated=0, available=0))
-    status = compose_status(owner, intent, observation, NOW)
+    status = compose_status(owner, desired, observation, NOW)
     (found,) = (each for each in status.conditions if each.type == "Ready")
-    assert intent.children[-1]["spec"]["replicas"] == 0
+    assert desired.children[-1]["spec"]["replicas"] == 0
     return found.status.value, found.reason
 
 
@@ -110,6 +110,6 @@ def test_one_that_wants_no_engine_anyway_lends_nothing() -> None:
 def test_lending_changes_neither_plan_nor_pods() -> None:
     own = intend(read_parent(parent(tiny_cpu())), ())
     lent = intend(lend(read_parent(parent(tiny_cpu())), "demo"), ())
-    assert own.course.told == lent.course.told
-    templates = [intent.children[-1]["spec"]["template"] for intent in (own, lent)]
+    assert own.outcome.told == lent.outcome.told
+    templates = [desired.children[-1]["spec"]["template"] for desired in (own, lent)]
     assert templates[0] == templates[1]

@@ -28,14 +28,14 @@ from tests.support.objects import H200, Body, pair_70b, parent, tiny_cpu
 
 def test_models_are_fetched_before_anything_is_launched() -> None:
     spec = cached()
-    intent = decide(spec)
-    assert [child["kind"] for child in intent.children] == ["ConfigMap", "Job", "Job"], "the plan, and no engines"
-    conditions = said(intent, spec)
+    desired = decide(spec)
+    assert [child["kind"] for child in desired.children] == ["ConfigMap", "Job", "Job"], "the plan, and no engines"
+    conditions = said(desired, spec)
     assert (conditions["Ready"][:2], conditions["Reconciling"][0]) == (("Unknown", "DownloadingModels"), "True")
     assert (conditions["Accepted"][0], conditions["Planned"][0]) == ("True", "True")
-    for job in jobs(intent):
+    for job in jobs(desired):
         assert job["metadata"]["name"] in conditions["Ready"][2]
-    assert [container(job)["args"] for job in jobs(intent)] == [
+    assert [container(job)["args"] for job in jobs(desired)] == [
         ["--model=meta-llama/Llama-3.1-70B-Instruct", "--cache=/models/hub"],
         ["--model=meta-llama/Llama-3.1-8B-Instruct", "--cache=/models/hub"],
     ]
@@ -66,31 +66,31 @@ def test_engines_serve_the_very_commits_that_were_fetched() -> None:
 
 def test_what_was_fetched_outlives_the_pods_and_jobs() -> None:
     spec = cached()
-    intent = decide(spec, fetched(spec))
-    assert jobs(intent) == [], "a Job that is done is not wanted any more"
-    kept = read_downloads(config_map(intent))
+    desired = decide(spec, fetched(spec))
+    assert jobs(desired) == [], "a Job that is done is not wanted any more"
+    kept = read_downloads(config_map(desired))
     assert sorted(kept.values()) == [TARGET, DRAFT]
     again = decide(spec, downloads=kept)
-    assert template(again) == template(intent)
-    assert config_map(again) == config_map(intent)
+    assert template(again) == template(desired)
+    assert config_map(again) == config_map(desired)
 
 
 def test_one_model_may_be_there_before_the_other() -> None:
     spec = cached()
-    intent = decide(spec, fetched(spec)[:1])
-    (job,) = jobs(intent)
+    desired = decide(spec, fetched(spec)[:1])
+    (job,) = jobs(desired)
     assert "--model=meta-llama/Llama-3.1-8B-Instruct" in container(job)["args"]
-    assert list(read_downloads(config_map(intent)).values()) == [TARGET]
+    assert list(read_downloads(config_map(desired)).values()) == [TARGET]
 
 
 def test_another_revision_is_fetched_anew_and_the_old_engines_stay_meanwhile() -> None:
     spec = cached()
     kept = read_downloads(config_map(decide(spec, fetched(spec))))
     changed = {**spec, "target": {**spec["target"], "revision": "v2"}}
-    intent = decide(changed, downloads=kept)
-    (job,) = jobs(intent)
+    desired = decide(changed, downloads=kept)
+    (job,) = jobs(desired)
     assert "--revision=v2" in container(job)["args"]
-    assert intent.starter is None, "without one in the intent the engines that run are left alone"
+    assert desired.workload is None, "without one in the desired the engines that run are left alone"
 
 
 def test_a_pinned_revision_is_part_of_the_path_only_as_a_commit() -> None:
@@ -101,7 +101,7 @@ def test_a_pinned_revision_is_part_of_the_path_only_as_a_commit() -> None:
 
 def test_two_objects_ask_for_the_same_model_each_by_a_job_of_its_own() -> None:
     one, other = (intend(read_parent(parent(cached(), name=name)), NODES) for name in ("one", "other"))
-    names = [job["metadata"]["name"] for intent in (one, other) for job in jobs(intent)]
+    names = [job["metadata"]["name"] for desired in (one, other) for job in jobs(desired)]
     assert len(set(names)) == 4
     assert [container(job)["args"] for job in jobs(one)] == [container(job)["args"] for job in jobs(other)]
 
@@ -110,14 +110,14 @@ def test_a_model_that_is_target_and_draft_is_fetched_once() -> None:
     spec = cached(target={"model": "meta-llama/Llama-3.1-8B-Instruct"})
     (job,) = jobs(decide(spec))
     done = decide(spec, [pod(job, json.dumps({"commit": TARGET}))])
-    assert done.starter is not None
+    assert done.workload is not None
 
 
 def test_a_suspended_object_fetches_its_models_too() -> None:
     spec = cached(suspend=True)
-    intent = decide(spec)
-    assert len(jobs(intent)) == 2
-    assert said(intent, spec)["Ready"][:2] == ("True", "Suspended")
+    desired = decide(spec)
+    assert len(jobs(desired)) == 2
+    assert said(desired, spec)["Ready"][:2] == ("True", "Suspended")
 
 
 def test_the_longest_name_leaves_room_for_a_jobs() -> None:
@@ -170,9 +170,9 @@ def test_an_end_that_nobody_foresaw_is_told_too(message: str, more: Body, reason
 def test_an_answer_of_somebody_else_leads_nowhere(message: str) -> None:
     spec = cached()
     job = jobs(decide(spec))[0]
-    intent = decide(spec, [pod(job, message)])
-    assert len(jobs(intent)) == 2
-    assert said(intent, spec)["Ready"][1] == "DownloadFailed"
+    desired = decide(spec, [pod(job, message)])
+    assert len(jobs(desired)) == 2
+    assert said(desired, spec)["Ready"][1] == "DownloadFailed"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"commit": "../x"}', '{"commit": null}'])
@@ -254,9 +254,9 @@ def test_without_a_cache_each_pod_fetches_and_compiles_for_itself() -> None:
 
 def test_models_on_a_volume_may_have_a_cache_for_what_is_compiled() -> None:
     spec = tiny_cpu()
-    intent = decide({**spec, "models": {**spec["models"], **CACHE}})
-    assert jobs(intent) == []
-    pod_spec = template(intent)
+    desired = decide({**spec, "models": {**spec["models"], **CACHE}})
+    assert jobs(desired) == []
+    pod_spec = template(desired)
     assert compiled(pod_spec).startswith("specdecode/compiled/0.32-cpu-")
     volumes = {volume["name"]: volume for volume in pod_spec["volumes"]}
     assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "tiny-models", "readOnly": True}

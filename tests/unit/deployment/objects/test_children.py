@@ -202,7 +202,7 @@ def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
 )
 def test_what_the_overlay_may_not_touch_is_named(template: dict[str, Any], field: str) -> None:
     spec = read_parent(parent(pair_70b(podTemplate=template)))
-    conditions = {finding.type: finding for finding in intend(spec, NODES).findings}
+    conditions = {finding.type: finding for finding in intend(spec, NODES).conditions}
     assert conditions["Accepted"].status == "False"
     assert field in conditions["Accepted"].message
 

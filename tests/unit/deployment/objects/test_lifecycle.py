@@ -8,7 +8,7 @@ import pytest
 
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.api.status import Condition, ConditionStatus
-from specdecode_operator.deployment.conditions import Finding
+from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.pods.readiness import summarize
 from specdecode_operator.deployment.pods.rollout import read_rollout
@@ -18,7 +18,7 @@ from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8),)
-DRAFTING = Finding("SpeculationActive", ConditionStatus.TRUE, "Drafting", "acceptance 71%")
+DRAFTING = ConditionUpdate("SpeculationActive", ConditionStatus.TRUE, "Drafting", "acceptance 71%")
 OVERDUE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
 
 

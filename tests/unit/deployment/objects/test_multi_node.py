@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -32,22 +32,22 @@ def ngram(model: str = B405, **changes: Any) -> Body:
 
 def decide(
     spec: Body, nodes: tuple[NodeFacts, ...], *, groups: bool = True, **owner: Any
-) -> tuple[Intent, SpecDecodeDeploymentStatus, dict[str, Condition]]:
+) -> tuple[DesiredState, SpecDecodeDeploymentStatus, dict[str, Condition]]:
     read = read_parent(parent(spec, **owner))
-    intent = intend(read, nodes, groups=groups)
-    status = compose_status(read, intent, Observation(), NOW)
-    return intent, status, {condition.type: condition for condition in status.conditions}
+    desired = intend(read, nodes, groups=groups)
+    status = compose_status(read, desired, Observation(), NOW)
+    return desired, status, {condition.type: condition for condition in status.conditions}
 
 
-def child(intent: Intent, kind: str) -> Body | None:
-    return next((each for each in intent.children if each["kind"] == kind), None)
+def child(desired: DesiredState, kind: str) -> Body | None:
+    return next((each for each in desired.children if each["kind"] == kind), None)
 
 
 def group(spec: Body, nodes: tuple[NodeFacts, ...] = TWO_H100) -> Body:
-    intent, _, conditions = decide(spec, nodes)
-    found = child(intent, "LeaderWorkerSet")
+    desired, _, conditions = decide(spec, nodes)
+    found = child(desired, "LeaderWorkerSet")
     assert found is not None, conditions["Planned"]
-    assert child(intent, "Deployment") is None
+    assert child(desired, "Deployment") is None
     return found
 
 
@@ -72,12 +72,12 @@ STAGES = ngram(parallelism={"tensor": 8, "pipeline": 2})
 
 
 def test_stages_lie_on_nodes_of_their_own() -> None:
-    intent, status, conditions = decide(STAGES, TWO_H100)
+    desired, status, conditions = decide(STAGES, TWO_H100)
     assert status.plan is not None
     assert (status.plan.gpus_per_replica, status.plan.nodes_per_replica) == (16, 2)
     assert conditions["Planned"].reason == "Fits"
     assert "2 nodes x 8 x NVIDIA-H100-80GB-HBM3 per replica (TP 8, PP 2)" in conditions["Planned"].message
-    groups = child(intent, "LeaderWorkerSet")
+    groups = child(desired, "LeaderWorkerSet")
     assert groups is not None
     assert groups["spec"]["leaderWorkerTemplate"]["size"] == 2
     for template in templates(groups):
@@ -111,8 +111,8 @@ def test_text_of_a_user_is_no_reference_even_where_it_looks_like_ours() -> None:
 
 def test_only_the_leader_is_in_the_service_and_is_asked_for_its_health() -> None:
     spec = {**STAGES, "serving": {"maxModelLen": 8192, "apiKeySecret": {"name": "clients", "key": "key"}}}
-    intent, status, _ = decide(spec, TWO_H100)
-    groups, service = child(intent, "LeaderWorkerSet"), child(intent, "Service")
+    desired, status, _ = decide(spec, TWO_H100)
+    groups, service = child(desired, "LeaderWorkerSet"), child(desired, "Service")
     assert groups is not None
     assert service is not None
     leader, worker = templates(groups)
@@ -186,12 +186,12 @@ def test_leader_and_worker_have_one_hash_that_changes_with_either() -> None:
 
 def test_names_do_not_clash_with_those_that_leaderworkersets_make() -> None:
     """A LeaderWorkerSet makes a headless Service of its own name: not that of the Service for clients."""
-    intent, _, _ = decide({**STAGES, "replicas": 2}, FOUR_H100)
-    groups, service = child(intent, "LeaderWorkerSet"), child(intent, "Service")
+    desired, _, _ = decide({**STAGES, "replicas": 2}, FOUR_H100)
+    groups, service = child(desired, "LeaderWorkerSet"), child(desired, "Service")
     assert groups is not None
     assert service is not None
     assert groups["metadata"]["name"] != service["metadata"]["name"]
-    budget = child(intent, "PodDisruptionBudget")
+    budget = child(desired, "PodDisruptionBudget")
     assert budget is not None
     name = groups["metadata"]["name"]
     assert budget["spec"]["selector"]["matchLabels"] == {"leaderworkerset.sigs.k8s.io/name": name}, "workers count too"
@@ -231,9 +231,9 @@ def test_with_a_cache_no_pod_of_a_group_skips_what_the_others_do() -> None:
         each for each in intend(read_parent(parent(cached)), TWO_H100, groups=True).children if each["kind"] == "Job"
     ]
     done = [downloaded_by(job, json.dumps({"commit": "0" * 40})) for job in jobs]
-    starter = intend(read_parent(parent(cached)), TWO_H100, pods=done, groups=True).starter
-    assert starter is not None
-    for template in templates(starter):
+    workload = intend(read_parent(parent(cached)), TWO_H100, pods=done, groups=True).workload
+    assert workload is not None
+    for template in templates(workload):
         assert engine_of(template)["command"][:2] == ["vllm", "serve"]
         assert "VLLM_ENABLE_STARTUP_PLAN" not in {variable["name"] for variable in engine_of(template)["env"]}
 
@@ -243,8 +243,8 @@ def test_with_a_cache_no_pod_of_a_group_skips_what_the_others_do() -> None:
 
 @pytest.mark.parametrize("parallelism", [{"tensor": 8, "pipeline": 2}, {"pipeline": 2}], ids=["tensor", "no tensor"])
 def test_without_leaderworkersets_it_waits_and_says_what_to_install(parallelism: dict[str, int]) -> None:
-    intent, status, conditions = decide(ngram(parallelism=parallelism), TWO_H100, groups=False)
-    assert intent.children == []
+    desired, status, conditions = decide(ngram(parallelism=parallelism), TWO_H100, groups=False)
+    assert desired.children == []
     planned = conditions["Planned"]
     assert (planned.status, planned.reason) == ("Unknown", "LeaderWorkerSetMissing")
     assert "16 GPUs a replica (TP 8, PP 2)" in planned.message
@@ -256,8 +256,8 @@ def test_without_leaderworkersets_it_waits_and_says_what_to_install(parallelism:
 
 def test_too_few_nodes_wait_for_more() -> None:
     for nodes in (TWO_H100[:1], (*TWO_H100[:1], NodeFacts("small", H100, 4))):
-        intent, _, conditions = decide(STAGES, nodes)
-        assert intent.children == []
+        desired, _, conditions = decide(STAGES, nodes)
+        assert desired.children == []
         assert conditions["Planned"].reason == "NodesTooFew"
         assert "needs 2 nodes x 8 x NVIDIA-H100-80GB-HBM3" in conditions["Planned"].message
 
@@ -276,8 +276,8 @@ def test_copies_that_are_larger_than_a_node_are_not_for_one_replica(parallelism:
 
 
 def test_one_node_is_taken_where_it_is_enough() -> None:
-    intent, status, _ = decide(ngram("meta-llama/Llama-3.1-70B-Instruct"), TWO_H100)
-    assert child(intent, "Deployment") is not None
+    desired, status, _ = decide(ngram("meta-llama/Llama-3.1-70B-Instruct"), TWO_H100)
+    assert child(desired, "Deployment") is not None
     assert status.plan is not None
     assert status.plan.nodes_per_replica == 1
 
@@ -297,9 +297,9 @@ def test_cordoned_nodes_do_not_count_for_a_new_plan_but_keep_the_one_in_force() 
     assert decide(STAGES, cordoned)[2]["Planned"].reason == "NodesTooFew"
     _, before, _ = decide(STAGES, TWO_H100)
     status = {"plan": json.loads(before.plan.model_dump_json(by_alias=True))} if before.plan else {}
-    intent, _, conditions = decide(STAGES, cordoned, status=status)
+    desired, _, conditions = decide(STAGES, cordoned, status=status)
     assert conditions["Planned"].reason == "Fits"
-    assert child(intent, "LeaderWorkerSet") is not None
+    assert child(desired, "LeaderWorkerSet") is not None
     assert decide(STAGES, TWO_H100, groups=False, status=status)[2]["Planned"].reason == "LeaderWorkerSetMissing"
 
 
@@ -322,8 +322,8 @@ def test_what_fits_on_no_node_is_told_how_it_would_on_several(spec: Body, change
 
 def test_layers_over_nodes_only_when_asked_for_and_with_advice() -> None:
     pair = {"target": {"model": B405}, "accelerator": {"product": [H100]}}
-    intent, status, _ = decide(pair_70b(**pair, parallelism={"tensor": 16}), TWO_H100)
-    assert child(intent, "LeaderWorkerSet") is not None
+    desired, status, _ = decide(pair_70b(**pair, parallelism={"tensor": 16}), TWO_H100)
+    assert child(desired, "LeaderWorkerSet") is not None
     assert status.plan is not None
     assert any("[layers-over-nodes]" in advice for advice in status.plan.advice or [])
     _, staged, _ = decide(STAGES, TWO_H100)

@@ -2,20 +2,20 @@
 
 from specdecode_operator.deployment.pods.group_history import UNSEEN
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
-from tests.unit.deployment.pods.test_group_rollout import intent_of, live, pod_of, pods_of, starter_of
+from tests.unit.deployment.pods.test_group_rollout import desired_state_of, live, pod_of, pods_of, workload_of
 
 
 def test_groups_of_an_earlier_template_serve_until_theirs_have_their_turn() -> None:
-    starter = starter_of(intent_of())
-    rolling = live(starter, replicas=2, updated=1, ready=2)
-    found = read_group_rollout(rolling, pods_of(starter, ready=False), 2, UNSEEN, None)
+    workload = workload_of(desired_state_of())
+    rolling = live(workload, replicas=2, updated=1, ready=2)
+    found = read_group_rollout(rolling, pods_of(workload, ready=False), 2, UNSEEN, None)
     assert (found.updated, found.available) == (1, 1)
-    both = read_group_rollout(rolling, pods_of(starter), 2, UNSEEN, None)
+    both = read_group_rollout(rolling, pods_of(workload), 2, UNSEEN, None)
     assert (both.updated, both.available, both.complete) == (1, 2, False)
 
 
 def test_a_leader_that_is_to_go_is_none_of_this_template() -> None:
-    starter = starter_of(intent_of())
-    going = pod_of(starter["spec"]["leaderWorkerTemplate"]["leaderTemplate"], 0, 0, deleted=True)
-    found = read_group_rollout(live(starter), [going], 1, UNSEEN, None)
+    workload = workload_of(desired_state_of())
+    going = pod_of(workload["spec"]["leaderWorkerTemplate"]["leaderTemplate"], 0, 0, deleted=True)
+    found = read_group_rollout(live(workload), [going], 1, UNSEEN, None)
     assert (found.updated, found.available, found.complete) == (0, 1, False)

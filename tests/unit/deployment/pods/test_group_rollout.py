@@ -11,13 +11,13 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent, Launch, RolledBack
-from specdecode_operator.deployment.history import learn_from, look_at_groups, recall
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
+from specdecode_operator.deployment.history import recall, update_group_history, update_last_good
 from specdecode_operator.deployment.objects.engine_pod import engine_timings
 from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, look
-from specdecode_operator.deployment.pods.rollback import Memory, read_memory, render_memory, with_crashes
+from specdecode_operator.deployment.pods.rollback import Memory, read_last_good, render_last_good, with_crashes
 from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
 from specdecode_operator.deployment.replacement import may_end, staying, wanted_now
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -57,8 +57,8 @@ def pod_of(
     return {"metadata": metadata, "status": {"conditions": conditions, **status}}
 
 
-def pods_of(starter: Body, groups: int = 1, *, ready: bool = True) -> list[Body]:
-    both = starter["spec"]["leaderWorkerTemplate"]
+def pods_of(workload: Body, groups: int = 1, *, ready: bool = True) -> list[Body]:
+    both = workload["spec"]["leaderWorkerTemplate"]
     return [
         pod
         for group in range(groups)
@@ -69,76 +69,79 @@ def pods_of(starter: Body, groups: int = 1, *, ready: bool = True) -> list[Body]
     ]
 
 
-def live(starter: Body, *, replicas: int = 1, updated: int = 1, ready: int = 1) -> Body:
-    """The starter with the counters that its controller writes."""
-    metadata = {**starter["metadata"], "uid": "lws-1", "generation": 1}
-    status = {"observedGeneration": 1, "availableReplicas": ready} if starter["kind"] == "Deployment" else {}
+def live(workload: Body, *, replicas: int = 1, updated: int = 1, ready: int = 1) -> Body:
+    """The workload with the counters that its controller writes."""
+    metadata = {**workload["metadata"], "uid": "lws-1", "generation": 1}
+    status = {"observedGeneration": 1, "availableReplicas": ready} if workload["kind"] == "Deployment" else {}
     counts = {"replicas": replicas, "updatedReplicas": updated, "readyReplicas": ready}
-    return {**starter, "metadata": metadata, "status": status | counts}
+    return {**workload, "metadata": metadata, "status": status | counts}
 
 
-def intent_of(spec: Body = STAGES) -> Intent:
+def desired_state_of(spec: Body = STAGES) -> DesiredState:
     return intend(read_parent(parent(spec)), FOUR_H100, groups=True)
 
 
-def starter_of(intent: Intent) -> Body:
-    assert intent.starter is not None
-    return intent.starter
+def workload_of(desired: DesiredState) -> Body:
+    assert desired.workload is not None
+    return desired.workload
 
 
 def conditions(spec: Body, observation: Observation) -> dict[str, Condition]:
     owner = read_parent(parent(spec))
-    status = compose_status(owner, intent_of(spec), observation, NOW)
+    status = compose_status(owner, desired_state_of(spec), observation, NOW)
     return {condition.type: condition for condition in status.conditions}
 
 
 def test_a_group_serves_when_its_leader_does() -> None:
-    starter = starter_of(intent_of())
-    serving = Observation(live(starter), pods_of(starter))
+    workload = workload_of(desired_state_of())
+    serving = Observation(live(workload), pods_of(workload))
     assert conditions(STAGES, serving)["Ready"].reason == "Serving"
-    starting = Observation(live(starter, ready=0), pods_of(starter, ready=False))
+    starting = Observation(live(workload, ready=0), pods_of(workload, ready=False))
     assert conditions(STAGES, starting)["Ready"].reason == "Starting"
     owner = read_parent(parent(STAGES))
-    status = compose_status(owner, intent_of(), serving, NOW)
+    status = compose_status(owner, desired_state_of(), serving, NOW)
     assert (status.replicas, status.ready_replicas) == (1, 1)
 
 
 def test_counters_of_an_earlier_template_are_not_believed() -> None:
     """The status of a LeaderWorkerSet names no generation: right after a change it still is that of before."""
-    earlier, starter = starter_of(intent_of()), starter_of(intent_of({**STAGES, "serving": {"maxModelLen": 4096}}))
-    assert template_hash(serving_template(earlier)) != template_hash(serving_template(starter))
-    stale = live(starter)
+    earlier, workload = (
+        workload_of(desired_state_of()),
+        workload_of(desired_state_of({**STAGES, "serving": {"maxModelLen": 4096}})),
+    )
+    assert template_hash(serving_template(earlier)) != template_hash(serving_template(workload))
+    stale = live(workload)
     pods = current_pods(pods_of(earlier), stale)
     assert pods == []
     assert (
         conditions({**STAGES, "serving": {"maxModelLen": 4096}}, Observation(stale, pods))["Ready"].status == "Unknown"
     )
-    new = current_pods(pods_of(starter, ready=False), stale)
+    new = current_pods(pods_of(workload, ready=False), stale)
     found = conditions({**STAGES, "serving": {"maxModelLen": 4096}}, Observation(stale, new))
     assert found["Ready"].status == "Unknown", "the counters still speak of pods that are gone"
 
 
 def test_only_leaders_are_asked_what_they_do() -> None:
-    pods = pods_of(starter_of(intent_of()), groups=2)
+    pods = pods_of(workload_of(desired_state_of()), groups=2)
     names = [pod["metadata"]["name"] for pod in serving_pods(pods)]
     assert names == ["llama-lws-0", "llama-lws-1"]
 
 
 @pytest.mark.parametrize("role", ["leaderTemplate", "workerTemplate"])
 def test_trouble_of_any_pod_of_a_group_is_told(role: str) -> None:
-    starter = starter_of(intent_of())
-    template = starter["spec"]["leaderWorkerTemplate"][role]
+    workload = workload_of(desired_state_of())
+    template = workload["spec"]["leaderWorkerTemplate"][role]
     worker = int(role == "workerTemplate")
     stuck = pod_of(template, 0, worker, ready=False, containerStatuses=[waiting("ImagePullBackOff", "no such image")])
-    found = conditions(STAGES, Observation(live(starter, ready=0), [stuck]))
+    found = conditions(STAGES, Observation(live(workload, ready=0), [stuck]))
     assert found["Ready"].reason == "ImagePullFailed"
 
 
 def test_a_worker_without_memory_for_the_kv_cache_is_a_matter_for_the_user() -> None:
-    starter = starter_of(intent_of())
-    template = starter["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    workload = workload_of(desired_state_of())
+    template = workload["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     failed = pod_of(template, 0, 1, ready=False, containerStatuses=[ended(1, NO_MEMORY)])
-    found = conditions(STAGES, Observation(live(starter, ready=0), [failed]))
+    found = conditions(STAGES, Observation(live(workload, ready=0), [failed]))
     assert (found["Ready"].reason, found["Stalled"].status) == ("NoKvCacheMemory", "True")
 
 
@@ -147,7 +150,7 @@ def test_a_worker_without_memory_for_the_kv_cache_is_a_matter_for_the_user() -> 
 
 @pytest.fixture
 def template() -> Body:
-    body: Body = starter_of(intent_of())["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    body: Body = workload_of(desired_state_of())["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     return body
 
 
@@ -197,14 +200,14 @@ def test_waiting_is_counted_from_the_first_look_until_all_serve_and_anew_for_ano
 
 
 def test_groups_that_never_serve_are_overdue_when_their_time_is_up() -> None:
-    intent = intent_of()
-    starter = starter_of(intent)
-    assert isinstance(intent.course, Launch)
-    deadline_s = engine_timings(intent.course.facts, intent.course.plan).progress_deadline_s
-    seen = Observation(live(starter, ready=0), pods_of(starter, ready=False))
+    desired = desired_state_of()
+    workload = workload_of(desired)
+    assert isinstance(desired.outcome, Launch)
+    deadline_s = engine_timings(desired.outcome.facts, desired.outcome.plan).progress_deadline_s
+    seen = Observation(live(workload, ready=0), pods_of(workload, ready=False))
     for waited_s, overdue in ((deadline_s - 1.0, False), (float(deadline_s), True)):
         history = GroupHistory("a", waited_s=waited_s)
-        assert rollout_of(intent.course, replace(seen, groups=history)).overdue is overdue
+        assert rollout_of(desired.outcome, replace(seen, groups=history)).overdue is overdue
     found = conditions(STAGES, replace(seen, groups=history))
     assert found["Ready"].reason == "EngineReadyTimeout"
 
@@ -224,18 +227,18 @@ class Story:
     def look(self, spec: Body, pods: list[Body] | None = None, *, ready: int = 0) -> dict[str, Condition]:
         """Reconcile with these pods; return the conditions."""
         owner = read_parent(parent(spec))
-        kept = render_memory(owner.key, owner.uid, self.memory) if self.memory else None
-        memory = read_memory(json.loads(json.dumps(kept)))
-        self.intent = recall(owner, intend(owner, FOUR_H100, groups=True), memory)
-        starter = live(starter_of(self.intent), ready=ready)
+        kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
+        memory = read_last_good(json.loads(json.dumps(kept)))
+        self.desired = recall(owner, intend(owner, FOUR_H100, groups=True), memory)
+        workload = live(workload_of(self.desired), ready=ready)
         if pods is None:
-            pods = pods_of(starter) if ready and starter["kind"] == "LeaderWorkerSet" else []
-        observation = Observation(starter, current_pods(pods, starter))
+            pods = pods_of(workload) if ready and workload["kind"] == "LeaderWorkerSet" else []
+        observation = Observation(workload, current_pods(pods, workload))
         self.seconds += 1
-        self.history = look_at_groups(self.history, self.intent, observation, memory, self.seconds)
+        self.history = update_group_history(self.history, self.desired, observation, memory, self.seconds)
         observation = replace(observation, groups=self.history)
-        status = compose_status(owner, self.intent, observation, NOW)
-        self.memory = learn_from(self.intent, observation, memory)
+        status = compose_status(owner, self.desired, observation, NOW)
+        self.memory = update_last_good(self.desired, observation, memory)
         self.conditions = {condition.type: condition for condition in status.conditions}
         return self.conditions
 
@@ -246,7 +249,7 @@ class Story:
     @property
     def hash(self) -> str | None:
         """Hash of the template that is wanted."""
-        return template_hash(serving_template(starter_of(self.intent)))
+        return template_hash(serving_template(workload_of(self.desired)))
 
 
 @pytest.fixture
@@ -259,20 +262,20 @@ def story() -> Story:
 def test_groups_that_crash_again_and_again_give_way_to_those_that_served(story: Story) -> None:
     good, changed = story.hash, {**STAGES, "serving": {"maxModelLen": 4096}}
     story.look(changed)
-    bad = starter_of(story.intent)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    bad = workload_of(story.desired)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     for _ in range(3):
         assert story.hash != good
         story.look(changed, [crashed(bad)])
         story.look(changed, [])
     assert story.look(changed, ready=1)["Ready"].reason == "RolledBack"
-    assert isinstance(story.intent.course, RolledBack)
+    assert isinstance(story.desired.outcome, RolledBack)
     assert story.hash == good
 
 
 def test_crashes_are_known_to_the_operator_that_comes_next(story: Story) -> None:
     good, changed = story.hash, {**STAGES, "serving": {"maxModelLen": 4096}}
     story.look(changed)
-    bad = starter_of(story.intent)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    bad = workload_of(story.desired)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     for _ in range(3):
         story.restart_operator()
         assert story.look(changed, [])["Ready"].reason != "RolledBack"
@@ -290,7 +293,7 @@ def test_a_crash_is_written_down_once_and_not_for_ever(story: Story) -> None:
     story.look(changed)
     memories = []
     for _ in range(2):
-        pods = [crashed(starter_of(story.intent)["spec"]["leaderWorkerTemplate"]["workerTemplate"])]
+        pods = [crashed(workload_of(story.desired)["spec"]["leaderWorkerTemplate"]["workerTemplate"])]
         for seen in (pods, pods, [], []):
             story.look(changed, seen)
             memories.append(story.memory)
@@ -310,7 +313,7 @@ def test_a_crash_is_written_down_once_and_not_for_ever(story: Story) -> None:
 def test_crashes_of_a_deployment_are_not_written_down() -> None:
     single, story = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 4}), Story()
     story.look(single, ready=1)
-    template = starter_of(story.intent)["spec"]["template"]
+    template = workload_of(story.desired)["spec"]["template"]
     story.look(single, [crashed(template)])
     assert story.memory is not None
     assert story.memory.groups is None
@@ -320,16 +323,16 @@ def test_crashes_of_a_deployment_are_not_written_down() -> None:
 def test_groups_that_served_owe_the_next_operator_no_start(story: Story) -> None:
     story.seconds += 500_000
     story.restart_operator()
-    story.look(STAGES, pods_of(starter_of(story.intent), ready=False))
+    story.look(STAGES, pods_of(workload_of(story.desired), ready=False))
     story.seconds += 500_000
-    assert story.look(STAGES, pods_of(starter_of(story.intent), ready=False))["Ready"].reason == "Starting"
+    assert story.look(STAGES, pods_of(workload_of(story.desired), ready=False))["Ready"].reason == "Starting"
 
 
 def test_groups_that_hang_have_no_more_time_under_the_next_operator(story: Story) -> None:
     changed = {**STAGES, "serving": {"maxModelLen": 4096}}
     story.seconds = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
     story.look(changed)
-    hanging = pods_of(starter_of(story.intent), ready=False)
+    hanging = pods_of(workload_of(story.desired), ready=False)
     assert story.look(changed, hanging)["Ready"].reason == "Starting"
     story.restart_operator()
     assert story.look(changed, hanging)["Ready"].reason == "EngineReadyTimeout", "made a day before"
@@ -338,16 +341,16 @@ def test_groups_that_hang_have_no_more_time_under_the_next_operator(story: Story
 def test_what_served_on_one_node_is_put_back_as_it_was_when_several_fail() -> None:
     single, story = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 4}), Story()
     assert story.look(single, ready=1)["Ready"].reason == "Serving"
-    good = starter_of(story.intent)
+    good = workload_of(story.desired)
     wide = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 8, "pipeline": 2}, replicas=2)
     story.look(wide)
-    starter = starter_of(story.intent)
-    assert starter["kind"] == "LeaderWorkerSet"
-    failing = starter["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    workload = workload_of(story.desired)
+    assert workload["kind"] == "LeaderWorkerSet"
+    failing = workload["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     story.look(wide, [pod_of(failing, 0, 0, ready=False, containerStatuses=[ended(1, NO_MEMORY)])])
     story.look(wide, ready=1)
-    back = starter_of(story.intent)
-    assert isinstance(story.intent.course, RolledBack)
+    back = workload_of(story.desired)
+    assert isinstance(story.desired.outcome, RolledBack)
     assert (back["kind"], back["metadata"]["name"]) == ("Deployment", "llama")
     assert back["spec"]["template"] == good["spec"]["template"]
     assert back["spec"]["replicas"] == 2, "their number is the present one"
@@ -370,7 +373,7 @@ def test_time_in_which_nobody_waits_for_groups_is_not_counted(story: Story, idle
 def test_groups_that_were_suspended_while_they_started_have_not_served(story: Story) -> None:
     changed = {**STAGES, "serving": {"maxModelLen": 4096}}
     story.look(changed)
-    starting = pods_of(starter_of(story.intent), ready=False)
+    starting = pods_of(workload_of(story.desired), ready=False)
     story.look({**changed, "suspend": True}, starting)
     story.look(changed, starting)
     story.seconds += 500_000
@@ -385,34 +388,34 @@ WIDE = {"tensor": 8, "pipeline": 2}
 
 
 def test_where_gpus_are_scarce_the_old_kind_goes_before_the_new_one_serves() -> None:
-    intent = intent_of(spec_at(WIDE))
-    assert may_end(intent, live(starter_of(intent), ready=0), [])
+    desired = desired_state_of(spec_at(WIDE))
+    assert may_end(desired, live(workload_of(desired), ready=0), [])
 
 
 def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
-    intent = intent_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
-    starter = starter_of(intent)
-    assert not may_end(intent, None, [])
-    assert not may_end(intent, live(starter, ready=0), pods_of(starter, ready=False))
-    assert may_end(intent, live(starter), pods_of(starter))
+    desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
+    workload = workload_of(desired)
+    assert not may_end(desired, None, [])
+    assert not may_end(desired, live(workload, ready=0), pods_of(workload, ready=False))
+    assert may_end(desired, live(workload), pods_of(workload))
 
 
 def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_ends() -> None:
-    intent = intent_of(spec_at(WIDE, rollout={"paused": True}))
-    earlier = live(starter_of(intent_of(spec_at({"tensor": 4}))))
-    assert not may_end(intent, None, [])
-    kinds = [child["kind"] for child in wanted_now(intent, [earlier])]
+    desired = desired_state_of(spec_at(WIDE, rollout={"paused": True}))
+    earlier = live(workload_of(desired_state_of(spec_at({"tensor": 4}))))
+    assert not may_end(desired, None, [])
+    kinds = [child["kind"] for child in wanted_now(desired, [earlier])]
     assert "LeaderWorkerSet" not in kinds
     assert "Service" in kinds
-    assert "LeaderWorkerSet" in [child["kind"] for child in wanted_now(intent, [])], "a first start is no rollout"
+    assert "LeaderWorkerSet" in [child["kind"] for child in wanted_now(desired, [])], "a first start is no rollout"
 
 
 def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> None:
     spec = spec_at(WIDE, replicas=2, rollout={"paused": True})
-    intent, earlier = intent_of(spec), live(starter_of(intent_of(spec_at({"tensor": 4}))))
-    assert staying(intent, [earlier]) is earlier
-    assert staying(intent, [earlier, live(starter_of(intent))]) is None, "its successor started before the pause"
-    status = compose_status(read_parent(parent(spec)), intent, Observation(predecessor=earlier), NOW)
+    desired, earlier = desired_state_of(spec), live(workload_of(desired_state_of(spec_at({"tensor": 4}))))
+    assert staying(desired, [earlier]) is earlier
+    assert staying(desired, [earlier, live(workload_of(desired))]) is None, "its successor started before the pause"
+    status = compose_status(read_parent(parent(spec)), desired, Observation(replaced_workload=earlier), NOW)
     ready = next(condition for condition in status.conditions if condition.type == "Ready")
     assert ready.reason == "RolloutPaused"
     assert "0 of 2 engines are of this spec, 1 serve in all" in ready.message
@@ -420,23 +423,23 @@ def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> Non
 
 
 def test_a_change_of_kind_is_complete_when_nothing_of_the_old_one_is_left() -> None:
-    intent = intent_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
-    starter, earlier = starter_of(intent), live(starter_of(intent_of(spec_at({"tensor": 4}))))
-    assert isinstance(intent.course, Launch)
-    seen = Observation(live(starter), pods_of(starter))
-    assert rollout_of(intent.course, seen).complete
-    assert not rollout_of(intent.course, replace(seen, predecessor=earlier)).complete
+    desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
+    workload, earlier = workload_of(desired), live(workload_of(desired_state_of(spec_at({"tensor": 4}))))
+    assert isinstance(desired.outcome, Launch)
+    seen = Observation(live(workload), pods_of(workload))
+    assert rollout_of(desired.outcome, seen).complete
+    assert not rollout_of(desired.outcome, replace(seen, replaced_workload=earlier)).complete
 
 
 @pytest.mark.parametrize("idle", [{"suspend": True}, {"replicas": 0}])
 def test_where_no_engine_is_wanted_none_of_the_old_kind_stays_for_a_surge(idle: Body) -> None:
     """A LeaderWorkerSet without groups has no counters at all."""
-    intent = intent_of(spec_at(WIDE, rollout={"strategy": "Surge"}, **idle))
-    assert may_end(intent, {**live(starter_of(intent)), "status": {}}, [])
+    desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}, **idle))
+    assert may_end(desired, {**live(workload_of(desired)), "status": {}}, [])
 
 
 def test_labels_tell_who_serves_and_who_only_computes() -> None:
-    both = starter_of(intent_of())["spec"]["leaderWorkerTemplate"]
+    both = workload_of(desired_state_of())["spec"]["leaderWorkerTemplate"]
     assert DEPLOYMENT_LABEL in both["leaderTemplate"]["metadata"]["labels"]
     assert both["workerTemplate"]["metadata"]["labels"][COMPUTES_FOR_LABEL] == "llama"
     assert both["workerTemplate"]["metadata"]["annotations"][TEMPLATE_HASH_ANNOTATION]

@@ -8,10 +8,10 @@ import pytest
 
 from specdecode_operator.api.status import Condition
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent, RolledBack
-from specdecode_operator.deployment.history import learn_from, recall
+from specdecode_operator.deployment.desired_state import DesiredState, RolledBack
+from specdecode_operator.deployment.history import recall, update_last_good
 from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.rollback import Failure, Memory, read_memory, render_memory
+from specdecode_operator.deployment.pods.rollback import Failure, Memory, read_last_good, render_last_good
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
@@ -20,7 +20,7 @@ from tests.support.objects import Body, ended, parent, pod, tiny_cpu, waiting
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 REFUSED = ended(2, "vllm: error: unrecognized arguments: --nonsense")
 TEMPLATE = {"metadata": {"annotations": {TEMPLATE_HASH_ANNOTATION: "abc"}}, "spec": {"containers": []}}
-STARTER: Body = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": TEMPLATE}}
+WORKLOAD: Body = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": TEMPLATE}}
 CRASHED = ended(1, "RuntimeError: NCCL error in ncclCommInitRank")
 
 
@@ -43,18 +43,18 @@ class Story:
         """Reconcile with so many engines of the wanted template serving; return the conditions."""
         owner = read_parent(parent(self.spec, generation=self.generation, status=self.status))
         # What is remembered goes through the cluster: the operator may be another one each time.
-        kept = render_memory(owner.key, owner.uid, self.memory) if self.memory else None
-        memory = read_memory(json.loads(json.dumps(kept)))
-        self.intent: Intent = recall(owner, intend(owner, ()), memory)
+        kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
+        memory = read_last_good(json.loads(json.dumps(kept)))
+        self.desired: DesiredState = recall(owner, intend(owner, ()), memory)
         observation = Observation(self._deployment(serving, replicas, overdue=overdue), list(pods))
-        status = compose_status(owner, self.intent, observation, NOW)
-        self.memory = learn_from(self.intent, observation, memory)
+        status = compose_status(owner, self.desired, observation, NOW)
+        self.memory = update_last_good(self.desired, observation, memory)
         self.status = status.model_dump(by_alias=True, mode="json", exclude_none=True)
         return {condition.type: condition for condition in status.conditions}
 
     def _deployment(self, serving: int, replicas: int, *, overdue: bool) -> Body:
-        starter = self.intent.starter
-        assert starter is not None
+        workload = self.desired.workload
+        assert workload is not None
         status: Body = {
             "observedGeneration": 1,
             "replicas": replicas,
@@ -64,13 +64,13 @@ class Story:
         if overdue:
             why = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
             status["conditions"] = [why]
-        return {**starter, "metadata": {**starter["metadata"], "generation": 1}, "status": status}
+        return {**workload, "metadata": {**workload["metadata"], "generation": 1}, "status": status}
 
     @property
     def template_hash(self) -> str:
         """Hash of the template that the engines have now."""
-        assert self.intent.starter is not None
-        annotations = self.intent.starter["spec"]["template"]["metadata"]["annotations"]
+        assert self.desired.workload is not None
+        annotations = self.desired.workload["spec"]["template"]["metadata"]["annotations"]
         return str(annotations[TEMPLATE_HASH_ANNOTATION])
 
 
@@ -93,11 +93,11 @@ def story() -> Story:
 def test_what_is_put_back_is_the_same_each_time(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
     owner, memory = read_parent(parent(story.spec, generation=story.generation)), story.memory
-    intent = intend(owner, ())
-    before = json.dumps(intent.children)
-    first, second = recall(owner, intent, memory).starter, recall(owner, intent, memory).starter
+    desired = intend(owner, ())
+    before = json.dumps(desired.children)
+    first, second = recall(owner, desired, memory).workload, recall(owner, desired, memory).workload
     assert first == second
-    assert json.dumps(intent.children) == before, "the intent is remembered and used again"
+    assert json.dumps(desired.children) == before, "the desired is remembered and used again"
 
 
 def crash_looping(times: int, container: Body = CRASHED) -> Body:
@@ -169,8 +169,8 @@ def test_scaling_is_no_new_attempt_and_is_carried_out(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
     story.apply(**changed(replicas=3))
     assert story.look(1, replicas=3)["Ready"].reason == "RolledBack"
-    assert story.intent.starter is not None
-    assert story.intent.starter["spec"]["replicas"] == 3
+    assert story.desired.workload is not None
+    assert story.desired.workload["spec"]["replicas"] == 3
     assert story.template_hash == story.good
     story.apply(**changed(suspend=True))
     assert stand(story.look(0, replicas=0)) == ("True", "Suspended", "False", "False")
@@ -221,7 +221,7 @@ def test_engines_that_served_before_are_not_taken_back_for_what_befalls_them_lat
     story.look(1)
     story.apply(replicas=2)
     story.look(1, crash_looping(9), replicas=2, overdue=True)
-    assert not isinstance(story.intent.course, RolledBack)
+    assert not isinstance(story.desired.outcome, RolledBack)
     assert story.look(1, crash_looping(9), replicas=2)["Ready"].reason != "RolledBack"
 
 
@@ -250,15 +250,15 @@ def test_a_paused_rollout_is_left_alone(story: Story) -> None:
         {"engines.json": "[]"},
         {"engines.json": '{"kind": "Pod", "spec": {}}'},
         {"engines.json": '{"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {"spec": {}}}}'},
-        {"engines.json": json.dumps(STARTER | {"spec": {"template": {"metadata": {"annotations": None}}}})},
-        {"engines.json": json.dumps(STARTER), "failure.json": "3"},
+        {"engines.json": json.dumps(WORKLOAD | {"spec": {"template": {"metadata": {"annotations": None}}}})},
+        {"engines.json": json.dumps(WORKLOAD), "failure.json": "3"},
     ],
 )
 def test_a_memory_that_somebody_broke_is_none(data: dict[str, str]) -> None:
-    assert read_memory({"metadata": {"name": "llama-last-good"}, "data": data}) is None
+    assert read_last_good({"metadata": {"name": "llama-last-good"}, "data": data}) is None
 
 
 def test_a_memory_survives_the_cluster() -> None:
-    memory = Memory(STARTER, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
+    memory = Memory(WORKLOAD, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
     owner = read_parent(parent(tiny_cpu()))
-    assert read_memory(render_memory(owner.key, owner.uid, memory)) == memory
+    assert read_last_good(render_last_good(owner.key, owner.uid, memory)) == memory

@@ -9,7 +9,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.group_history import UNSEEN, as_data
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
-from specdecode_operator.deployment.pods.rollback import Failure, Memory, put_back, render_memory
+from specdecode_operator.deployment.pods.rollback import Failure, Memory, put_back, render_last_good
 from specdecode_operator.deployment.pods.rollout import (
     Rollout,
     beside,
@@ -252,12 +252,12 @@ def test_groups_that_say_little_have_nothing() -> None:
 
 def test_what_is_remembered_is_a_config_map_of_the_object_that_people_can_read() -> None:
     memory = Memory({"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), UNSEEN)
-    body = render_memory(Key("default", "llama"), "uid-1", memory)
+    body = render_last_good(Key("default", "llama"), "uid-1", memory)
     assert (body["apiVersion"], body["kind"]) == ("v1", "ConfigMap")
     assert (body["metadata"]["name"], body["metadata"]["namespace"]) == ("llama-last-good", "default")
     assert [owner["uid"] for owner in body["metadata"]["ownerReferences"]] == ["uid-1"]
     failure = {"attempt": "a1", "message": "no", "reason": "EngineFailed"}
-    kept = {"engines.json": memory.starter, "failure.json": failure, "groups.json": as_data(UNSEEN)}
+    kept = {"engines.json": memory.workload, "failure.json": failure, "groups.json": as_data(UNSEEN)}
     # Sorted, so that it is written only where something changed.
     assert body["data"] == {name: json.dumps(each, indent=2, sort_keys=True) for name, each in kept.items()}
 

@@ -44,15 +44,15 @@ def report(
     *tokens: int | EngineReading | None, spec: dict[str, Any] | None = None
 ) -> tuple[BudgetResidual | None, Any, str]:
     owner = read_parent(parent(spec or pair_70b()))
-    intent = intend(owner, NODES)
+    desired = intend(owner, NODES)
     readings: dict[str, Reading] = {
         f"llama-{index}": told if isinstance(told, EngineReading) else reading(told)
         for index, told in enumerate(tokens)
     }
     observation = Observation(deployment(replicas=1, updated=1, available=1), readings=readings)
-    status: SpecDecodeDeploymentStatus = compose_status(owner, intent, observation, NOW)
+    status: SpecDecodeDeploymentStatus = compose_status(owner, desired, observation, NOW)
     message = next(found.message for found in status.conditions if found.type == "BudgetAccurate")
-    return observed_residual(intent, observation), status, message
+    return observed_residual(desired, observation), status, message
 
 
 def predicted() -> int:
@@ -87,9 +87,9 @@ def test_more_than_predicted_is_a_negative_residual() -> None:
 def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
     """Gemma 3: five of six layers forget what is beyond 1024 tokens, so its tokens are no measure of bytes."""
     spec = pair_70b(**GEMMA)
-    intent = intend(read_parent(parent(spec)), NODES)
-    assert isinstance(intent.course, Launch)
-    budget = intent.course.plan.chosen.budget
+    desired = intend(read_parent(parent(spec)), NODES)
+    assert isinstance(desired.outcome, Launch)
+    budget = desired.outcome.plan.chosen.budget
     less = budget.num_blocks // 10
     engine = reading(int(budget.kv_cache_tokens * 0.9), budget.num_blocks - less, blocks_of_model)
     residual, _, message = report(engine, spec=spec)
@@ -107,9 +107,9 @@ def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
 def test_the_margin_holds_for_models_with_states_too() -> None:
     """1 GiB less than promised is within the margin, whatever a token seems to take."""
     spec = pair_70b(target={"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, speculation={"method": "none"})
-    intent = intend(read_parent(parent(spec)), NODES)
-    assert isinstance(intent.course, Launch)
-    budget = intent.course.plan.chosen.budget
+    desired = intend(read_parent(parent(spec)), NODES)
+    assert isinstance(desired.outcome, Launch)
+    budget = desired.outcome.plan.chosen.budget
 
     def message_of(missing_gib: float) -> str:
         left = 1 - missing_gib * GIB / budget.available_kv_bytes

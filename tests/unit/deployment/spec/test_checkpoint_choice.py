@@ -9,7 +9,7 @@ import pytest
 
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent, Launch
+from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.objects.plan_config_map import matrix_table
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.plan.planning import full_matrix
@@ -41,10 +41,10 @@ def spec(**changes: Any) -> dict[str, Any]:
     return pair_70b(**{"target": target, "parallelism": {}, **changes})
 
 
-def decide(body: dict[str, Any], *nodes: NodeFacts) -> tuple[Intent, SpecDecodeDeploymentStatus]:
+def decide(body: dict[str, Any], *nodes: NodeFacts) -> tuple[DesiredState, SpecDecodeDeploymentStatus]:
     owner = read_parent(body)
-    intent = intend(owner, nodes)
-    return intent, compose_status(owner, intent, Observation(), NOW)
+    desired = intend(owner, nodes)
+    return desired, compose_status(owner, desired, Observation(), NOW)
 
 
 def planned(body: dict[str, Any], *nodes: NodeFacts) -> tuple[Any, ...]:
@@ -62,8 +62,8 @@ def problem(body: dict[str, Any]) -> str:
     return {condition.type: condition for condition in status.conditions}["Accepted"].message
 
 
-def engine(intent: Intent) -> Any:
-    return next(child for child in intent.children if child["kind"] == "Deployment")["spec"]["template"]["spec"]
+def engine(desired: DesiredState) -> Any:
+    return next(child for child in desired.children if child["kind"] == "Deployment")["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_auto_follows_the_objective(objective: str, nodes: tuple[NodeFacts, ...]
 
 
 def test_capacity_takes_the_most_tokens_for_each_gpu() -> None:
-    intent, status = decide(parent(spec(objective="Capacity")), H100_NODE, H200_NODE)
+    desired, status = decide(parent(spec(objective="Capacity")), H100_NODE, H200_NODE)
     assert status.plan is not None
     assert status.plan.product == H200
-    assert isinstance(intent.course, Launch)
-    per_gpu = [row.budget.kv_cache_tokens / row.tensor for row in intent.course.plan.rows]
+    assert isinstance(desired.outcome, Launch)
+    per_gpu = [row.budget.kv_cache_tokens / row.tensor for row in desired.outcome.plan.rows]
     assert per_gpu[0] == max(per_gpu)
 
 
 def test_the_chosen_checkpoint_is_downloaded_and_served_under_the_name_of_the_model() -> None:
-    intent, _ = decide(parent(spec(objective="Cost")), H100_NODE)
-    pod = engine(intent)
+    desired, _ = decide(parent(spec(objective="Cost")), H100_NODE)
+    pod = engine(desired)
     downloads = [" ".join(container["command"]) for container in pod["initContainers"]]
     assert any("org/llama-70b-awq" in command for command in downloads)
     assert not any(LLAMA_70B in command for command in downloads)
@@ -100,8 +100,8 @@ def test_the_chosen_checkpoint_is_downloaded_and_served_under_the_name_of_the_mo
 
 
 def test_fp8_that_is_chosen_is_made_while_loading() -> None:
-    intent, status = decide(parent(spec()), NodeFacts("small", H100, 2))
-    command = engine(intent)["containers"][0]["command"]
+    desired, status = decide(parent(spec()), NodeFacts("small", H100, 2))
+    command = engine(desired)["containers"][0]["command"]
     assert f"/models/{LLAMA_70B}" in command
     assert command[command.index("--quantization") + 1] == "fp8_per_tensor"
     assert status.plan is not None
@@ -110,10 +110,10 @@ def test_fp8_that_is_chosen_is_made_while_loading() -> None:
 
 def test_a_precision_that_is_asked_for_comes_from_its_checkpoint() -> None:
     target = {**spec()["target"], "quantization": "INT4"}
-    intent, status = decide(parent(spec(target=target)), H100_NODE)
+    desired, status = decide(parent(spec(target=target)), H100_NODE)
     assert status.plan is not None
     assert status.plan.target_quantization == "INT4"
-    assert "/models/org/llama-70b-awq" in engine(intent)["containers"][0]["command"]
+    assert "/models/org/llama-70b-awq" in engine(desired)["containers"][0]["command"]
 
 
 def test_the_draft_has_a_choice_of_its_own() -> None:
@@ -121,10 +121,10 @@ def test_the_draft_has_a_choice_of_its_own() -> None:
     speculation = {"method": "draft_model", "numSpeculativeTokens": 5, "draft": draft}
     target = {"model": LLAMA_70B, "quantization": "FP8"}
     body = parent(spec(speculation=speculation, target=target, objective="Capacity", parallelism={"tensor": 2}))
-    intent, status = decide(body, H100_NODE)
+    desired, status = decide(body, H100_NODE)
     assert status.plan is not None
     assert (status.plan.target_quantization, status.plan.draft_quantization) == ("FP8", "INT4")
-    command = engine(intent)["containers"][0]["command"]
+    command = engine(desired)["containers"][0]["command"]
     config = json.loads(command[command.index("--speculative-config") + 1])
     assert config["model"] == "/models/org/llama-8b-awq"
 
@@ -192,14 +192,14 @@ def test_an_unknown_checkpoint_is_read_first() -> None:
         "quantization": "Auto",
         "checkpoints": [{"quantization": "INT4", "model": "org/unknown"}],
     }
-    intent, _ = decide(parent(spec(target=target)), H100_NODE)
-    assert [child["kind"] for child in intent.children] == ["Job"]
-    assert "org/unknown" in json.dumps(intent.children)
+    desired, _ = decide(parent(spec(target=target)), H100_NODE)
+    assert [child["kind"] for child in desired.children] == ["Job"]
+    assert "org/unknown" in json.dumps(desired.children)
 
 
 def test_the_config_map_holds_the_whole_matrix() -> None:
-    intent, _ = decide(parent(spec()), H100_NODE, H200_NODE)
-    data = next(child for child in intent.children if child["kind"] == "ConfigMap")["data"]
+    desired, _ = decide(parent(spec()), H100_NODE, H200_NODE)
+    data = next(child for child in desired.children if child["kind"] == "ConfigMap")["data"]
     rows = list(csv.DictReader(io.StringIO(data["matrix.csv"])))
     assert len(rows) == 6 * 6 * 2 * 2 * 4, "targets x drafts x KV cache x products x splits"
     chosen = [row for row in rows if (row["target"], row["draft"], row["product"]) == ("BF16", "BF16", H200)]
@@ -212,9 +212,9 @@ def test_the_config_map_holds_the_whole_matrix() -> None:
 
 
 def test_a_matrix_without_room_keeps_what_can_be_used() -> None:
-    intent, _ = decide(parent(spec()), H100_NODE, H200_NODE)
-    assert isinstance(intent.course, Launch)
-    rows = full_matrix(intent.course.facts, (H100_NODE, H200_NODE), intent.course.plan)
+    desired, _ = decide(parent(spec()), H100_NODE, H200_NODE)
+    assert isinstance(desired.outcome, Launch)
+    rows = full_matrix(desired.outcome.facts, (H100_NODE, H200_NODE), desired.outcome.plan)
     whole = len(matrix_table(rows).csv)
     less = matrix_table(rows, largest_bytes=whole - 1)
     assert less.rows_left_out > 0
@@ -246,8 +246,8 @@ def test_a_usual_request_longer_than_the_longest_is_refused() -> None:
 
 def test_sparse_attention_has_blocks_of_its_own() -> None:
     sparse = {"target": {"model": "deepseek-ai/DeepSeek-V3.2"}, "speculation": {"method": "none"}, "parallelism": {}}
-    intent, _ = decide(parent(pair_70b(**sparse)), H200_NODE)
-    command = engine(intent)["containers"][0]["command"]
+    desired, _ = decide(parent(pair_70b(**sparse)), H200_NODE)
+    command = engine(desired)["containers"][0]["command"]
     assert command[command.index("--block-size") + 1] == "64"
     refused = problem(parent(pair_70b(**sparse, serving={"blockSize": 16})))
     assert "spec.serving.blockSize: 16: deepseek-ai/DeepSeek-V3.2 chooses tokens by an index" in refused

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.deployment.decision import intend, learn
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -62,8 +62,8 @@ def answers(spec: Body) -> list[Body]:
     return [pod(job, message=pack_facts(Checkpoint(config, WEIGHTS))) for job, config in found]
 
 
-def outcome(intent: Intent, spec: Body) -> dict[str, tuple[str, str, str]]:
-    status = compose_status(read_parent(parent(spec)), intent, Observation(), NOW)
+def outcome(desired: DesiredState, spec: Body) -> dict[str, tuple[str, str, str]]:
+    status = compose_status(read_parent(parent(spec)), desired, Observation(), NOW)
     return {found.type: (found.status.value, found.reason, found.message) for found in status.conditions}
 
 
@@ -75,13 +75,13 @@ def failed(spec: Body, **ended: Any) -> dict[str, tuple[str, str, str]]:
 
 def test_models_that_nobody_describes_are_read_first() -> None:
     spec = undescribed()
-    intent = intend(read_parent(parent(spec)), ())
-    said = outcome(intent, spec)
+    desired = intend(read_parent(parent(spec)), ())
+    said = outcome(desired, spec)
     assert said["Planned"][:2] == ("Unknown", "ResolvingModel")
     assert said["Ready"][:2] == ("Unknown", "ResolvingModel")
     assert (said["Reconciling"][0], said["Stalled"][0], said["Accepted"][0]) == ("True", "False", "Unknown")
     assert "pair/target on PersistentVolumeClaim tiny-models and pair/draft" in said["Planned"][2]
-    assert [child["kind"] for child in intent.children] == ["Job", "Job"]
+    assert [child["kind"] for child in desired.children] == ["Job", "Job"]
     folders = [container(job)["args"] for job in jobs(spec)]
     assert folders == [["--folder=/models/pair/target"], ["--folder=/models/pair/draft"]]
 
@@ -152,10 +152,10 @@ def test_what_pods_found_leads_to_the_plan_of_an_inline_config() -> None:
     owner = read_parent(parent(spec))
     entries = learn(owner, {}, answers(spec))
     assert len(entries) == 2
-    intent = intend(owner, (), entries)
+    desired = intend(owner, (), entries)
     inline = intend(read_parent(parent(tiny_cpu())), ())
-    assert intent.children == inline.children
-    assert outcome(intent, spec)["Planned"][:2] == ("True", "Fits")
+    assert desired.children == inline.children
+    assert outcome(desired, spec)["Planned"][:2] == ("True", "Fits")
 
 
 def test_what_is_known_is_known_to_all_objects_and_kept_once() -> None:
@@ -284,9 +284,9 @@ def test_a_shape_that_cannot_be_sized_is_named() -> None:
 )
 def test_what_is_wrong_without_the_model_is_told_before_it_is_read(change: Body, words: str) -> None:
     spec = undescribed(**change)
-    intent = intend(read_parent(parent(spec)), ())
-    assert intent.children == []
-    assert words in outcome(intent, spec)["Accepted"][2]
+    desired = intend(read_parent(parent(spec)), ())
+    assert desired.children == []
+    assert words in outcome(desired, spec)["Accepted"][2]
 
 
 def test_files_of_another_model_are_told_beside_the_plan() -> None:
@@ -301,9 +301,9 @@ def test_files_of_another_model_are_told_beside_the_plan() -> None:
 
 def test_a_suspended_object_says_so_while_its_models_are_read() -> None:
     spec = undescribed(suspend=True)
-    intent = intend(read_parent(parent(spec)), ())
-    assert outcome(intent, spec)["Ready"][:2] == ("True", "Suspended")
-    assert len(intent.children) == 2
+    desired = intend(read_parent(parent(spec)), ())
+    assert outcome(desired, spec)["Ready"][:2] == ("True", "Suspended")
+    assert len(desired.children) == 2
 
 
 def test_entries_are_what_people_can_read() -> None:

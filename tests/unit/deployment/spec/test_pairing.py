@@ -234,9 +234,9 @@ def test_everything_is_told_at_once() -> None:
 def planned_message(spec: dict[str, Any]) -> str:
     """What Planned says of a spec on H200s."""
     owner = read_parent(parent(spec))
-    intent = intend(owner, (H200_NODE,))
-    assert isinstance(intent.course, Launch)
-    conditions = compose_status(owner, intent, Observation(), NOW).conditions
+    desired = intend(owner, (H200_NODE,))
+    assert isinstance(desired.outcome, Launch)
+    conditions = compose_status(owner, desired, Observation(), NOW).conditions
     return next(condition.message for condition in conditions if condition.type == "Planned")
 
 
