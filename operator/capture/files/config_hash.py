@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.files.segment_lines import EngineConfig, Header
+from specdecode_operator.capture.recorder.lines import EngineConfig, Header
 
 _V3: Final = "config-fingerprint-v3"
 _ENGINE: Final = "specdecode-engine-v1"

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from specdecode_operator.capture.files.segment_lines import EngineConfig
+from specdecode_operator.capture.recorder.lines import EngineConfig
 
 SCHEMA: Final = 1
 """Version of the manifest and of our fields in the files."""

@@ -15,7 +15,7 @@ import msgspec
 
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.lines import Line, read_lines
-from specdecode_operator.capture.files.segment_lines import Closed, Header, Off, SegmentLine
+from specdecode_operator.capture.recorder.lines import Closed, Header, Off, SegmentLine
 
 FOLDER: Final = "segments"
 CLOSE_FILE: Final = "close"

@@ -18,11 +18,11 @@ from specdecode_operator.capture.files.manifest import (
     SegmentEntry,
 )
 from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
-from specdecode_operator.capture.files.segment_lines import Header
 from specdecode_operator.capture.files.segments import Segment
 from specdecode_operator.capture.job.places import ARM, REPETITION, Places
 from specdecode_operator.capture.job.prepare import volume_errors
 from specdecode_operator.capture.merge.merge import Merged, merge
+from specdecode_operator.capture.recorder.lines import Header
 from specdecode_operator.capture.validation.summary import Summary, status_summary, summarize
 from specdecode_operator.capture.validation.totals import ClientTotals
 from specdecode_operator.capture.validation.validate import Validation, validate_capture, wants_steps

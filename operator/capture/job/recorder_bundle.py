@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from specdecode_operator.capture.recorder.version import RECORDER_VERSION
+from specdecode_operator.capture.recorder.lines import RECORDER_VERSION
 
 PACKAGE: Final = "specdecode_recorder"
 PLUGIN: Final = "specdecode_recorder"

@@ -12,9 +12,9 @@ from specdecode_operator.capture.files.formats import (
     StepStats,
     TraceRecord,
 )
-from specdecode_operator.capture.files.segment_lines import Request, Step
 from specdecode_operator.capture.merge.request_ids import client_id
 from specdecode_operator.capture.merge.whole_engine import WholeEngine
+from specdecode_operator.capture.recorder.lines import Request, Step
 
 _DIGITS: Final = 4
 """Of a millisecond: a tenth of a microsecond, less than an engine's stamp is good for."""

@@ -31,7 +31,6 @@ from specdecode_operator.capture.files.formats import (
     encode_meta,
 )
 from specdecode_operator.capture.files.lines import read_lines
-from specdecode_operator.capture.files.segment_lines import Request, Step
 from specdecode_operator.capture.files.segments import FOLDER, Segment, Torn, list_segments, read_segment
 from specdecode_operator.capture.merge.convert import (
     Clock,
@@ -43,6 +42,7 @@ from specdecode_operator.capture.merge.convert import (
 from specdecode_operator.capture.merge.external_sort import Keyed, Sorter
 from specdecode_operator.capture.merge.request_ids import client_id
 from specdecode_operator.capture.merge.whole_engine import WholeEngine
+from specdecode_operator.capture.recorder.lines import Request, Step
 
 _REQUEST: Final = msgspec.json.Decoder(Request)
 _STEP: Final = msgspec.json.Decoder(Step)

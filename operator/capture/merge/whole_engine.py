@@ -13,7 +13,7 @@ from collections import defaultdict
 from itertools import accumulate, pairwise
 from typing import Final
 
-from specdecode_operator.capture.files.segment_lines import Request, Step
+from specdecode_operator.capture.recorder.lines import Request, Step
 
 _SHORTEST_STEP_S: Final = 1e-4
 """Shorter gaps between two stamps of one API server are no step of a model."""

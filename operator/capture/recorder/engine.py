@@ -3,12 +3,16 @@
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
-from .lines import Header, Json
+from .lines import EngineConfig, Header, Speculative
 from .settings import Settings
 from .shapes import EngineClasses
-from .start_id import start_id
+
+_PROCESSES = Path("/proc")
+_STARTED = 19
+"""Field 22 of /proc/PID/stat, counted from the third: the name before may hold spaces (proc(5))."""
 
 
 def find_classes() -> EngineClasses:
@@ -93,12 +97,16 @@ _CONFIG = {
 }
 
 
-def _config(vllm_config: Any) -> Json:
+def _config(vllm_config: Any) -> EngineConfig:
     """Return the settings that a trace is read with, as the engine resolved them."""
-    config = {name: getattr(getattr(vllm_config, part, None), field, None) for name, (part, field) in _CONFIG.items()}
+    found = {name: getattr(getattr(vllm_config, part, None), field, None) for name, (part, field) in _CONFIG.items()}
     speculation = getattr(vllm_config, "speculative_config", None)
-    fields = ("method", "num_speculative_tokens", "model")
-    return config | {"speculative": speculation and {field: getattr(speculation, field, None) for field in fields}}
+    if not speculation:
+        return EngineConfig(**found)
+    fields = Speculative.__struct_fields__
+    return EngineConfig(
+        **found, speculative=Speculative(**{field: getattr(speculation, field, None) for field in fields})
+    )
 
 
 def _gpu() -> str | None:
@@ -111,14 +119,28 @@ def _gpu() -> str | None:
         return None
 
 
-def _gpu_uuids(config: Json) -> list[str]:
+def _gpu_uuids(config: EngineConfig) -> list[str]:
     """Return what the driver calls the engine's GPUs, by their rank; nothing where it does not tell."""
     from vllm.platforms import current_platform  # noqa: PLC0415 (only inside an engine)
 
     try:
         if current_platform.is_cpu():
             return []
-        gpus = config["tensor_parallel"] * config["pipeline_parallel"] * config["data_parallel"]
+        gpus = (config.tensor_parallel or 0) * (config.pipeline_parallel or 0) * (config.data_parallel or 0)
         return [str(current_platform.get_device_uuid(rank)) for rank in range(gpus)]
     except Exception:  # noqa: BLE001 (whatever a driver raises: it is a remark in the header)
         return []
+
+
+def start_id(api_servers: int, processes: Path = _PROCESSES) -> str | None:
+    """Return the process that began it and when, in ticks of this host; None where that cannot be told.
+
+    Several API servers are children of one process (vllm/v1/utils.py APIServerProcessManager); a single one is that
+    process itself. In a container that was started anew it has the same number as before, and another time.
+    """
+    process = os.getppid() if api_servers > 1 else os.getpid()
+    try:
+        fields = (processes / str(process) / "stat").read_text().rpartition(")")[2].split()
+        return f"{process}-{fields[_STARTED]}"
+    except (OSError, IndexError, UnicodeDecodeError):
+        return None

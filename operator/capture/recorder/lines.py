@@ -1,49 +1,65 @@
-"""The lines of a segment file, as they are encoded: one structure a kind, tagged by ``k``.
+"""The lines of a segment file, one structure a kind, tagged by ``k``: written beside the engine, read by the operator.
 
-Every time is in seconds. ``*_monotonic_s``, ``chunk_s``, ``queued_s``, ``scheduled_s`` and ``t`` are
-CLOCK_MONOTONIC of this host, ``*_wall_s`` are seconds since 1970.
+One file per API server. Every time is in seconds. ``*_monotonic_s``, ``chunk_s``, ``queued_s``, ``scheduled_s`` and
+``t`` are CLOCK_MONOTONIC of this host, ``*_wall_s`` are seconds since 1970.
 """
 
 from typing import Any
 
 import msgspec
 
-from .version import RECORDER_VERSION
+RECORDER_VERSION = "0.1.0"
+"""Raised when what is recorded, or how, changes."""
 
 SCHEMA = 1
 
-Json = dict[str, Any]
+
+class Speculative(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine speculates, in vLLM's words: ``ngram`` or ``draft_model``, K, and the draft model."""
+
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+    model: str | None = None
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine resolved its settings to; what its version does not have is null."""
+
+    max_num_seqs: int | None = None
+    block_size: int | None = None  # tokens in a block of the KV cache, which is what block hashes are over
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    speculative: Speculative | None = None
 
 
 class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=True):
-    """First line: who records, where, and with which settings the engine runs.
-
-    Attributes
-    ----------
-    start
-        The same for all API servers of one start of the engine, where that can be told.
-    gpu_uuids
-        What the driver calls the GPUs; empty where it does not tell.
-    """
+    """First line: who records, where, and with which settings the engine runs."""
 
     schema: int = SCHEMA
     recorder: str = RECORDER_VERSION
     vllm: str
-    boot: str
+    boot: str  # random, one for each start of a process
     host: str
     pid: int
-    client_index: int
+    client_index: int  # which API server of client_count
     client_count: int
     engines: list[int]
     wall_s: float
     monotonic_s: float
     model: str | None
-    config: Json
-    gpu: str | None
+    config: EngineConfig
+    gpu: str | None  # None on CPU
     token_ids: bool
     steps: bool
-    start: str | None = None
-    gpu_uuids: list[str] = []
+    start: str | None = None  # the same for all API servers of one start of the engine, where that can be told
+    gpu_uuids: list[str] = []  # empty where the driver does not tell
 
 
 class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only=True, omit_defaults=True):
@@ -51,23 +67,15 @@ class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only
 
     The arrays ``chunk_s``, ``chunk_tokens``, ``num_running`` and ``prefill_tokens`` have one entry an engine
     output that carried tokens, with the tokens as the engine produced them.
-
-    Attributes
-    ----------
-    kept_tokens
-        How many tokens of the last chunk the client could get, where a stop string cut it.
-        Absent where nothing was cut or vLLM does not tell (before 0.32).
-    token_ids
-        What was generated; absent unless asked for.
     """
 
     id: str
-    external_id: str | None
-    engine: int | None
+    external_id: str | None  # what the API server made of X-Request-Id
+    engine: int | None  # None if no engine ran it
     arrival_monotonic_s: float
     arrival_wall_s: float
     prompt_tokens: int
-    concurrency: int
+    concurrency: int  # requests in flight at this API server at arrival, this one included
     temperature: float | None
     queued_s: float | None
     scheduled_s: float | None
@@ -75,14 +83,16 @@ class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only
     cached_tokens: int | None
     chunk_s: list[float]
     chunk_tokens: list[int]
-    num_running: list[int]
-    prefill_tokens: list[int]
+    num_running: list[int]  # after the step
+    prefill_tokens: list[int]  # full prompt lengths of the requests whose first token came in the step
     block_hashes: list[int]
     finish_reason: str | None
     stop_reason: int | str | None
-    ended_by: str
+    ended_by: str  # engine, stop_string, abort or unfinished
     kept_tokens: int | None = None
-    token_ids: list[int] | None = None
+    """How many tokens of the last chunk the client could get, where a stop string cut it.
+    Absent where nothing was cut or vLLM does not tell (before 0.32)."""
+    token_ids: list[int] | None = None  # what was generated; absent unless asked for
 
 
 class Step(msgspec.Struct, tag_field="k", tag="step", frozen=True):
@@ -90,7 +100,7 @@ class Step(msgspec.Struct, tag_field="k", tag="step", frozen=True):
 
     engine: int
     t: float
-    scheduler: Any
+    scheduler: dict[str, Any] | None = None  # None where another API server got those of this step
 
 
 class Anchor(msgspec.Struct, tag_field="k", tag="anchor", frozen=True):
@@ -101,32 +111,26 @@ class Anchor(msgspec.Struct, tag_field="k", tag="anchor", frozen=True):
 
 
 class Off(msgspec.Struct, tag_field="k", tag="off", frozen=True):
-    """The recorder turned itself off."""
+    """The recorder turned itself off; the engine went on."""
 
     reason: str
 
 
 class Closed(msgspec.Struct, tag_field="k", tag="closed", frozen=True):
-    """Last line: why, and how much there is before it.
+    """Last line: why, and how much there is before it."""
 
-    Attributes
-    ----------
-    dropped
-        Everything that could not be recorded: what the queue had no room for, what was not written,
-        and one for each error in a hook. A capture with any of them is incomplete.
-    unfinished
-        How many of the requests had not ended.
-    errors, first_error
-        What went wrong in the hooks, for the one who looks into it.
-    """
-
-    reason: str
+    reason: str  # ordered, exit, disk_full, unknown_shape or write_error
     requests: int
     steps: int
     dropped: int
-    unfinished: int
+    """Everything that could not be recorded: what the queue had no room for, what was not written,
+    and one for each error in a hook. A capture with any of them is incomplete."""
+    unfinished: int  # how many of the requests had not ended
     errors: int
     first_error: str | None
+
+
+SegmentLine = Header | Request | Step | Anchor | Off | Closed
 
 
 def _as_plain(value: Any) -> Any:

@@ -45,7 +45,7 @@ def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
     segment = Segment(settings.folder / f"segment-{boot}-{os.getpid()}.jsonl")
     queue = BoundedQueue()
     collector = Collector(queue, token_ids=settings.token_ids, steps=settings.steps)
-    writer = Writer(segment, collector, queue, first_line.config["block_size"] or SMALLEST_BLOCK_SIZE)
+    writer = Writer(segment, collector, queue, first_line.config.block_size or SMALLEST_BLOCK_SIZE)
     writer.begin(first_line)
     classes, problems = _known_classes()
     if classes is None or problems:

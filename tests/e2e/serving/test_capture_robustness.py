@@ -20,10 +20,10 @@ from specdecode_operator.capture.files.lines import read_lines
 from specdecode_operator.capture.files.manifest import Manifest, PartialManifest
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.recorded import RecordedRequests
-from specdecode_operator.capture.files.segment_lines import Request
 from specdecode_operator.capture.files.segments import list_segments, read_segment, segment_paths
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.merge.request_ids import client_id
+from specdecode_operator.capture.recorder.lines import Request
 from specdecode_operator.capture.validation.validate import validate_capture
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.files import segment_lines
 from specdecode_operator.capture.load import phases
 from specdecode_operator.capture.recorder.bounded_queue import CAPACITY_BYTES, BoundedQueue
 from specdecode_operator.capture.recorder.collector import Collector
 from specdecode_operator.capture.recorder.hooks import Hooks
-from specdecode_operator.capture.recorder.lines import Header
+from specdecode_operator.capture.recorder.lines import EngineConfig, Header, SegmentLine
 from specdecode_operator.capture.recorder.segment import Segment
 from specdecode_operator.capture.recorder.writer import Writer
 from tests.support.capture_pods import Pod, healthy_engine
@@ -34,7 +33,7 @@ HEADER = Header(
     wall_s=1.0,
     monotonic_s=2.0,
     model="tiny",
-    config={"max_num_seqs": 8, "block_size": BLOCK_SIZE, "max_model_len": 64, "max_num_batched_tokens": 64},
+    config=EngineConfig(max_num_seqs=8, block_size=BLOCK_SIZE, max_model_len=64, max_num_batched_tokens=64),
     gpu=None,
     token_ids=False,
     steps=True,
@@ -55,7 +54,7 @@ class Recorder:
 
     def lines(self, kind: str | None = None) -> list[Any]:
         """Return what is in the segment, decoded by those who read it."""
-        decoder = msgspec.json.Decoder(segment_lines.SegmentLine)
+        decoder = msgspec.json.Decoder(SegmentLine)
         lines = [decoder.decode(line) for line in self.path.read_bytes().splitlines()]
         return [line for line in lines if kind is None or line.__struct_config__.tag == kind]
 

@@ -1,7 +1,6 @@
 """Lines of the published files: written as documented, read back as they were."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from specdecode_operator.capture.files import formats, manifest, segment_lines
+from specdecode_operator.capture.files import formats, manifest
 from specdecode_operator.capture.files.manifest import EngineCounters
+from specdecode_operator.capture.recorder import lines as segment_lines
 from specdecode_operator.capture.validation import summary
 from specdecode_operator.capture.validation.accounting import Accounting
 from specdecode_operator.capture.validation.gates import gates
@@ -55,13 +55,6 @@ def documented(title: str) -> list[str]:
     return [row for row in rows if row not in {"field", "gate", "---"}]
 
 
-def structs() -> Iterator[type[Struct]]:
-    for module in (formats, manifest, segment_lines, summary):
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Struct) and value.__module__ == module.__name__:
-                yield value
-
-
 class TestDocument:
     @pytest.mark.parametrize(("title", "struct"), SECTIONS.items(), ids=SECTIONS.keys())
     def test_names_every_field_and_no_other(self, title: str, struct: type[Struct]) -> None:
@@ -71,17 +64,6 @@ class TestDocument:
         steps = StepTotals(steps=1)
         found = gates(TraceTotals(), steps, Accounting(), [], EngineCounters(generation_tokens=0, drafts=0))
         assert sorted(documented("Gates")) == sorted([*found, "missing_steps"])
-
-    @pytest.mark.parametrize("struct", list(structs()), ids=lambda struct: struct.__name__)
-    def test_docstrings_name_every_field(self, struct: type[Struct]) -> None:
-        own = [name for name in struct.__struct_fields__ if not _is_inherited(struct, name)]
-        listed = re.findall(r"^ {4}(\w+(?:, \w+)*)$", struct.__doc__ or "", re.MULTILINE)
-        assert sorted(own) == sorted(name for names in listed if names != "Attributes" for name in names.split(", "))
-
-
-def _is_inherited(struct: type[Struct], name: str) -> bool:
-    bases = [base for base in struct.__mro__[1:] if issubclass(base, Struct) and base is not Struct]
-    return any(name in base.__struct_fields__ for base in bases)
 
 
 MILLISECONDS = st.floats(min_value=0, max_value=1e9, allow_nan=False)

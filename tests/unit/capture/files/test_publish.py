@@ -30,7 +30,7 @@ from specdecode_operator.capture.files.publish import (
     seal,
     verify,
 )
-from specdecode_operator.capture.files.segment_lines import EngineConfig
+from specdecode_operator.capture.recorder.lines import EngineConfig
 
 NAMES = ("trace.jsonl", "step-stats.jsonl", "client.jsonl")
 PARTIAL = PartialManifest(namespace="team", capture="demo", attempt="uid-1", reason="Unfinished", message="runs")

@@ -17,7 +17,6 @@ from specdecode_operator.capture.files.config_hash import engine_hash
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import Manifest
 from specdecode_operator.capture.files.publish import verify
-from specdecode_operator.capture.files.segment_lines import Header
 from specdecode_operator.capture.files.segments import recorders_closed
 from specdecode_operator.capture.job import finish as job_finish
 from specdecode_operator.capture.job.finish import Published
@@ -26,6 +25,7 @@ from specdecode_operator.capture.load.datasets import BadDatasetError
 from specdecode_operator.capture.load.engine_ready import MetricsDelta
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
+from specdecode_operator.capture.recorder.lines import Header
 from specdecode_operator.capture.validation.validate import validate_capture
 from specdecode_operator.engine.metrics import SpeculationReading
 from tests.support.capture_pods import NONE, PATIENT, HealthyEngine, Pod, Result, environment

@@ -3,7 +3,7 @@
 import pytest
 
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
-from specdecode_operator.capture.recorder.pace import Pace
+from specdecode_operator.capture.recorder.writer import Pace
 
 
 def fnv1a(data: bytes) -> int:

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from specdecode_operator.capture.job.recorder_bundle import write_bundle
 from specdecode_operator.capture.recorder import recording
+from specdecode_operator.capture.recorder.engine import start_id
 from specdecode_operator.capture.recorder.settings import Settings
-from specdecode_operator.capture.recorder.start_id import start_id
 from tests.support.engine_standins import ApiServer, EngineCoreOutputs, engine_classes, last_chunk
 from tests.support.waiting import eventually
 from tests.unit.capture.conftest import HEADER
@@ -206,7 +207,7 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
     assert header.gpu_uuids == [f"GPU-{rank}" for rank in range(2 * 4)]
     assert (header.vllm, header.client_index, header.client_count, header.engines) == ("0.31.0", 3, 4, [0, 1])
     assert (header.model, header.gpu, header.token_ids, header.steps) == ("org/model", "NVIDIA H200", True, True)
-    assert header.config == {
+    assert msgspec.to_builtins(header.config) == {
         "max_num_seqs": 64,
         "block_size": 16,
         "max_model_len": 4096,
@@ -239,7 +240,7 @@ def test_gpu_whose_driver_tells_nothing(monkeypatch: pytest.MonkeyPatch, refusal
 TWO_SERVERS = """
 import multiprocessing
 import sys
-from specdecode_operator.capture.recorder.start_id import start_id
+from specdecode_operator.capture.recorder.engine import start_id
 
 def serve(told):
     told.put(start_id(2))
