@@ -8,7 +8,7 @@ import typer
 from specdecode_operator.cli.plan.command import ExitCode
 
 if TYPE_CHECKING:
-    from specdecode_operator.migration.convert import Adoption
+    from specdecode_operator.migration.convert import Migration
 
 NAME_HELP: Final = "deployment/NAME, read from the cluster; with --file, the one to take of several."
 FILE_HELP: Final = (
@@ -51,27 +51,27 @@ def import_command(  # noqa: PLR0913  each is an option
     """
     from specdecode_operator.cli.import_source import SourceError, read_source  # noqa: PLC0415
     from specdecode_operator.cli.import_text import report_lines  # noqa: PLC0415
-    from specdecode_operator.migration.convert import adopt  # noqa: PLC0415
-    from specdecode_operator.migration.ledger import AdoptionError  # noqa: PLC0415
+    from specdecode_operator.migration.builder import MigrationError  # noqa: PLC0415
+    from specdecode_operator.migration.convert import migrate  # noqa: PLC0415
 
     try:
         source = read_source(deployment, file, namespace, context)
-        adoption = adopt(source.deployment, source.services, name=name, engine_version=engine_version)
-    except (SourceError, AdoptionError) as error:
+        migration = migrate(source.deployment, source.services, name=name, engine_version=engine_version)
+    except (SourceError, MigrationError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(ExitCode.INVALID) from error
-    typer.echo(_printed(adoption, output), nl=False)
-    typer.echo("\n".join(report_lines(adoption, source.place)), err=True)
-    raise typer.Exit(ExitCode.INVALID if adoption.decisions else ExitCode.OK)
+    typer.echo(_printed(migration, output), nl=False)
+    typer.echo("\n".join(report_lines(migration, source.place)), err=True)
+    raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)
 
 
-def _printed(adoption: "Adoption", output: Form) -> str:
+def _printed(migration: "Migration", output: Form) -> str:
     import json  # noqa: PLC0415
 
     import yaml  # noqa: PLC0415
 
     if output is Form.JSON:
-        return json.dumps(adoption.body, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(migration.body, indent=2, ensure_ascii=False) + "\n"
     # Who pipes it on, or opens it later, has not seen the report.
-    warning = "".join(f"# To be decided first: {' '.join(str(each).split())}\n" for each in adoption.decisions)
-    return warning + yaml.safe_dump(adoption.body, sort_keys=False, allow_unicode=True, width=120)
+    warning = "".join(f"# To be decided first: {' '.join(str(each).split())}\n" for each in migration.decisions)
+    return warning + yaml.safe_dump(migration.body, sort_keys=False, allow_unicode=True, width=120)

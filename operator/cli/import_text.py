@@ -2,34 +2,34 @@
 
 from collections.abc import Iterator
 
-from specdecode_operator.migration.convert import Adoption
-from specdecode_operator.migration.ledger import Fate
+from specdecode_operator.migration.builder import Outcome
+from specdecode_operator.migration.convert import Migration
 
-_ORDER = (Fate.FIELD, Fate.EXTRA, Fate.POD, Fate.OPERATOR, Fate.LOST, Fate.DEFAULT)
+_ORDER = (Outcome.FIELD, Outcome.EXTRA, Outcome.POD, Outcome.OPERATOR, Outcome.DROPPED, Outcome.DEFAULT)
 
 
-def report_lines(adoption: Adoption, place: str) -> list[str]:
+def report_lines(migration: Migration, place: str) -> list[str]:
     """Return the report on one import, line by line."""
-    metadata = adoption.body["metadata"]
+    metadata = migration.body["metadata"]
     lines = [f"{place} -> SpecDecodeDeployment {metadata['name']}", ""]
-    for fate in _ORDER:
-        lines += _section(adoption, fate)
-    if adoption.decisions:
+    for outcome in _ORDER:
+        lines += _section(migration, outcome)
+    if migration.decisions:
         lines.append("to be decided before it is applied:")
-        lines += [f"  {problem}" for problem in adoption.decisions]
+        lines += [f"  {problem}" for problem in migration.decisions]
         lines.append("")
     lines.append("to adopt it without downtime, with the object in OBJECT.yaml:")
-    for number, step in enumerate(adoption.steps, start=1):
+    for number, step in enumerate(migration.steps, start=1):
         lines += [f"  {number}. {step.purpose}", f"       {step.command}"]
     return lines
 
 
-def _section(adoption: Adoption, fate: Fate) -> Iterator[str]:
-    notes = [note for note in adoption.notes if note.fate is fate]
-    if not notes:
+def _section(migration: Migration, outcome: Outcome) -> Iterator[str]:
+    settings = [setting for setting in migration.settings if setting.outcome is outcome]
+    if not settings:
         return
-    yield f"{fate.value}:"
-    for note in notes:
-        arrow = "->" if fate in {Fate.FIELD, Fate.EXTRA, Fate.POD} else ":"
-        yield f"  {note.what} -> {note.result}" if arrow == "->" else f"  {note.what}: {note.result}"
+    yield f"{outcome.value}:"
+    link = " ->" if outcome in {Outcome.FIELD, Outcome.EXTRA, Outcome.POD} else ":"
+    for setting in settings:
+        yield f"  {setting.name}{link} {setting.result}"
     yield ""

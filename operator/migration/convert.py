@@ -17,17 +17,18 @@ from specdecode_operator.deployment.spec.facts import check_without_models, gath
 from specdecode_operator.deployment.spec.parsing import spec_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder, required
 from specdecode_operator.migration.defaults import note_defaults
 from specdecode_operator.migration.engine_image import take_image
 from specdecode_operator.migration.flags import decide_unknown, read_flags
 from specdecode_operator.migration.hardware import find_platform, take_cpu
-from specdecode_operator.migration.ledger import AdoptionError, Fate, Ledger, Note, required
 from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
+from specdecode_operator.migration.server_command import ServerCommand, find_server_command
 from specdecode_operator.migration.serving import settle_precision, take_flags
+from specdecode_operator.migration.shell import shown
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
-from specdecode_operator.migration.start import Start, find_start
-from specdecode_operator.migration.steps import Step, adoption_steps, selecting
+from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.migration.tls import take_tls
 from specdecode_operator.migration.variables import secret_keys, take_variables
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -41,44 +42,38 @@ _NONE: Final = (0, "0", "0%")
 
 
 @dataclass(frozen=True)
-class Adoption:
-    """What a Deployment becomes.
-
-    Attributes
-    ----------
-    body
-        The object; where something must be decided, as far as it goes.
-    notes
-        Where each setting went.
-    decisions
-        What people must decide before it is applied.
-    steps
-        How to adopt it without downtime.
-    """
+class Migration:
+    """What a Deployment becomes."""
 
     body: Body
-    notes: tuple[Note, ...]
+    """The object; where something must be decided, as far as it goes."""
+
+    settings: tuple[Setting, ...]
     decisions: tuple[Problem, ...]
+    """What a person must decide before it is applied."""
+
     steps: tuple[Step, ...]
+    """How to move over without downtime."""
 
 
 @dataclass(frozen=True)
 class _Server:
     """The container that runs vLLM, how it starts it, and on what."""
 
+    where: str
     container: dict[str, Any]
-    start: Start
+    command: ServerCommand
     platform: Platform
     gpus: int
 
 
-def adopt(
+def migrate(
     deployment: Body,
     services: Iterable[Body] = (),
     *,
     name: str | None = None,
     engine_version: str | None = None,
-) -> Adoption:
+) -> Migration:
     """Return the object that means the same as a Deployment of vLLM.
 
     ``services`` are those of its namespace: the ones that select its pods are
@@ -87,37 +82,37 @@ def adopt(
 
     Raises
     ------
-    AdoptionError
+    MigrationError
         When there is nothing to import.
     """
     old = _check_kind(deployment)
     new = _new_name(old, name)
     pod = required(deployment, "spec.template.spec")
     server = _find_server(pod)
-    ledger = Ledger()
-    _take_server(server, pod, engine_version, ledger)
-    selected_by = _take_selection(deployment, services, ledger)
-    _take_rollout(deployment["spec"], ledger)
-    note_defaults(ledger, server.platform)
-    _check(ledger)
+    builder = SpecBuilder()
+    _take_server(server, pod, engine_version, builder)
+    selected_by = _take_selection(deployment, services, builder)
+    _take_rollout(deployment["spec"], builder)
+    note_defaults(builder, server.platform)
+    _check(builder)
     metadata = {"name": new} | _namespace(deployment)
-    spec = _in_order(ledger.spec, SpecDecodeDeploymentSpec)
+    spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)
     body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     replicas = spec.get("replicas", 1)
     needed = server.gpus * (replicas if isinstance(replicas, int) else 1)
-    steps = adoption_steps(old, new, metadata.get("namespace"), selected_by, needed)
-    return Adoption(body, tuple(ledger.notes), tuple(ledger.decisions), tuple(steps))
+    steps = migration_steps(old, new, metadata.get("namespace"), selected_by, needed)
+    return Migration(body, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
 
 
 def _check_kind(deployment: Body) -> str:
     kind = deployment.get("kind")
     if kind != "Deployment":
-        raise AdoptionError("kind", str(kind or "nothing"), "only a Deployment can be imported: name one")
+        raise MigrationError("kind", str(kind or "nothing"), "only a Deployment can be imported: name one")
     metadata = mapping(deployment, "metadata")
     for owner in objects(metadata, "ownerReferences"):
         if owner.get("kind") == KIND:
             fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"
-            raise AdoptionError("metadata.ownerReferences", str(owner.get("kind")), fix)
+            raise MigrationError("metadata.ownerReferences", str(owner.get("kind")), fix)
     return str(metadata.get("name") or "vllm")
 
 
@@ -126,83 +121,86 @@ def _find_server(pod: Mapping[str, Any]) -> _Server:
     containers = pod.get("containers")
     if not isinstance(containers, list) or not containers:
         shown = str(containers)[:64] if containers else "nothing"
-        raise AdoptionError(_CONTAINERS, shown, "must be a list with the container of vLLM")
+        raise MigrationError(_CONTAINERS, shown, "must be a list with the container of vLLM")
     found = []
     for index, container in enumerate(containers):
         where = f"{_CONTAINERS}[{index}]"
         if not isinstance(container, dict):
-            raise AdoptionError(where, str(container)[:64], "must be an object")
-        start = find_start(container, where)
-        if start is not None:
-            found.append((where, container, start))
+            raise MigrationError(where, str(container)[:64], "must be an object")
+        command = find_server_command(container, where)
+        if command is not None:
+            found.append((where, container, command))
     if not found:
         images = ", ".join(str(each.get("image")) for each in containers)
-        raise AdoptionError(_CONTAINERS, images, "runs no vLLM server: name one whose container starts vllm serve")
+        raise MigrationError(_CONTAINERS, images, "runs no vLLM server: name one whose container starts vllm serve")
     if len(found) > 1:
         names = ", ".join(name_of(container) for _, container, _ in found)
-        raise AdoptionError(_CONTAINERS, names, "run vLLM each: split the Deployment, one server a pod")
-    where, container, start = found[0]
-    return _Server(container, start, *find_platform(container, where))
+        raise MigrationError(_CONTAINERS, names, "run vLLM each: split the Deployment, one server a pod")
+    where, container, command = found[0]
+    return _Server(where, container, command, *find_platform(container, where))
 
 
-def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | None, ledger: Ledger) -> None:
+def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | None, builder: SpecBuilder) -> None:
     """Take hardware, arguments, models, environment and the rest of the pod."""
-    container, start = server.container, server.start
+    container, command = server.container, server.command
     if server.platform is Platform.CPU:
-        take_cpu(container, ledger)
-    profile = take_image(str(container.get("image") or ""), server.platform, engine_version, ledger)
-    if start.program is not None:
-        ledger.lose(f"program {start.program}", "the operator starts vllm, which must be on the image's PATH")
-    for command in start.beside:
-        ledger.lose(f"shell command {command}", "only the server is started: put it into the image or an initContainer")
-    known = decide_unknown(start, read_flags(start.words, profile), ledger)
-    given, certificate_volumes = take_tls(known, pod, container, ledger)
-    flags = take_flags(given, ledger, profile, secret_keys(container))
-    said = read_speculation(flags, ledger, profile)
-    take_speculation(said, ledger, profile)
-    dropped = take_models(flags, said.draft, pod, container, ledger)
+        take_cpu(container, builder)
+    profile = take_image(str(container.get("image") or ""), server.platform, engine_version, builder)
+    if command.program is not None:
+        builder.drop(f"program {command.program}", "the operator starts vllm, which must be on the image's PATH")
+    for beside in command.harmless:
+        builder.drop(f"shell command {shown(beside)}", "the operator starts vllm without a shell")
+    if command.others:
+        fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
+        builder.decide(f"{server.where}.args", "; ".join(map(shown, command.others)), fix)
+    known = decide_unknown(command, read_flags(command.arguments, profile), builder)
+    given, certificate_volumes = take_tls(known, pod, container, builder)
+    flags = take_flags(given, builder, profile, secret_keys(container))
+    said = read_speculation(flags, builder, profile)
+    take_speculation(said, builder, profile)
+    dropped = take_models(flags, said.draft, pod, container, builder)
     dropped.volumes |= certificate_volumes
-    settle_precision(ledger)
-    env = take_variables(container, start.env, start.variables, ledger)
-    take_pod(pod, container, env, dropped, ledger)
-    _take_split(server.gpus, ledger)
-    take_product(pod, ledger)
+    settle_precision(builder)
+    env = take_variables(container, command, builder)
+    take_pod(pod, container, env, dropped, builder)
+    _take_split(server.gpus, builder)
+    take_product(pod, builder)
 
 
-def _take_selection(deployment: Body, services: Iterable[Body], ledger: Ledger) -> list[Mapping[str, Any]]:
+def _take_selection(deployment: Body, services: Iterable[Body], builder: SpecBuilder) -> list[Mapping[str, Any]]:
     """Take labels and annotations; return the Services that select the pods."""
     metadata = mapping(required(deployment, "spec.template"), "metadata")
     selected_by = selecting(services, mapping(metadata, "labels"))
     selectors = [mapping(mapping(each, "spec"), "selector") for each in selected_by]
     selectors.append(mapping(mapping(deployment["spec"], "selector"), "matchLabels"))
-    take_metadata(metadata, selectors, ledger)
-    note_selecting(required(deployment, "spec.template.spec"), selectors, ledger)
+    take_metadata(metadata, selectors, builder)
+    note_selecting(required(deployment, "spec.template.spec"), selectors, builder)
     return selected_by
 
 
-def _take_split(gpus: int, ledger: Ledger) -> None:
+def _take_split(gpus: int, builder: SpecBuilder) -> None:
     """What nobody says is 1 for the engine, but the plan's choice for the operator."""
-    if ledger.get("parallelism.tensor") is None:
-        ledger.put("parallelism.tensor", 1)
-        ledger.note(Fate.FIELD, "--tensor-parallel-size (absent)", "spec.parallelism.tensor: 1")
-    ranks = [ledger.get(f"parallelism.{each}") or 1 for each in ("tensor", "pipeline", "data")]
+    if builder.get("parallelism.tensor") is None:
+        builder.set("parallelism.tensor", 1)
+        builder.note(Outcome.FIELD, "--tensor-parallel-size (absent)", "spec.parallelism.tensor: 1")
+    ranks = [builder.get(f"parallelism.{each}") or 1 for each in ("tensor", "pipeline", "data")]
     if gpus and all(isinstance(each, int) for each in ranks) and gpus != math.prod(ranks):
         what = f"resources nvidia.com/gpu {gpus}"
-        ledger.lose(what, f"the server is spread over {math.prod(ranks)}: that is what a pod of the operator asks for")
+        builder.drop(what, f"the server is spread over {math.prod(ranks)}: that is what a pod of the operator asks for")
 
 
-def _take_rollout(spec: Mapping[str, Any], ledger: Ledger) -> None:
+def _take_rollout(spec: Mapping[str, Any], builder: SpecBuilder) -> None:
     if "replicas" in spec:
-        ledger.take(f"replicas {spec['replicas']}", "replicas", spec["replicas"])
-    _take_strategy(mapping(spec, "strategy"), ledger)
+        builder.take(f"replicas {spec['replicas']}", "replicas", spec["replicas"])
+    _take_strategy(mapping(spec, "strategy"), builder)
     if spec.get("paused") is True:
-        ledger.take("paused", "rollout.paused", value=True)
+        builder.take("paused", "rollout.paused", value=True)
     for key in _OF_ROLLOUT:
         if key in spec:
-            ledger.note(Fate.OPERATOR, key, "the operator allows for a long start")
+            builder.note(Outcome.OPERATOR, key, "the operator allows for a long start")
 
 
-def _take_strategy(strategy: Mapping[str, Any], ledger: Ledger) -> None:
+def _take_strategy(strategy: Mapping[str, Any], builder: SpecBuilder) -> None:
     """A further engine is started first only where somebody wanted that none is missing: GPUs are scarce."""
     if not strategy:
         return
@@ -210,54 +208,54 @@ def _take_strategy(strategy: Mapping[str, Any], ledger: Ledger) -> None:
     surge, missing = rolling.get("maxSurge"), rolling.get("maxUnavailable")
     if missing in _NONE and surge not in (None, *_NONE):
         what = f"strategy with maxSurge {surge} and maxUnavailable {missing}"
-        ledger.take(what, "rollout.strategy", "Surge", "one engine more than replicas is started first")
+        builder.take(what, "rollout.strategy", "Surge", "one engine more than replicas is started first")
     else:
         why = "an old engine ends before its successor starts: spec.rollout.strategy Surge needs GPUs for one more"
-        ledger.note(Fate.OPERATOR, "strategy", why)
+        builder.note(Outcome.OPERATOR, "strategy", why)
 
 
-def _check(ledger: Ledger) -> None:
+def _check(builder: SpecBuilder) -> None:
     """Put the spec to the checks of `specdecode plan`."""
-    decided = ledger.get("speculation.method") in {None, *(each.value for each in Method)}
-    spec = ledger.spec if decided else {key: value for key, value in ledger.spec.items() if key != "speculation"}
+    decided = builder.get("speculation.method") in {None, *(each.value for each in Method)}
+    spec = builder.spec if decided else {key: value for key, value in builder.spec.items() if key != "speculation"}
     try:
         parsed = SpecDecodeDeploymentSpec.model_validate(spec)
     except ValidationError as error:
-        _decide(spec_problems(error), ledger)
+        _decide(spec_problems(error), builder)
         return
     if refused := refusals(parsed):
-        _decide(refused, ledger)
+        _decide(refused, builder)
         return
     try:
         gather_facts(parsed)
     except InvalidSpecError as error:
         if error.reason != _MODEL_UNKNOWN:
-            _decide(error.problems, ledger)
+            _decide(error.problems, builder)
             return
         for problem in error.problems:
             why = "is not in the catalogue: the operator reads its config.json; for specdecode plan give --model-config"
-            ledger.note(Fate.DEFAULT, f"{problem.field} {problem.value}", why)
+            builder.note(Outcome.DEFAULT, f"{problem.field} {problem.value}", why)
         try:
             check_without_models(parsed)
         except InvalidSpecError as worse:
-            _decide(worse.problems, ledger)
+            _decide(worse.problems, builder)
 
 
-def _decide(problems: Iterable[Problem], ledger: Ledger) -> None:
-    open_fields = {problem.field for problem in ledger.decisions}
+def _decide(problems: Iterable[Problem], builder: SpecBuilder) -> None:
+    open_fields = {problem.field for problem in builder.decisions}
     for problem in problems:
         if problem.field not in open_fields:
-            ledger.decide(problem.field, problem.value, problem.message)
+            builder.decide(problem.field, problem.value, problem.message)
 
 
 def _new_name(old: str, wanted: str | None) -> str:
     name = wanted or f"{old[: NAME_MAX_LENGTH - len(_SUFFIX)].rstrip('-.')}{_SUFFIX}".replace(".", "-")
     if wanted == old:
         fix = "the operator makes a Deployment of that name, which is taken: choose another with --name"
-        raise AdoptionError("metadata.name", name, fix)
+        raise MigrationError("metadata.name", name, fix)
     if len(name) > NAME_MAX_LENGTH or not _NAME.fullmatch(name):
         fix = f"choose with --name at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter"
-        raise AdoptionError("metadata.name", name, fix)
+        raise MigrationError("metadata.name", name, fix)
     return name
 
 

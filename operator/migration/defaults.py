@@ -6,16 +6,16 @@ from specdecode_operator.api.deployment import Engine, Serving
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.estimate.estimate import engine_defaults
-from specdecode_operator.migration.ledger import Fate, Ledger
+from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.sizing.base.devices import find_device
 
 _UNSAID: Final = "not said"
 
 
-def note_defaults(ledger: Ledger, platform: Platform) -> None:
+def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
     """Say of each setting that the Deployment left to the engine what the engine took, where that changes."""
-    version = ledger.get("engine.version") or Engine().version
-    products = ledger.get("accelerator.product") or [""]
+    version = builder.get("engine.version") or Engine().version
+    products = builder.get("accelerator.product") or [""]
     engine = engine_defaults(version, find_device(products[0]))
     ours = Serving()
     profile = find_profile(version)
@@ -30,7 +30,7 @@ def note_defaults(ledger: Ledger, platform: Platform) -> None:
         compared = {}
     for field, (theirs, written) in compared.items():
         path = f"serving.{field}"
-        if ledger.get(path) is None and theirs != written:
+        if builder.get(path) is None and theirs != written:
             where = f"on {products[0]}" if products[0] else "on GPUs of 70 GiB and more"
             result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
-            ledger.note(Fate.DEFAULT, f"spec.{path} ({_UNSAID})", result)
+            builder.note(Outcome.DEFAULT, f"spec.{path} ({_UNSAID})", result)

@@ -11,54 +11,54 @@ from specdecode_operator.engine.profiles import (
     find_profile,
 )
 from specdecode_operator.engine.settings import Platform
-from specdecode_operator.migration.ledger import AdoptionError, Fate, Ledger
+from specdecode_operator.migration.builder import MigrationError, Outcome, SpecBuilder
 
 _OFFICIAL: Final = ("vllm/vllm-openai",)
 _NEWEST: Final = KNOWN_VERSIONS[-1]
 
 
-def take_image(image: str, platform: Platform, wanted: str | None, ledger: Ledger) -> EngineProfile:
+def take_image(image: str, platform: Platform, wanted: str | None, builder: SpecBuilder) -> EngineProfile:
     """Put image and version into the spec; return the profile that the arguments are read with.
 
     ``wanted`` is the version that the user gave, for images that do not tell.
 
     Raises
     ------
-    AdoptionError
+    MigrationError
         When the version that the user gave is none.
     """
     repository, tag = split_reference(image)
     version = wanted or version_of_image(image)
     if version is None:
         fix = f"does not tell the version of vLLM: give --engine-version, such as {_NEWEST}"
-        ledger.decide("spec.engine.version", tag or image or "nothing", fix)
-        ledger.put("engine.image", image)
+        builder.decide("spec.engine.version", tag or image or "nothing", fix)
+        builder.set("engine.image", image)
         return find_profile(_NEWEST)
     try:
         profile = find_profile(version)
     except UnknownEngineVersionError as error:
         if wanted:
-            raise AdoptionError("--engine-version", wanted, error.problem.message) from error
-        return _newer(image, repository, version, platform, ledger)
+            raise MigrationError("--engine-version", wanted, error.problem.message) from error
+        return _newer(image, repository, version, platform, builder)
     if _same(image, profile.images.get(platform)):
-        ledger.note(Fate.OPERATOR, f"image {image}", f"is the operator's own image of vLLM {version}")
+        builder.note(Outcome.OPERATOR, f"image {image}", f"is the operator's own image of vLLM {version}")
         if version != Engine().version:
-            ledger.put("engine.version", version)
+            builder.set("engine.version", version)
     else:
-        ledger.take(f"image {image}", "engine.version", version)
-        ledger.put("engine.image", image)
+        builder.take(f"image {image}", "engine.version", version)
+        builder.set("engine.image", image)
     return profile
 
 
-def _newer(image: str, repository: str, version: str, platform: Platform, ledger: Ledger) -> EngineProfile:
+def _newer(image: str, repository: str, version: str, platform: Platform, builder: SpecBuilder) -> EngineProfile:
     """An old vLLM cannot be launched any more: the newest known one takes its place."""
     profile = find_profile(_NEWEST)
     if repository.endswith(_OFFICIAL) and platform in profile.images:
         reason = f"vLLM {version} is older than what the operator launches: {profile.images[platform]} takes its place"
-        ledger.lose(f"image {image}", f"{reason}; compare answers and speed before you move traffic")
+        builder.drop(f"image {image}", f"{reason}; compare answers and speed before you move traffic")
     else:
         fix = f"holds vLLM {version}, which is older than what the operator launches: name an image of {_NEWEST}"
-        ledger.decide("spec.engine.image", image, fix)
+        builder.decide("spec.engine.image", image, fix)
     return profile
 
 

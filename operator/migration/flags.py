@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.engine.profiles import EngineProfile, Flag
-from specdecode_operator.migration.ledger import Ledger
-from specdecode_operator.migration.start import Start
+from specdecode_operator.migration.builder import SpecBuilder
+from specdecode_operator.migration.server_command import ServerCommand
 
 SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
 """Flags whose value belongs into a Secret."""
@@ -136,7 +136,7 @@ def _is_number(word: str) -> bool:
     return word.lstrip("-").replace(".", "", 1).isdigit()
 
 
-def decide_unknown(start: Start, flags: Iterable[Given], ledger: Ledger) -> list[Given]:
+def decide_unknown(command: ServerCommand, flags: Iterable[Given], builder: SpecBuilder) -> list[Given]:
     """Return the arguments that the Deployment tells; of the others, people must say what they are.
 
     Those with a Secret's value are told: the Secret takes their place.
@@ -144,10 +144,10 @@ def decide_unknown(start: Start, flags: Iterable[Given], ledger: Ledger) -> list
     message = "has its value only in the running container: write the value out, then import again"
     known = []
     for given in flags:
-        if start.unknown.isdisjoint(given.words) or given.name in SECRET_FLAGS:
+        if command.unknown.isdisjoint(given.words) or given.name in SECRET_FLAGS:
             known.append(given)
         else:
-            ledger.decide("spec.engine.extraArgs", given.shown, message)
-    for name in sorted(start.unknown_variables):
-        ledger.decide("spec.engine.env", name, message)
+            builder.decide("spec.engine.extraArgs", given.shown, message)
+    for name in sorted(name for name, value in command.env.items() if value is None):
+        builder.decide("spec.engine.env", name, message)
     return known

@@ -8,8 +8,8 @@ from typing import Any, Final
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import GPU_RESOURCE
 from specdecode_operator.kube.untyped import mapping
-from specdecode_operator.migration.ledger import AdoptionError, Ledger
-from specdecode_operator.migration.start import plain_environment
+from specdecode_operator.migration.builder import MigrationError, SpecBuilder
+from specdecode_operator.migration.server_command import plain_environment
 
 _ACCELERATOR: Final = re.compile(r"(nvidia|amd|habana\.ai|intel|aws\.amazon|google|huawei)\b.*/|.*/(gpu|tpu|npu|gaudi)")
 _NETWORK: Final = re.compile(r".*(rdma|hostdev|efa|sriov|infiniband)", re.IGNORECASE)
@@ -24,7 +24,7 @@ def find_platform(container: Mapping[str, Any], where: str) -> tuple[Platform, i
 
     Raises
     ------
-    AdoptionError
+    MigrationError
         When it is something that the operator cannot plan for.
     """
     amounts = _amounts(container)
@@ -32,31 +32,31 @@ def find_platform(container: Mapping[str, Any], where: str) -> tuple[Platform, i
     for name, amount in amounts.items():
         if name != GPU_RESOURCE and _ACCELERATOR.match(name) and not _NETWORK.match(name):
             fix = f"only whole NVIDIA GPUs ({GPU_RESOURCE}) and CPUs are planned for: keep this Deployment as it is"
-            raise AdoptionError(f"{place}.{name}", str(amount), fix)
+            raise MigrationError(f"{place}.{name}", str(amount), fix)
     gpus = str(amounts.get(GPU_RESOURCE, "0"))
     if not gpus.isdecimal():
-        raise AdoptionError(f"{place}.{GPU_RESOURCE}", gpus, "must be a whole number")
+        raise MigrationError(f"{place}.{GPU_RESOURCE}", gpus, "must be a whole number")
     if int(gpus) > 0:
         return Platform.GPU, int(gpus)
     env, image = plain_environment(container), str(container.get("image") or "").lower()
     if "cpu" in image or any(name.startswith("VLLM_CPU_") for name in env):
         return Platform.CPU, 0
     fix = "say how many GPUs the server has (an image or variables for CPU would tell of one without)"
-    raise AdoptionError(f"{place}.{GPU_RESOURCE}", "nothing", fix)
+    raise MigrationError(f"{place}.{GPU_RESOURCE}", "nothing", fix)
 
 
-def take_cpu(container: Mapping[str, Any], ledger: Ledger) -> None:
+def take_cpu(container: Mapping[str, Any], builder: SpecBuilder) -> None:
     """Take cores and memory of a server without GPUs; what is missing must be decided."""
     amounts = _amounts(container)
-    ledger.put("accelerator.type", "CPU")
+    builder.set("accelerator.type", "CPU")
     cores, memory = _cores(amounts.get("cpu")), _gib(amounts.get("memory"))
     for field, resource, value in (("cpuCores", "cpu", cores), ("memoryGiB", "memory", memory)):
         if value is None:
-            ledger.decide(f"spec.accelerator.{field}", "nothing", f"say how much {resource} a replica has")
+            builder.decide(f"spec.accelerator.{field}", "nothing", f"say how much {resource} a replica has")
         else:
-            ledger.take(f"resources {resource} {amounts[resource]}", f"accelerator.{field}", value)
+            builder.take(f"resources {resource} {amounts[resource]}", f"accelerator.{field}", value)
     if "VLLM_CPU_KVCACHE_SPACE" not in plain_environment(container):
-        ledger.decide("spec.accelerator.kvCacheGiB", "nothing", "say how many GiB of the memory are KV cache")
+        builder.decide("spec.accelerator.kvCacheGiB", "nothing", "say how many GiB of the memory are KV cache")
 
 
 def _amounts(container: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specdecode_operator.kube.untyped import mapping, name_of, objects
-from specdecode_operator.migration.start import container_commands
+from specdecode_operator.migration.server_command import container_commands
+from specdecode_operator.migration.shell import ScriptError
 
 _DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
 _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
@@ -101,13 +102,17 @@ def _mount(path: str, container: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Place | None:
     """The hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
-        script = container_commands(container)
-        for found in filter(None, (_downloaded(command.words) for command in script.commands)):
-            model, folder, revision = found
-            if folder.rstrip("/") != path:
+        try:
+            commands = container_commands(container, "container")
+        except ScriptError:
+            continue
+        for command in commands:
+            found = _downloaded(command.words)
+            if found is None or found[1].rstrip("/") != path:
                 continue
+            model, _, revision = found
             name = name_of(container)
-            if model in script.unknown or revision in script.unknown:
+            if model in command.unknown or revision in command.unknown:
                 problem = f"is {model} of the hub, but {name} learns that only when it runs: write the hub id out"
                 return Place(path, download=name, problem=problem)
             return Place(model, revision=revision, download=name, token=token_of(container))

@@ -8,7 +8,7 @@ from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER, O
 from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
-from specdecode_operator.migration.ledger import Fate, Ledger
+from specdecode_operator.migration.builder import Outcome, SpecBuilder
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
@@ -43,11 +43,11 @@ _OF_OPERATOR: Final = {
 }
 
 
-def take_product(pod: Mapping[str, Any], ledger: Ledger) -> None:
+def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:
     """Take the GPU products that a pod is pinned to, by nodeSelector or by node affinity."""
     selected = mapping(pod, "nodeSelector").get(PRODUCT_LABEL)
     if selected:
-        ledger.take(f"nodeSelector {PRODUCT_LABEL}", "accelerator.product", [str(selected)])
+        builder.take(f"nodeSelector {PRODUCT_LABEL}", "accelerator.product", [str(selected)])
         return
     affinity = mapping(mapping(pod, "affinity"), "nodeAffinity")
     terms = objects(mapping(affinity, "requiredDuringSchedulingIgnoredDuringExecution"), "nodeSelectorTerms")
@@ -60,25 +60,25 @@ def take_product(pod: Mapping[str, Any], ledger: Ledger) -> None:
     # Terms are alternatives: only where each names products are these all that may be.
     if listed and len(listed) == len(terms):
         products = list(dict.fromkeys(product for products in listed for product in products))
-        ledger.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.product", products)
+        builder.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.product", products)
 
 
-def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], ledger: Ledger) -> None:
+def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
     """Take labels and annotations of the pods, but no label that Services or the old Deployment select by."""
     selected = {key for selector in selectors for key in selector}
     labels = mapping(metadata, "labels")
     for key in [key for key in labels if key in selected]:
-        ledger.lose(
+        builder.drop(
             f"label {key}", "Services and the old Deployment select by it: traffic moves when you say so, below"
         )
     own = {key for key in labels if key.startswith(_OWN_LABELS)}
-    _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, ledger)
+    _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, builder)
     annotations = mapping(metadata, "annotations")
     kept = {key: value for key, value in annotations.items() if not key.startswith(_OWN_ANNOTATIONS)}
-    _take_words("annotation", "annotations", kept, ledger)
+    _take_words("annotation", "annotations", kept, builder)
 
 
-def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], ledger: Ledger) -> None:
+def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
     """Say where a pod's placement selects pods by labels that the new ones do not have."""
     labels = {key for selector in selectors for key in selector}
     for field in ("affinity", "topologySpreadConstraints"):
@@ -86,14 +86,14 @@ def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]
         named = sorted(label for label in labels if json.dumps(label) in text)
         if named:
             why = f"selects pods by {', '.join(named)}, which the new ones lack: use specdecode.io/deployment there"
-            ledger.lose(f"the labelSelector in {field}", why)
+            builder.drop(f"the labelSelector in {field}", why)
 
 
-def _take_words(kind: str, field: str, words: Mapping[str, Any], ledger: Ledger) -> None:
+def _take_words(kind: str, field: str, words: Mapping[str, Any], builder: SpecBuilder) -> None:
     if words:
-        ledger.put(f"podTemplate.metadata.{field}", dict(words))
+        builder.set(f"podTemplate.metadata.{field}", dict(words))
     for key in words:
-        ledger.note(Fate.POD, f"{kind} {key}", f"spec.podTemplate.metadata.{field}")
+        builder.note(Outcome.POD, f"{kind} {key}", f"spec.podTemplate.metadata.{field}")
 
 
 def take_pod(
@@ -101,14 +101,14 @@ def take_pod(
     container: Mapping[str, Any],
     env: list[dict[str, Any]],
     dropped: "Dropped",
-    ledger: Ledger,
+    builder: SpecBuilder,
 ) -> None:
     """Take what the pod has beside the server: scheduling, sidecars, volumes, resources."""
-    on_gpu = ledger.get("accelerator.type") != "CPU"
+    on_gpu = builder.get("accelerator.type") != "CPU"
     template: dict[str, Any] = {}
     for key, value in pod.items():
         if key == "terminationGracePeriodSeconds" and not (isinstance(value, int) and value >= SHORTEST_GRACE_S):
-            ledger.note(Fate.OPERATOR, f"{key} {value}", "the operator adds up the steps in which a pod ends")
+            builder.note(Outcome.OPERATOR, f"{key} {value}", "the operator adds up the steps in which a pod ends")
         elif key not in _HANDLED and value not in _AS_IT_IS_ANYWAY.get(key, ()):
             template[key] = value
     selector = {key: value for key, value in mapping(pod, "nodeSelector").items() if key != PRODUCT_LABEL}
@@ -119,7 +119,7 @@ def take_pod(
         # The list replaces the operator's own.
         lacking = on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations)
         template["tolerations"] = [*tolerations, *([_GPU_TOLERATION] if lacking else [])]
-    engine = _engine(container, env, dropped, ledger, on_gpu=on_gpu)
+    engine = _engine(container, env, dropped, builder, on_gpu=on_gpu)
     sidecars = [_renamed(each) for each in objects(pod, "containers") if each is not container]
     init = [each for each in objects(pod, "initContainers") if name_of(each) not in dropped.init_containers]
     containers = [*([engine] if len(engine) > 1 else []), *sidecars]
@@ -128,9 +128,9 @@ def take_pod(
     volumes = _volumes(pod, [*containers, *init])
     template |= {"volumes": volumes} if volumes else {}
     for key in template:
-        ledger.note(Fate.POD, key, f"{_TEMPLATE}.{key}" + _names(template[key]))
+        builder.note(Outcome.POD, key, f"{_TEMPLATE}.{key}" + _names(template[key]))
     if template:
-        ledger.put("podTemplate.spec", template)
+        builder.set("podTemplate.spec", template)
 
 
 class Dropped:
@@ -154,22 +154,22 @@ class Dropped:
         self.init_containers = init_containers
         self.needed_paths = needed_paths
 
-    def keeps(self, mount: Mapping[str, Any], ledger: Ledger) -> bool:
+    def keeps(self, mount: Mapping[str, Any], builder: SpecBuilder) -> bool:
         """Return whether a mount of the engine goes on; say why it does not."""
         path, name = str(mount.get("mountPath")).rstrip("/"), name_of(mount)
         if any(f"{path}/" in text for text in self.needed_paths) and path not in OWN_MOUNTS:
             return True
         if path in OWN_MOUNTS:
-            ledger.note(Fate.OPERATOR, f"mount {path}", "the operator mounts its own there")
+            builder.note(Outcome.OPERATOR, f"mount {path}", "the operator mounts its own there")
         elif any(f"{cache}/".startswith(f"{path}/") for cache in self.caches):
-            ledger.note(Fate.OPERATOR, f"mount {path}", "was the hub's cache")
+            builder.note(Outcome.OPERATOR, f"mount {path}", "was the hub's cache")
         elif name not in self.volumes:
             return True
         return False
 
 
 def _engine(
-    container: Mapping[str, Any], env: list[dict[str, Any]], dropped: Dropped, ledger: Ledger, *, on_gpu: bool
+    container: Mapping[str, Any], env: list[dict[str, Any]], dropped: Dropped, builder: SpecBuilder, *, on_gpu: bool
 ) -> dict[str, Any]:
     """Return the overlay of the engine container."""
     engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
@@ -177,9 +177,9 @@ def _engine(
         if key in {"name", "image", "command", "args", "env", "resources", "volumeMounts"}:
             continue
         if key in _OF_OPERATOR:
-            ledger.note(Fate.OPERATOR, key, _OF_OPERATOR[key])
+            builder.note(Outcome.OPERATOR, key, _OF_OPERATOR[key])
         elif key == "envFrom":
-            ledger.lose(key, "it could undo what the operator sets: name single variables in podTemplate")
+            builder.drop(key, "it could undo what the operator sets: name single variables in podTemplate")
         elif value not in _OF_ENGINE_ANYWAY.get(key, ()):
             engine[key] = value
     owned = {GPU_RESOURCE} if on_gpu else {"cpu", "memory"}
@@ -191,7 +191,7 @@ def _engine(
     }
     if any(resources.values()):
         engine["resources"] = {kind: amounts for kind, amounts in resources.items() if amounts}
-    mounts = [mount for mount in objects(container, "volumeMounts") if dropped.keeps(mount, ledger)]
+    mounts = [mount for mount in objects(container, "volumeMounts") if dropped.keeps(mount, builder)]
     if mounts:
         engine["volumeMounts"] = [_with_own_volume(mount) for mount in mounts]
     if env:

@@ -1,300 +1,197 @@
-"""Reads shell scripts: where one command ends, what its words are, and which of them nobody can tell beforehand."""
+"""Reads plain shell scripts: simple commands one after the other, and variables whose values stand in the object.
+
+Whatever else a shell can do is refused by name, never followed: a person then writes the command out.
+"""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-_TOKEN: Final = re.compile(
+_PART: Final = re.compile(
     r"""
-      (?P<joined>\\\n)
+      (?P<single>'[^']*')
+    | (?P<double>"(?:[^"\\]|\\.)*")
+    | (?P<comment>(?<![^\s;])\#[^\n]*)
     | \\(?P<escaped>.)
-    | '(?P<single>[^']*)'
-    | "(?P<double>(?:[^"\\]|\\.)*)"
-    | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
-    | (?P<here><<)
-    | (?P<redirection>(?:(?<![^\s;&|()])\d)?(?:&>>?|>>?|<)(?P<stream>&[\d-])?)
-    | (?P<array>(?<![^\s;&|()])\w+\+?=\((?:[^()'"]|'[^']*'|"(?:[^"\\]|\\.)*")*\))
-    | (?P<plain>\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}|\$(?:\w+|[@*?!$-])?
-               |[^\s;&|()'"\\`<>$\#]+|\#)
-    | (?P<separator>[;&|()\n]+)
-    | (?P<blank>[ \t\r\f\v]+)
+    | (?P<end>[;\n]+)
     """,
     re.VERBOSE | re.DOTALL,
 )
-_IN_DOUBLE_QUOTES: Final = re.compile(r'\\(?P<escaped>[$`"\\])|\\\n|(?P<text>(?:[^\\]|\\(?![$`"\\\n]))+)', re.DOTALL)
-_VARIABLE: Final = re.compile(
-    r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?:(?P<empty>:?)-(?P<default>[^}]*))?\}|(?P<name>[A-Za-z_]\w*))"
-    r"|(?P<unknown>`[^`]*`|\$[\w{(@*\#?$!-])"
-)
-_ALL_ARGUMENTS: Final = frozenset({"$@", "${@}", "$*", "${*}"})
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.DOTALL)
-_OPENING: Final = frozenset({"if", "for", "while", "until", "case", "select"})
-_CLOSING: Final = frozenset({"fi", "done", "esac"})
-_BEFORE: Final = frozenset({"then", "else", "elif", "do", "{", "!"})
-_NAMING: Final = frozenset({"for", "select", "read", "unset", "declare", "typeset", "local", "readonly", "mapfile"})
-"""Commands that change variables in ways that are not followed here."""
+_LITERAL, _QUOTED, _END, _BLANK = "\ue000", "\ue001", "\ue002", "\ue003"
+"""Stand in for a dollar that is text, a dollar in double quotes, the end of a command, and a blank that divides a
+variable's value into words: shlex drops the quotes that tell these apart."""
 
-_SUCCEEDING: Final = frozenset({"set", "cd", "mkdir", "ulimit", "echo", "true", ":"})
-"""Commands behind which && is no question."""
+_ESCAPED: Final = {"$": _LITERAL, "`": "`", "\n": ""}
+_VARIABLE: Final = re.compile(rf"([${_QUOTED}])(?:\{{(\w+)\}}|([A-Za-z_]\w*))")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SUBSTITUTION: Final = re.compile(r"`|\$(?![A-Za-z_]|\{[A-Za-z_]\w*\})")
+_BEYOND: Final = {
+    "a substitution": _SUBSTITUTION,
+    "a here-document": re.compile(r"<<"),
+    "a condition": re.compile(r"&&|\|\||(?m:(?:^|;)[ \t]*(?:if|case|!)\s)"),
+    "a loop": re.compile(r"(?m:(?:^|;)[ \t]*(?:for|while|until|select)\s)"),
+    "a pipe": re.compile(r"\|"),
+    "a command in the background": re.compile(r"(?<![<>])&(?!>)"),
+    "a redirection": re.compile(r"[<>]"),
+    "a function, an array or a subshell": re.compile(r"[()]|(?m:(?:^|;)[ \t]*function\s)"),
+    "a pattern or a group": re.compile(r"[*?]|(?<!\$)\{"),
+}
+"""What a plain script does not have."""
+
+_SECRET: Final = re.compile(r"(?i)([\w-]*(?:key|token|secret|password)\w*[=\s]\s*)\S+")
+_SHOWN: Final = 80
+
+
+class ScriptError(ValueError):
+    """A script is more than plain commands; ``text`` is the line that shows it, without values of secrets."""
+
+    def __init__(self, text: str, what: str) -> None:
+        super().__init__(
+            f"holds {what}, which is not followed here: write the server's command with its values, such as"
+            " exec vllm serve MODEL --port 8000, in a copy of the Deployment, and import that with -f"
+        )
+        self.text = shown(text)
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a script.
-
-    Attributes
-    ----------
-    words
-        Its words as the shell passes them on; a variable that nobody can tell stays as it is written.
-    assigned
-        Variables that are set for it alone; None for a value that nobody can tell.
-    """
+    """One command with its arguments."""
 
     words: tuple[str, ...]
-    assigned: Mapping[str, str | None]
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables that the script sets for it; None for a value that only the running container knows."""
+
+    unknown: frozenset[str] = frozenset()
+    """Words that hold what only the running container knows."""
 
 
-@dataclass
-class Script:
-    """What a script does, as far as its text tells.
+def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
+    """Return the commands of a script, without assignments, which are their variables.
 
-    Attributes
-    ----------
-    commands
-        Its commands, those of all branches.
-    exported
-        Variables that it sets for what it starts.
-    unknown
-        Words that hold what only the running container knows.
-    unknown_variables
-        Variables that it sets for what it starts to such a value.
-    """
-
-    commands: list[Command] = field(default_factory=list)
-    exported: dict[str, str] = field(default_factory=dict)
-    unknown: set[str] = field(default_factory=set)
-    unknown_variables: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Part of a word: whether its variables are put in, and whether their values are split into words."""
-
-    text: str
-    expands: bool = True
-    splits: bool = True
-
-
-_Word = list[_Piece]
-
-
-@dataclass
-class _Statement:
-    """A command as written, and the separator before it."""
-
-    after: str
-    words: list[_Word] = field(default_factory=list)
-
-
-def read_script(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> Script:
-    """Return what a script does that is given these arguments and variables.
+    ``env`` are the container's variables; None is one whose value is not in the
+    object.
 
     Raises
     ------
-    ValueError
-        When it cannot be read.
+    ScriptError
+        When it is more than plain commands.
     """
-    run = _Run(dict(env), tuple(arguments))
-    for statement in _statements(text):
-        run.do(statement)
-    return run.script
-
-
-def _statements(text: str) -> list[_Statement]:
-    """Return the commands as written, without comments and redirections."""
-    statements = [_Statement("")]
-    word: _Word | None = None
-    dropped = False
-    for found in _tokens(text):
-        kind = found.lastgroup if found.lastgroup != "stream" else "redirection"
-        if kind in {"blank", "separator", "redirection"}:
-            if word is not None and not dropped:
-                statements[-1].words.append(word)
-            # What stands behind > is a file, also after a blank.
-            dropped = dropped and word is None and kind == "blank"
-            word = None
-        if kind == "separator":
-            if statements[-1].words:
-                statements.append(_Statement(""))
-            statements[-1].after += found[0].strip()
-        elif kind == "redirection":
-            dropped = found["stream"] is None
-        elif kind not in {"blank", "joined", "comment"}:
-            word = [*(word or []), *_pieces(found)]
-    if word is not None and not dropped:
-        statements[-1].words.append(word)
-    return [statement for statement in statements if statement.words]
-
-
-def _tokens(text: str) -> Iterator[re.Match[str]]:
-    position = 0
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
-            odd = text[position]
-            raise ValueError("No closing quotation" if odd in "'\"`" else f"{odd} is not understood")
-        if found["here"] is not None:
-            raise ValueError("it holds a here-document")
-        yield found
-        position = found.end()
-
-
-def _pieces(found: re.Match[str]) -> Iterator[_Piece]:
-    if found["double"] is not None:
-        yield _Piece("", expands=False)
-        for part in _IN_DOUBLE_QUOTES.finditer(found["double"]):
-            if part["escaped"] is not None:
-                yield _Piece(part["escaped"], expands=False)
-            elif part["text"] is not None:
-                yield _Piece(part["text"], splits=False)
-    elif found["escaped"] is not None or found["single"] is not None:
-        yield _Piece(found["escaped"] if found["single"] is None else found["single"], expands=False)
-    else:
-        yield _Piece(found[0])
-
-
-class _Run:
-    """Goes through a script, command by command."""
-
-    def __init__(self, env: dict[str, str], arguments: tuple[str, ...]) -> None:
-        self.script = Script()
-        self._env = env
-        self._arguments = arguments
-        self._depth = 0
-        self._chain_is_certain = True
-        self._chained: set[str] = set()
-
-    def do(self, statement: _Statement) -> None:
-        """Take in one command."""
-        if not any(sign in statement.after for sign in ("&&", "||")):
-            self._end_chain()
-        words = statement.words
-        while words and _plain(words[0]) in _BEFORE:
-            words = words[1:]
-        first = _plain(words[0]) if words else ""
-        self._depth += (first in _OPENING) - (first in _CLOSING)
-        # Who can tell whether it happens?
-        certain = self._depth == 0 and "||" not in statement.after
-        if first in _NAMING:
-            self._assign(dict.fromkeys(_ASSIGNMENT.split(_plain(word))[0] for word in words[1:]))
-        if first == "export":
-            self._export(words[1:], certain=certain)
-            return
-        assigned, rest = self._assignments(words)
+    _refuse_beyond(text)
+    variables, exported = dict(env), set[str]()
+    commands = []
+    for words in _split(text):
+        exports = words[0] == "export"
+        assigned, rest = _assigned(words[1:] if exports else words, variables, bare_names=exports)
         if not rest:
-            self._assign(assigned if certain else dict.fromkeys(assigned))
-            return
-        if expanded := tuple(self._expanded(rest)):
-            self.script.commands.append(Command(expanded, assigned))
-        self._chain_is_certain = self._chain_is_certain and first in _SUCCEEDING
-
-    def _end_chain(self) -> None:
-        """What && made depend on a command holds only in that chain: the script goes on also where it failed."""
-        for name in self._chained:
-            self._set(name, None)
-        self._chained.clear()
-        self._chain_is_certain = True
-
-    def _export(self, words: list[_Word], *, certain: bool) -> None:
-        for word in words:
-            assigned, bare = self._assignments([word])
-            self._assign(assigned if certain else dict.fromkeys(assigned))
-            for name in (*assigned, *(_plain(each) for each in bare)):
-                if name in self._env:
-                    self.script.exported[name] = self._env[name]
-                elif name in assigned:
-                    self.script.unknown_variables.add(name)
-
-    def _assign(self, assigned: Mapping[str, str | None]) -> None:
-        for name, value in assigned.items():
-            self._set(name, value)
-        if not self._chain_is_certain:
-            self._chained.update(assigned)
-
-    def _set(self, name: str, value: str | None) -> None:
-        """Set a variable; None: to what nobody can tell."""
-        exported = self.script.exported
-        if value is not None:
-            self._env[name] = value
-            exported.update({name: value} if name in exported else {})
-            return
-        self._env.pop(name, None)
-        if exported.pop(name, None) is not None:
-            self.script.unknown_variables.add(name)
-
-    def _assignments(self, words: list[_Word]) -> tuple[dict[str, str | None], list[_Word]]:
-        """Return the variables that are set before a command, and the command."""
-        assigned: dict[str, str | None] = {}
-        for index, word in enumerate(words):
-            match = _ASSIGNMENT.match(word[0].text) if word[0].expands and word[0].splits else None
-            if match is None:
-                return assigned, words[index:]
-            value, known = self._value([_Piece(word[0].text[match.end() :]), *word[1:]])
-            is_array = word[0].text[match.end() :].startswith("(")
-            before = self._env.get(match[1]) if match[2] else ""
-            assigned[match[1]] = None if is_array or not known or before is None else before + value
-        return assigned, []
-
-    def _value(self, word: _Word) -> tuple[str, bool]:
-        """Return what is assigned, which is not split, and whether all of it is known."""
-        parts = [part for piece in word for part in self._parts(piece)]
-        return "".join(text for text, _, _ in parts), all(known for _, _, known in parts)
-
-    def _expanded(self, words: list[_Word]) -> Iterator[str]:
-        for word in words:
-            if _plain(word) in _ALL_ARGUMENTS and word[-1].expands:
-                yield from self._arguments
-                continue
-            parts = [part for piece in word for part in self._parts(piece)]
-            fields = _fields(parts)
-            if not all(known for _, _, known in parts):
-                self.script.unknown.update(fields)
-            yield from fields
-
-    def _parts(self, piece: _Piece) -> Iterator[tuple[str, bool, bool]]:
-        """Text of a piece, whether it is split into words, and whether it is known."""
-        if not piece.expands:
-            yield piece.text, False, True
-            return
-        position = 0
-        for found in _VARIABLE.finditer(piece.text):
-            if found.start() > position:
-                yield piece.text[position : found.start()], False, True
-            position = found.end()
-            value = self._env.get(found["braced"] or found["name"] or "")
-            if found["default"] is not None and (value is None or (found["empty"] and not value)):
-                yield from self._parts(_Piece(found["default"], splits=piece.splits))
-            else:
-                yield (found[0], False, False) if value is None else (value, piece.splits, True)
-        if position < len(piece.text):
-            yield piece.text[position:], False, True
+            variables |= assigned
+            # A variable that the container has is exported already.
+            exported |= {name for name in assigned if exports or name in env}
+            continue
+        expanded = [_expand(word, variables) for word in rest]
+        command = tuple(word for part, _ in expanded for word in part)
+        unknown = frozenset(word for part, known in expanded if not known for word in part)
+        if command:
+            commands.append(Command(command, {name: variables[name] for name in exported} | assigned, unknown))
+    return commands
 
 
-def _plain(word: _Word) -> str:
-    return "".join(piece.text for piece in word)
+def shown(text: str) -> str:
+    """Return a script's text as it may be printed: short, and without values of secrets."""
+    line = _SECRET.sub(r"\1…", " ".join(text.split()))
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
 
 
-def _fields(parts: list[tuple[str, bool, bool]]) -> list[str]:
-    """Return the words that one word becomes: an unquoted value is split at its blanks."""
-    fields: list[str] = []
-    current: str | None = None
-    for text, splits, _ in parts:
-        first, *others = re.split(r"\s+", text) if splits else [text]
-        if first or not splits:
-            current = (current or "") + first
-        for other in others:
-            if current is not None:
-                fields.append(current)
-            current = other or None
-    return fields if current is None else [*fields, current]
+def _refuse_beyond(text: str) -> None:
+    with_double = _PART.sub(lambda found: _blank(found, keep_double=True), text)
+    plain = _PART.sub(lambda found: _blank(found, keep_double=False), text)
+    for what, pattern in _BEYOND.items():
+        # Double quotes keep a shell from all but substitutions.
+        found = pattern.search(with_double if pattern is _SUBSTITUTION else plain)
+        if found is not None:
+            start = text.rfind("\n", 0, found.start()) + 1
+            raise ScriptError(text[start:].partition("\n")[0], what)
+
+
+def _blank(found: re.Match[str], *, keep_double: bool) -> str:
+    """Return as many underscores as a quoted part has characters: places stay what they are."""
+    if found.lastgroup == "end" or found["escaped"] == "\n":
+        return found[0]
+    if found.lastgroup == "double" and keep_double:
+        return re.sub(r"\\.", "__", found[0], flags=re.DOTALL)
+    return "_" * len(found[0])
+
+
+def _split(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command, as shlex reads them, with dollars told apart."""
+    try:
+        words = shlex.split(_PART.sub(_mark, text))
+    except ValueError as error:
+        raise ScriptError(text, f"an open quote ({error})") from error
+    command: list[str] = []
+    for word in [*words, _END]:
+        if word != _END:
+            command.append(word)
+        elif command:
+            yield command
+            command = []
+
+
+def _mark(found: re.Match[str]) -> str:
+    match found.lastgroup:
+        case "single":
+            return found[0].replace("$", _LITERAL)
+        case "double":
+            inner = re.sub(r"\\(.)", lambda escape: _ESCAPED.get(escape[1], escape[0]), found[0], flags=re.DOTALL)
+            return inner.replace("$", _QUOTED)
+        case "comment":
+            return ""
+        case "end":
+            return f" {_END} "
+        case _:
+            return _ESCAPED.get(found["escaped"], found[0])
+
+
+def _assigned(
+    words: list[str], variables: Mapping[str, str | None], *, bare_names: bool
+) -> tuple[dict[str, str | None], list[str]]:
+    """Return the variables that are set in front, and the words behind them."""
+    assigned: dict[str, str | None] = {}
+    for index, word in enumerate(words):
+        match = _ASSIGNMENT.fullmatch(word)
+        if match is not None:
+            assigned[match[1]] = _value(match[2], variables)
+        elif bare_names:
+            assigned[word] = variables.get(word)
+        else:
+            return assigned, words[index:]
+    return assigned, []
+
+
+def _value(word: str, variables: Mapping[str, str | None]) -> str | None:
+    """Return what is assigned, which is not divided into words; None where nobody can tell."""
+    text, known = _substitute(word.replace("$", _QUOTED), variables)
+    return text if known else None
+
+
+def _expand(word: str, variables: Mapping[str, str | None]) -> tuple[list[str], bool]:
+    """Return the words that one word becomes, and whether all of it is known."""
+    text, known = _substitute(word, variables)
+    if "$" not in word:
+        return [text], known
+    return [part for part in text.split(_BLANK) if part], known
+
+
+def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bool]:
+    known = True
+
+    def value_of(found: re.Match[str]) -> str:
+        nonlocal known
+        value = variables.get(found[2] or found[3])
+        if value is None:
+            known = False
+            return found[0].replace(_QUOTED, "$")
+        return value if found[1] == _QUOTED else re.sub(r"\s+", _BLANK, value)
+
+    return _VARIABLE.sub(value_of, word).replace(_LITERAL, "$"), known

@@ -9,8 +9,8 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.migration.flags import Given
-from specdecode_operator.migration.ledger import Fate, Ledger
 from specdecode_operator.migration.serving import read_number
 
 _CONFIG: Final = "--speculative-config"
@@ -83,45 +83,45 @@ class Speculating:
         self.config[key], self.written[key] = value, written
 
 
-def read_speculation(flags: Iterable[Given], ledger: Ledger, profile: EngineProfile) -> Speculating:
+def read_speculation(flags: Iterable[Given], builder: SpecBuilder, profile: EngineProfile) -> Speculating:
     """Return what the flags say of speculation, in whatever form."""
     said = Speculating()
     for given in flags:
         if given.name == _CONFIG and not given.path:
-            for key, value in _json(given, ledger).items():
+            for key, value in _json(given, builder).items():
                 said.add(key, value, f"{_CONFIG} {key}")
         elif given.name == _CONFIG or given.name in _OLD_KEYS:
             key = given.path[0] if given.path else _OLD_KEYS[given.name]
             said.add(key, _scalar(given.values[0] if given.values else ""), given.shown)
         elif given.name in profile.removed_flags:
-            ledger.lose(given.shown, profile.removed_flags[given.name].removeprefix("remove it; "))
+            builder.drop(given.shown, profile.removed_flags[given.name].removeprefix("remove it; "))
         elif given.name.startswith("--spec"):
-            ledger.lose(given.shown, f"vLLM {profile.version} has no such flag, and nothing replaces it")
+            builder.drop(given.shown, f"vLLM {profile.version} has no such flag, and nothing replaces it")
     if str(said.draft).strip("[]") == "ngram":
         del said.config["model"]
         said.add("method", "ngram", said.written["model"])
     return said
 
 
-def take_speculation(said: Speculating, ledger: Ledger, profile: EngineProfile) -> None:
+def take_speculation(said: Speculating, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take speculation into the fields of the spec, all but the place of its model."""
     config = said.config
     if not config:
         return
     method = _method(config, profile)
     what = said.written.get("method") or f"{said.written.get('model', _CONFIG)}, which tells the method"
-    ledger.take(f"{what}", "speculation.method", method)
+    builder.take(f"{what}", "speculation.method", method)
     if method not in {each.value for each in Method}:
         have = ", ".join(each.value for each in Method)
         why = _DEAD.get(method, "the operator does not have this method")
-        ledger.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
+        builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
         return
     if method != Method.NONE and "num_speculative_tokens" not in config:
-        ledger.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
+        builder.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
     # Ranges are cut to the general number of tokens, which must be there by then.
     for key in sorted(config, key=_OF_RANGES.__contains__):
         if key not in {"method", "model"}:
-            _take(said.written[key], key, config[key], ledger, profile)
+            _take(said.written[key], key, config[key], builder, profile)
 
 
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
@@ -134,47 +134,47 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
     return "mtp" if said.endswith("_mtp") else said
 
 
-def _take(what: str, key: str, value: Any, ledger: Ledger, profile: EngineProfile) -> None:
+def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     if value is None or (value is False and key in profile.speculative_keys):
-        ledger.note(Fate.OPERATOR, what, "is what holds without it")
+        builder.note(Outcome.OPERATOR, what, "is what holds without it")
     elif key in _FIELDS:
-        ledger.take(what, _FIELDS[key], value)
+        builder.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float):
-        ledger.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
+        builder.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
     elif key == "num_speculative_tokens_per_batch_size":
-        _take_schedule(what, value, ledger)
+        _take_schedule(what, value, builder)
     elif key == "disable_by_batch_size":
-        _take_limit(what, value, ledger)
+        _take_limit(what, value, builder)
     elif key == "quantization" and value in {"fp8", "fp8_per_tensor"}:
-        ledger.take(what, "speculation.draft.quantization", "FP8")
+        builder.take(what, "speculation.draft.quantization", "FP8")
     elif key == "draft_tensor_parallel_size":
-        _take_draft_split(what, value, ledger)
+        _take_draft_split(what, value, builder)
     elif key in _SAMPLING and value in _SAMPLING[key][1]:
-        ledger.take(what, _SAMPLING[key][0], value)
+        builder.take(what, _SAMPLING[key][0], value)
     else:
-        _leave(what, key, value, ledger, profile)
+        _leave(what, key, value, builder, profile)
 
 
-def _leave(what: str, key: str, value: Any, ledger: Ledger, profile: EngineProfile) -> None:
+def _leave(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Say why a key becomes no field; one that changes how the engine drafts is for people to decide."""
     if key == "quantization":
-        ledger.note(Fate.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
+        builder.note(Outcome.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
     elif key in profile.speculative_keys:
         message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
-        ledger.decide("spec.speculation", f"{what}: {value}"[:96], message)
+        builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
     else:
-        ledger.lose(f"{what}: {value}", f"vLLM {profile.version} has no such key, and nothing replaces it")
+        builder.drop(f"{what}: {value}", f"vLLM {profile.version} has no such key, and nothing replaces it")
 
 
-def _take_draft_split(what: str, value: Any, ledger: Ledger) -> None:
+def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
     """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
-    if value == (ledger.get("parallelism.tensor") or 1):
-        ledger.note(Fate.OPERATOR, f"{what} {value}", "the draft is split as the target is")
+    if value == (builder.get("parallelism.tensor") or 1):
+        builder.note(Outcome.OPERATOR, f"{what} {value}", "the draft is split as the target is")
     else:
-        ledger.take(what, "parallelism.draftTensor", value)
+        builder.take(what, "parallelism.draftTensor", value)
 
 
-def _take_schedule(what: str, value: Any, ledger: Ledger) -> None:
+def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
     """Take ranges, and say what vLLM does between and after them: a range goes on until the next begins."""
     try:
         given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
@@ -182,9 +182,9 @@ def _take_schedule(what: str, value: Any, ledger: Ledger) -> None:
         given = []
     if not given:
         message = "must be a list of [first, last, tokens]"
-        ledger.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value)[:64], message)
+        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value)[:64], message)
         return
-    most, general = _most_requests(ledger), ledger.get("speculation.numSpeculativeTokens")
+    most, general = _most_requests(builder), builder.get("speculation.numSpeculativeTokens")
     ends = [*(first - 1 for first, _, _ in given[1:]), most]
     ranges = [
         {
@@ -196,37 +196,37 @@ def _take_schedule(what: str, value: Any, ledger: Ledger) -> None:
         for (first, last, tokens), end in zip(given, ends, strict=True)
         if first <= most
     ]
-    ledger.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
+    builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
-def _take_limit(what: str, value: Any, ledger: Ledger) -> None:
+def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     """Older vLLM stopped drafting from so many requests on; ranges say it now.
 
     vllm/spec_decode/spec_decode_worker.py of 0.6: running_queue_size >= disable_by_batch_size.
     """
-    most = _most_requests(ledger)
+    most = _most_requests(builder)
     if not isinstance(value, int) or not 0 < value <= most:
-        ledger.lose(f"{what}: {value}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
+        builder.drop(f"{what}: {value}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
         return
     ranges = [{"from": value, "to": most, "numSpeculativeTokens": 0}]
-    ledger.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
+    builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
-def _most_requests(ledger: Ledger) -> int:
+def _most_requests(builder: SpecBuilder) -> int:
     """Return how many requests run at once in the new object."""
-    given = ledger.get("serving.maxNumSeqs")
+    given = builder.get("serving.maxNumSeqs")
     return given if isinstance(given, int) else Serving().max_num_seqs
 
 
-def _json(given: Given, ledger: Ledger) -> dict[str, Any]:
+def _json(given: Given, builder: SpecBuilder) -> dict[str, Any]:
     text = given.values[0] if given.values else ""
     try:
         found = json.loads(text)
     except ValueError as error:
-        ledger.decide("spec.speculation", f"{_CONFIG} {text[:64]}", f"is no JSON ({error}): write one JSON object")
+        builder.decide("spec.speculation", f"{_CONFIG} {text[:64]}", f"is no JSON ({error}): write one JSON object")
         return {}
     if not isinstance(found, dict):
-        ledger.decide("spec.speculation", f"{_CONFIG} {text[:64]}", "must be one JSON object")
+        builder.decide("spec.speculation", f"{_CONFIG} {text[:64]}", "must be one JSON object")
         return {}
     return {re.sub("-", "_", str(key)): value for key, value in found.items()}
 

@@ -30,7 +30,7 @@ def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) 
     return found
 
 
-def adoption_steps(
+def migration_steps(
     old: str, new: str, namespace: str | None, services: Sequence[Mapping[str, Any]], gpus: int
 ) -> list[Step]:
     """Return the steps, first to last, that adopt a Deployment without downtime."""

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.migration.flags import Given
-from specdecode_operator.migration.ledger import Fate, Ledger
 
 _CERTIFICATE, _KEY, _REFRESH = "--ssl-certfile", "--ssl-keyfile", "--enable-ssl-refresh"
 _FILES: Final = {_CERTIFICATE: "tls.crt", _KEY: "tls.key"}
@@ -13,14 +13,14 @@ _FILES: Final = {_CERTIFICATE: "tls.crt", _KEY: "tls.key"}
 
 
 def take_tls(
-    flags: Iterable[Given], pod: Mapping[str, Any], container: Mapping[str, Any], ledger: Ledger
+    flags: Iterable[Given], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
 ) -> tuple[list[Given], set[str]]:
     """Take the certificate; return the other flags, and the volumes that the operator mounts itself."""
     flags = list(flags)
     paths = {given.name: given.values[0] for given in flags if given.name in _FILES and given.values}
     for given in flags:
         if given.name == _REFRESH:
-            ledger.note(Fate.OPERATOR, " ".join(given.words), "a renewed certificate counts without a restart")
+            builder.note(Outcome.OPERATOR, " ".join(given.words), "a renewed certificate counts without a restart")
     rest = [given for given in flags if given.name not in {*_FILES, _REFRESH}]
     if not paths:
         return rest, set()
@@ -30,10 +30,10 @@ def take_tls(
     shown = " ".join(f"{name} {path}" for name, path in paths.items())
     if len(secrets) == 1 and keys == _FILES:
         (secret,) = secrets
-        ledger.take(shown, "serving.tlsSecret", {"name": secret})
+        builder.take(shown, "serving.tlsSecret", {"name": secret})
         return rest, {each[2] for each in found.values() if each is not None}
     fix = "put both into one Secret of type kubernetes.io/tls, whose keys are tls.crt and tls.key, and name it here"
-    ledger.decide("spec.serving.tlsSecret", shown, fix)
+    builder.decide("spec.serving.tlsSecret", shown, fix)
     return rest, set()
 
 

@@ -7,7 +7,8 @@ from specdecode_operator.engine.environment import API_KEY_VARIABLE, environment
 from specdecode_operator.engine.logging_config import LOGGING_CONFIG_PATH, LOGGING_CONFIG_VARIABLE
 from specdecode_operator.engine.settings import CpuSettings, EngineSettings
 from specdecode_operator.kube.untyped import mapping, name_of, objects
-from specdecode_operator.migration.ledger import Fate, Ledger
+from specdecode_operator.migration.builder import Outcome, SpecBuilder
+from specdecode_operator.migration.server_command import ServerCommand
 
 _TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _CACHES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_HUB_ENABLE_HF_TRANSFER")
@@ -31,77 +32,70 @@ def secret_keys(container: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def take_variables(
-    container: Mapping[str, Any], script: Mapping[str, str], used: set[str], ledger: Ledger
-) -> list[dict[str, Any]]:
-    """Take plain variables into ``spec.engine.env``; return those that only a podTemplate can hold.
-
-    ``script`` are variables that a start script sets, ``used`` those of the
-    command line, which are part of the arguments by now.
-    """
-    secrets, own = secret_keys(container), _own(ledger)
+def take_variables(container: Mapping[str, Any], command: ServerCommand, builder: SpecBuilder) -> list[dict[str, Any]]:
+    """Take plain variables into ``spec.engine.env``; return those that only a podTemplate can hold."""
+    secrets, own = secret_keys(container), _own(builder)
     plain: dict[str, str] = {}
     overlay: list[dict[str, Any]] = []
-    for each in objects(container, "env"):
+    # What a start script sets takes the place of the container's own.
+    kept = [each for each in objects(container, "env") if name_of(each) not in command.env]
+    script = [{"name": name, "value": value} for name, value in command.env.items() if value is not None]
+    for each in [*kept, *script]:
         name = name_of(each)
-        if _take_named(name, each, secrets, ledger):
+        if _take_named(name, each, secrets, builder):
             continue
-        if name in used and not name.startswith(_READ_BY_ENGINE):
-            ledger.note(Fate.OPERATOR, f"env {name}", "is part of the arguments")
+        # The value is part of the arguments by now.
+        if name in command.used_variables - command.env.keys() and not name.startswith(_READ_BY_ENGINE):
+            builder.note(Outcome.OPERATOR, f"env {name}", "is part of the arguments")
             continue
         if "valueFrom" in each:
-            ledger.note(Fate.POD, f"env {name}", "spec.podTemplate.spec.containers[engine].env")
+            builder.note(Outcome.POD, f"env {name}", "spec.podTemplate.spec.containers[engine].env")
             overlay.append(each)
-        else:
-            plain[name] = str(each.get("value") or "")
-    for name, value in {**plain, **script}.items():
-        if own.get(name) == value:
-            plain.pop(name, None)
-        else:
+        elif own.get(name) != (value := str(each.get("value") or "")):
             plain[name] = value
-            ledger.note(Fate.FIELD, f"env {name}", "spec.engine.env")
+            builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
     if plain:
-        ledger.put("engine.env", [{"name": name, "value": value} for name, value in plain.items()])
+        builder.set("engine.env", [{"name": name, "value": value} for name, value in plain.items()])
     return overlay
 
 
-def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, Any], ledger: Ledger) -> bool:
+def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, Any], builder: SpecBuilder) -> bool:
     """Take a variable that has a field, or no place any more; return whether it is one."""
     what = f"env {name}"
-    on_cpu = ledger.get("accelerator.type") == "CPU"
+    on_cpu = builder.get("accelerator.type") == "CPU"
     if name == API_KEY_VARIABLE:
-        _take_secret(name, "serving.apiKeySecret", secrets, ledger)
+        _take_secret(name, "serving.apiKeySecret", secrets, builder)
     elif name in _TOKENS:
-        _take_secret(name, "models.hubTokenSecret", secrets, ledger)
+        _take_secret(name, "models.hubTokenSecret", secrets, builder)
     elif name == "VLLM_CPU_KVCACHE_SPACE" and on_cpu:
         text = str(variable.get("value") or "")
         # What the variable says is each rank's.
-        ranks = ledger.get("parallelism.tensor") or 1
-        ledger.take(what, "accelerator.kvCacheGiB", int(text) * ranks if text.isdecimal() else text)
+        ranks = builder.get("parallelism.tensor") or 1
+        builder.take(what, "accelerator.kvCacheGiB", int(text) * ranks if text.isdecimal() else text)
     elif name in _OF_CPU and on_cpu:
-        ledger.note(Fate.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
+        builder.note(Outcome.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
     elif name in _CACHES:
-        ledger.note(Fate.OPERATOR, what, "a pod fetches its models into a folder of its own, or has them on a claim")
+        builder.note(Outcome.OPERATOR, what, "a pod has its models in a folder of its own, or on a claim")
     elif name in _GONE:
-        ledger.lose(what, _GONE[name])
+        builder.drop(what, _GONE[name])
     elif problems := owned_variable_problems([name], "env"):
-        ledger.note(Fate.OPERATOR, what, problems[0].message.removeprefix("remove it; "))
+        builder.note(Outcome.OPERATOR, what, problems[0].message.removeprefix("remove it; "))
     else:
         return False
     return True
 
 
-def _take_secret(name: str, path: str, secrets: Mapping[str, Any], ledger: Ledger) -> None:
+def _take_secret(name: str, path: str, secrets: Mapping[str, Any], builder: SpecBuilder) -> None:
     if name in secrets:
-        ledger.take(f"env {name}", path, secrets[name])
-    elif ledger.get(path) is None:
+        builder.take(f"env {name}", path, secrets[name])
+    elif builder.get(path) is None:
         message = "stands in the Deployment as plain text: put it into a Secret and name that here, {name, key}"
-        ledger.decide(f"spec.{path}", f"the value of {name}", message)
+        builder.decide(f"spec.{path}", f"the value of {name}", message)
 
 
-def _own(ledger: Ledger) -> dict[str, str]:
+def _own(builder: SpecBuilder) -> dict[str, str]:
     """Variables that the operator sets by itself, with their values."""
-    accelerator = ledger.get("accelerator") or {}
+    accelerator = builder.get("accelerator") or {}
     on_cpu = accelerator.get("type") == "CPU"
     settings = EngineSettings(
         model="",

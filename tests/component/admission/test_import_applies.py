@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.migration.convert import adopt
+from specdecode_operator.migration.convert import migrate
 from tests.support.kubectl import Kubectl
 from tests.unit.cli.old_deployments import DATA, LLAMA_8B, LLAMA_70B, engine
 
@@ -39,9 +39,9 @@ OLD = {
 
 @pytest.mark.parametrize("old", OLD.values(), ids=OLD)
 def test_what_is_imported_can_be_applied(kubectl: Kubectl, old: dict[str, Any]) -> None:
-    adoption = adopt(old)
-    assert not adoption.decisions, adoption.decisions
-    body = adoption.body
+    migration = migrate(old)
+    assert not migration.decisions, migration.decisions
+    body = migration.body
     body["metadata"].pop("namespace", None)
     answer = kubectl.apply(yaml.safe_dump(body), "--dry-run=server")
     assert answer.returncode == 0, answer.stderr

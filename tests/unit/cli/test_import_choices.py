@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.migration.convert import Adoption, adopt
-from specdecode_operator.migration.shell import read_script
+from specdecode_operator.migration.builder import MigrationError
+from specdecode_operator.migration.convert import Migration, migrate
+from specdecode_operator.migration.shell import ScriptError, read_script
 from tests.unit.cli.conftest import Specdecode, WriteObject
-from tests.unit.cli.old_deployments import LLAMA_8B, LLAMA_70B, asked, engine
+from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, LLAMA_70B, asked, engine
 
 SMALL = "Qwen/Qwen3-0.6B"
 
@@ -20,10 +21,10 @@ def scripted(script: str, *arguments: str, **env: str) -> dict[str, Any]:
     return engine(command=["bash", "-c", script], args=list(arguments) or None, env=variables)
 
 
-def spec_of(adoption: Adoption) -> dict[str, Any]:
+def spec_of(migration: Migration) -> dict[str, Any]:
     """The spec of an import that leaves nothing open."""
-    assert not adoption.decisions, adoption.decisions
-    spec: dict[str, Any] = adoption.body["spec"]
+    assert not migration.decisions, migration.decisions
+    spec: dict[str, Any] = migration.body["spec"]
     return spec
 
 
@@ -34,76 +35,127 @@ MODELS = {
     "before values of a flag that is gone": engine(LLAMA_8B, "--cuda-graph-sizes", "1", "2", "4"),
     "after a switch that is gone": engine("--use-v2-block-manager", LLAMA_8B),
     "in a script with comments": scripted(f"# vllm serve {SMALL}\nvllm serve {LLAMA_8B} # --model {SMALL}"),
-    "in a subshell": scripted(f"(cd / && vllm serve {LLAMA_8B})"),
-    "by a default": scripted("vllm serve ${MODEL:-" + LLAMA_8B + "}"),
-    "by a variable and not its default": scripted("vllm serve ${MODEL:-" + SMALL + "}", MODEL=LLAMA_8B),
-    "by a default for an empty variable": scripted("vllm serve ${MODEL:-" + LLAMA_8B + "}", MODEL=""),
-    "an empty variable that may be empty": scripted("vllm serve ${EXTRA-" + SMALL + "} " + LLAMA_8B, EXTRA=""),
     "an empty variable is no word": scripted(f"vllm serve $EXTRA {LLAMA_8B}", EXTRA=""),
-    "output to a file": scripted(f"vllm serve {LLAMA_8B} > /var/log/engine 2>&1"),
-    "behind streams that are joined": scripted(f"vllm serve 2>&1 {LLAMA_8B}"),
     "after a command that is nothing": scripted(f"$NOTHING; vllm serve {LLAMA_8B}", NOTHING=""),
-    "in a chain of commands": scripted(f"pip install x && M={LLAMA_8B} && vllm serve $M"),
-    "after a change of folder": scripted(f"cd / && M={LLAMA_8B}\nvllm serve $M"),
+    "after settings of the shell": scripted(f"set -euo pipefail; ulimit -n 65535\necho go\nexec vllm serve {LLAMA_8B}"),
     "a variable put together": scripted("O=meta-llama; vllm serve $O/Llama-3.1-8B-Instruct"),
 }
 
 
 @pytest.mark.parametrize("body", MODELS.values(), ids=MODELS)
 def test_the_model_is_that_of_vllm(body: dict[str, Any]) -> None:
-    assert spec_of(adopt(body))["target"]["model"] == LLAMA_8B
+    assert spec_of(migrate(body))["target"]["model"] == LLAMA_8B
 
 
 def test_an_unquoted_variable_is_several_arguments() -> None:
-    adoption = adopt(scripted(f"vllm serve {LLAMA_8B} $EXTRA_ARGS", EXTRA_ARGS="--seed 7  --max-num-seqs 64"))
-    spec = spec_of(adoption)
+    migration = migrate(scripted(f"vllm serve {LLAMA_8B} $EXTRA_ARGS", EXTRA_ARGS="--seed 7  --max-num-seqs 64"))
+    spec = spec_of(migration)
     assert (spec["serving"]["maxNumSeqs"], spec["engine"]["extraArgs"]) == (64, ["--seed", "7"])
 
 
 def test_variables_of_the_script_are_the_engine_s() -> None:
-    script = (
-        f"export A=1 B='x y'; A=2; X=$NOBODY curl localhost; C=3; export C; D=4\nE=$A$B env F=6 vllm serve {LLAMA_8B}"
-    )
-    env = spec_of(adopt(scripted(script)))["engine"]["env"]
-    assert {each["name"]: each["value"] for each in env} == {"A": "2", "B": "x y", "C": "3", "E": "2x y", "F": "6"}
+    script = f"export A=1 B='x y'; A=2; C=3; export C; D=4; G=7\nE=$A$B env F=6 vllm serve {LLAMA_8B}"
+    env = spec_of(migrate(scripted(script, G="1")))["engine"]["env"]
+    found = {each["name"]: each["value"] for each in env}
+    # G is the container's, and so exported already; D is the script's own.
+    assert found == {"A": "2", "B": "x y", "C": "3", "E": "2x y", "F": "6", "G": "7"}
 
 
 OPEN = {
-    "an array": (scripted(f'ARGS=(--model {LLAMA_8B}); vllm serve "${{ARGS[@]}}"'), "${ARGS[@]}"),
     "a variable of the image": (scripted(f"vllm serve {LLAMA_8B} --max-num-seqs $SEQS"), "--max-num-seqs"),
-    "a command's output": (scripted(f"vllm serve {LLAMA_8B} -tp $(nvidia-smi -L | wc -l)"), "--tensor-parallel-size"),
-    "set in one branch": (
-        scripted(f"M={LLAMA_8B}\nif [ -e /big ]; then\nM={LLAMA_70B}\nfi\nvllm serve $M"),
-        "$M",
-    ),
-    "set in a loop": (scripted(f"M={LLAMA_8B}; for M in {LLAMA_70B}; do vllm serve $M; done"), "$M"),
-    "read from a file": (scripted(f"M={LLAMA_8B}; read -r M < /model; vllm serve $M"), "$M"),
-    "set if a program runs": (scripted(f"M={LLAMA_8B}; nvidia-smi && \n M={LLAMA_70B}\nvllm serve $M"), "$M"),
-    "set unless set": (scripted(f'[ -n "$M" ] || M={LLAMA_8B}; vllm serve $M'), "$M"),
-    "exported if a program runs": (
-        scripted(f"nvidia-smi && export NCCL_DEBUG=INFO; vllm serve {LLAMA_8B}"),
-        "spec.engine.env: NCCL_DEBUG",
-    ),
-    "set where a folder is missing": (scripted(f"cd /big || M={LLAMA_8B}; vllm serve $M"), "$M"),
-    "exported where a folder is missing": (
-        scripted(f"cd /big || export NCCL_DEBUG=INFO; vllm serve {LLAMA_8B}"),
-        "spec.engine.env: NCCL_DEBUG",
-    ),
-    "set after a test": (scripted(f"M={LLAMA_8B}; [ -e /big ] && M={LLAMA_70B}; vllm serve $M"), "$M"),
+    "a variable from elsewhere": (engine("--model", "$(MODEL)"), "--model"),
+    "set to what is unknown": (scripted(f"M={LLAMA_8B}; M=$OTHER; vllm serve $M"), "$M"),
     "exported from the container": (scripted(f"export VLLM_HOST_IP=$POD_IP; vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
     "given to the command": (scripted(f"VLLM_HOST_IP=$POD_IP vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
-    "exported, then set anew": (
-        scripted(f"export VLLM_HOST_IP=::1; VLLM_HOST_IP=$(hostname -i); vllm serve {LLAMA_8B}"),
-        "VLLM_HOST_IP",
-    ),
     "given to env": (scripted(f"env VLLM_HOST_IP=$POD_IP vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
-    "a variable from elsewhere": (engine("--model", "$(MODEL)"), "--model"),
+    "another command": (scripted(f"pip install x\nvllm serve {LLAMA_8B}"), "args: pip install x: only the server is"),
+    "two other commands": (
+        scripted(f"cd /m; hf download {SMALL}; vllm serve {LLAMA_8B}"),
+        f"cd /m; hf download {SMALL}:",
+    ),
+    "read from elsewhere": (scripted(f"M={LLAMA_8B}; . /env.sh; vllm serve $M"), "args: . /env.sh:"),
+    "two starts": (scripted(f"vllm serve {LLAMA_70B}; vllm serve {LLAMA_8B}"), "once"),
+    "a program that starts it": (scripted(f"nohup vllm serve {LLAMA_8B}"), "nohup vllm serve"),
     "a file of arguments": (engine(LLAMA_8B, "--config", "/etc/vllm.yaml"), "--config /etc/vllm.yaml"),
     "two models": (engine(LLAMA_8B, SMALL), SMALL),
     "a flag that nobody knows": (engine("--all-new", "1", LLAMA_8B), "spec.target.model: nothing"),
-    "two starts": (scripted(f"if [ -e /big ]; then vllm serve {LLAMA_70B}; else vllm serve {LLAMA_8B}; fi"), "once"),
-    "a script of documents": (scripted(f"cat <<EOF > /x\nEOF\nvllm serve {LLAMA_8B}"), "here-document"),
 }
+BEYOND = {
+    "a command's output": (f"vllm serve {LLAMA_8B} -tp $(nvidia-smi -L | wc -l)", "a substitution"),
+    "backquotes in double quotes": (f'vllm serve "`cat /model`" {LLAMA_8B}', "a substitution"),
+    "a default": ("vllm serve ${MODEL:-" + LLAMA_8B + "}", "a substitution"),
+    "arguments of the script": ('vllm serve "$@"', "a substitution"),
+    "an array": (f'ARGS=(--model {LLAMA_8B}); vllm serve "${{ARGS[@]}}"', "a substitution"),
+    "an array that nobody reads": (f"ARGS=(--port 1); vllm serve {LLAMA_8B}", "an array"),
+    "a subshell": (f"(vllm serve {LLAMA_8B})", "a subshell"),
+    "a function": (f"f() {{ vllm serve {LLAMA_8B}; }}; f", "a function"),
+    "a group": (f"{{ vllm serve {LLAMA_8B}; }}", "a group"),
+    "if": (f"M={LLAMA_8B}\nif [ -e /big ]; then\nM={LLAMA_70B}\nfi\nvllm serve $M", "a condition"),
+    "case": (f"case x in\nvllm serve {LLAMA_8B}", "a condition"),
+    "and": (f"nvidia-smi && vllm serve {LLAMA_8B}", "a condition"),
+    "or": (f"cd /big || M={LLAMA_8B}; vllm serve $M", "a condition"),
+    "for": (f"M={LLAMA_8B}; for M in {LLAMA_70B}; do vllm serve $M; done", "a loop"),
+    "until": (f"until curl localhost\ndo sleep 1\ndone\nvllm serve {LLAMA_8B}", "a loop"),
+    "a pipe": (f"vllm serve {LLAMA_8B} | tee /log", "a pipe"),
+    "in the background": (f"watch & vllm serve {LLAMA_8B}", "in the background"),
+    "a file": (f"vllm serve {LLAMA_8B} > /var/log/engine", "a redirection"),
+    "streams that are joined": (f"vllm serve {LLAMA_8B} 2>&1", "a redirection"),
+    "a variable from a file": (f"read -r M < /model; vllm serve {LLAMA_8B}", "a redirection"),
+    "a here-document": (f"cat <<EOF\nEOF\nvllm serve {LLAMA_8B}", "a here-document"),
+    "a pattern": (f"vllm serve {LLAMA_8B} --allowed-origins *", "a pattern"),
+    "an open quote": (f"vllm serve {LLAMA_8B} 'x", "an open quote"),
+}
+"""What a shell can do and import does not follow."""
+
+
+@pytest.mark.parametrize(("script", "what"), BEYOND.values(), ids=BEYOND)
+def test_a_script_that_does_more_is_a_question(
+    specdecode: Specdecode, write: WriteObject, script: str, what: str
+) -> None:
+    result = specdecode("import", "-f", write("d.yaml", scripted(script)))
+    assert (result.exit_code, result.stdout) == (INVALID, ""), "nothing is guessed"
+    assert result.stderr.startswith("error: spec.template.spec.containers[0].args: ")
+    assert what in result.stderr
+    assert "exec vllm serve MODEL" in result.stderr, "what to write instead"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"vllm serve {LLAMA_8B} --chat-template '`|&;<>()$(x) *?{{}}'",
+        f'vllm serve {LLAMA_8B} --chat-template "|&;<>() *?{{}} \\$(x) it\'s"',
+        f"vllm serve {LLAMA_8B} --chat-template a\\&b\\|c # && that's $(all) `it` is",
+        f"# if it's <big>\nvllm serve {LLAMA_8B} --chat-template '\nif x\n' \\\n  --seed 1",
+    ],
+)
+def test_signs_in_quotes_and_comments_are_text(script: str) -> None:
+    assert "--chat-template" in spec_of(migrate(scripted(script)))["engine"]["extraArgs"]
+
+
+def test_a_question_about_a_script_shows_no_secret() -> None:
+    with pytest.raises(MigrationError) as caught:
+        migrate(scripted(f"vllm serve {LLAMA_8B} --api-key sk-secret | tee /log"))
+    assert caught.value.problem.value == f"vllm serve {LLAMA_8B} --api-key … | tee /log"
+    (decision,) = migrate(scripted(f"hf auth login --token hf_secret; vllm serve {LLAMA_8B}")).decisions
+    assert decision.value == "hf auth login --token …"
+
+
+def test_a_token_that_a_script_exports_is_asked_for_and_never_printed() -> None:
+    migration = migrate(scripted(f"export HF_TOKEN=hf_secret; vllm serve {LLAMA_8B}"))
+    (decision,) = migration.decisions
+    assert decision.field == "spec.models.hubTokenSecret"
+    assert "hf_secret" not in str(migration)
+
+
+def test_a_sidecar_may_run_any_script() -> None:
+    body = engine(LLAMA_8B)
+    sidecar = {"name": "logs", "image": "busybox", "command": ["sh", "-c", "while true; do cat /log | nc x 1; done"]}
+    body["spec"]["template"]["spec"]["containers"].insert(0, sidecar)
+    (kept,) = spec_of(migrate(body))["podTemplate"]["spec"]["containers"]
+    assert kept == sidecar
+    sidecar["command"][2] = f"while true; do vllm serve {SMALL}; done"
+    with pytest.raises(MigrationError, match="a loop"):
+        migrate(body)
 
 
 @pytest.mark.parametrize(("body", "words"), OPEN.values(), ids=OPEN)
@@ -140,26 +192,26 @@ hf download "$DRAFT" \\
 
 
 def test_each_model_is_the_one_that_is_fetched_to_its_folder() -> None:
-    spec = spec_of(adopt(fetching(BOTH, "/m/target", "/m/draft", env=LLAMA_8B)))
+    spec = spec_of(migrate(fetching(BOTH, "/m/target", "/m/draft", env=LLAMA_8B)))
     assert spec["target"]["model"] == LLAMA_70B
     assert spec["speculation"]["draft"] == {"model": LLAMA_8B, "revision": "main"}
 
 
 def test_a_download_that_does_not_say_its_model_is_asked_for() -> None:
-    (decision,) = adopt(fetching(BOTH, "/m/target", "/m/draft")).decisions
+    (decision,) = migrate(fetching(BOTH, "/m/target", "/m/draft")).decisions
     assert decision.field == "spec.speculation.draft.model"
     assert "$DRAFT" in decision.message
 
 
-def speculating(**config: Any) -> Adoption:
+def speculating(**config: Any) -> Migration:
     """The import of an engine with 64 requests at once that looks up 5 tokens, and more."""
     settings = {"method": "ngram", "num_speculative_tokens": 5, **config}
-    return adopt(engine(LLAMA_8B, "--max-num-seqs=64", "--speculative-config", json.dumps(settings)))
+    return migrate(engine(LLAMA_8B, "--max-num-seqs=64", "--speculative-config", json.dumps(settings)))
 
 
-def ranges_of(adoption: Adoption) -> list[tuple[int, int, int]]:
+def ranges_of(migration: Migration) -> list[tuple[int, int, int]]:
     """First, last and tokens of each range of an import that leaves nothing open."""
-    ranges = spec_of(adoption)["speculation"]["numSpeculativeTokensByBatchSize"]
+    ranges = spec_of(migration)["speculation"]["numSpeculativeTokensByBatchSize"]
     return [(each["from"], each["to"], each["numSpeculativeTokens"]) for each in ranges]
 
 
@@ -208,9 +260,9 @@ def test_a_key_that_drafts_otherwise_is_asked_for(key: dict[str, Any]) -> None:
     ids=str,
 )
 def test_a_key_without_effect_is_told(key: dict[str, Any]) -> None:
-    adoption = speculating(**key)
-    assert not adoption.decisions
-    assert any(next(iter(key)) in note.what for note in adoption.notes)
+    migration = speculating(**key)
+    assert not migration.decisions
+    assert any(next(iter(key)) in setting.name for setting in migration.settings)
 
 
 WORDS = {
@@ -221,14 +273,18 @@ WORDS = {
     '"" $E "$E" x': ["", "", "x"],
     "a\\\nb": ["ab"],
     "a#b #c": ["a#b"],
-    "a >f 2> f b>>f c<f &>f d": ["a", "b", "c", "d"],
-    "'>' '#' ';'": [">", "#", ";"],
-    "a=b ${X}s $$X": ["one", "twos", "$$X"],
-    '"$@" $1': ["p q", "r", "$1"],
+    "'>' '#' ';' ';'": [">", "#", ";", ";"],
+    "a=b ${X}s $XX": ["one", "twos", "$XX"],
 }
 
 
 @pytest.mark.parametrize(("text", "words"), WORDS.items(), ids=WORDS)
 def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
-    (command,) = read_script(text, ["p q", "r"], {"X": "one two", "E": ""}).commands
+    (command,) = read_script(text, {"X": "one two", "E": ""})
     assert list(command.words) == words
+    assert command.unknown == ({"$XX"} if "$XX" in words else set())
+
+
+def test_what_is_no_script_is_refused() -> None:
+    with pytest.raises(ScriptError, match="a pipe"):
+        read_script("a | b", {})

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from specdecode_operator.cli.import_text import report_lines
-from specdecode_operator.migration.convert import adopt
-from specdecode_operator.migration.ledger import AdoptionError
+from specdecode_operator.migration.builder import MigrationError
+from specdecode_operator.migration.convert import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import DATA, INVALID, LLAMA_8B, asked, engine, with_pod
 
@@ -126,8 +126,8 @@ def test_no_broken_deployment_is_answered_with_a_traceback(file: Path, odd: Any)
 def answered(body: dict[str, Any]) -> bool:
     """Whether an import ends with a report, or with an error that names field, value and fix."""
     try:
-        return bool(report_lines(adopt(body), "x"))
-    except AdoptionError as error:
+        return bool(report_lines(migrate(body), "x"))
+    except MigrationError as error:
         return str(error).count(": ") > 1
 
 

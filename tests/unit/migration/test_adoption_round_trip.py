@@ -9,7 +9,7 @@ from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.migration.convert import adopt
+from specdecode_operator.migration.convert import migrate
 from tests.support.objects import H100, H200, parent
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
@@ -158,10 +158,10 @@ def by_key(value: Any) -> Any:
 def check(spec: dict[str, Any]) -> None:
     before = rendered(spec)
     assert before is not None
-    adoption = adopt(before, name="again")
-    assert adoption.decisions == ()
-    assert "specdecode.io" not in str(adoption.body["spec"]), "what is the operator's own stays its own"
-    after = rendered(adoption.body["spec"])
+    migration = migrate(before, name="again")
+    assert migration.decisions == ()
+    assert "specdecode.io" not in str(migration.body["spec"]), "what is the operator's own stays its own"
+    after = rendered(migration.body["spec"])
     assert after is not None
     assert by_key(after["spec"]) == by_key(before["spec"])
 

@@ -1,4 +1,4 @@
-"""What an import finds out: the spec that it builds, where each setting went, and what people must decide."""
+"""Builds the spec of an import, with what became of each setting and what a person must decide."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,62 +8,47 @@ from typing import Any
 from specdecode_operator.problems import Problem
 
 
-class AdoptionError(Exception):
-    """Nothing can be imported; the message names field, value and fix."""
+class MigrationError(Exception):
+    """Nothing can be imported; ``problem`` says which field is why, and what to do."""
 
-    def __init__(self, where: str, value: str, message: str) -> None:
-        super().__init__(str(Problem(where, value, message)))
+    def __init__(self, field: str, value: str, message: str) -> None:
+        self.problem = Problem(field, value, message)
+        super().__init__(str(self.problem))
 
 
-class Fate(StrEnum):
+class Outcome(StrEnum):
     """What becomes of a setting of the Deployment."""
 
     FIELD = "taken into fields"
     EXTRA = "passed on in spec.engine.extraArgs"
     POD = "taken into spec.podTemplate"
     OPERATOR = "the operator's own business"
-    LOST = "not kept"
+    DROPPED = "not kept"
     DEFAULT = "defaults that change"
 
 
 @dataclass(frozen=True)
-class Note:
-    """One line of the difference.
+class Setting:
+    """One setting of the Deployment and what became of it."""
 
-    Attributes
-    ----------
-    fate
-        What becomes of the setting.
-    what
-        The setting as the Deployment has it; never the value of a secret.
-    result
-        The field and value that it becomes, or why it does not.
-    """
+    outcome: Outcome
+    name: str
+    """As the Deployment has it; never the value of a secret."""
 
-    fate: Fate
-    what: str
     result: str
+    """The field and value that it became, or why it did not become one."""
 
 
 @dataclass
-class Ledger:
-    """Collects the spec and what is to be said of it.
-
-    Attributes
-    ----------
-    spec
-        The spec so far, as YAML has it.
-    notes
-        Where each setting went, in the order of reading.
-    decisions
-        What people must decide: field, value and fix.
-    """
+class SpecBuilder:
+    """The spec so far, and the report on it."""
 
     spec: dict[str, Any] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
     decisions: list[Problem] = field(default_factory=list)
+    """What a person must decide before the object is applied."""
 
-    def put(self, path: str, value: Any) -> None:
+    def set(self, path: str, value: Any) -> None:
         """Set a field of the spec, such as ``serving.maxModelLen``."""
         *parents, last = path.split(".")
         place = self.spec
@@ -78,23 +63,23 @@ class Ledger:
             place = place.get(part) if isinstance(place, dict) else None
         return place
 
-    def take(self, what: str, path: str, value: Any, remark: str = "") -> None:
+    def take(self, name: str, path: str, value: Any, remark: str = "") -> None:
         """Set a field and say what became it."""
-        self.put(path, value)
+        self.set(path, value)
         shown = f"spec.{path}: {plain(value)}" + (f" ({remark})" if remark else "")
-        self.notes.append(Note(Fate.FIELD, what, shown))
+        self.settings.append(Setting(Outcome.FIELD, name, shown))
 
-    def note(self, fate: Fate, what: str, result: str) -> None:
+    def note(self, outcome: Outcome, name: str, result: str) -> None:
         """Say what becomes of a setting."""
-        self.notes.append(Note(fate, what, result))
+        self.settings.append(Setting(outcome, name, result))
 
-    def lose(self, what: str, why: str) -> None:
+    def drop(self, name: str, why: str) -> None:
         """Say that a setting is not kept."""
-        self.note(Fate.LOST, what, why)
+        self.note(Outcome.DROPPED, name, why)
 
-    def decide(self, where: str, value: str, message: str) -> None:
+    def decide(self, field: str, value: str, message: str) -> None:
         """Say what people must decide, once."""
-        problem = Problem(where, value, message)
+        problem = Problem(field, value, message)
         if problem not in self.decisions:
             self.decisions.append(problem)
 
@@ -113,7 +98,7 @@ def required(body: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Raises
     ------
-    AdoptionError
+    MigrationError
         When there is none.
     """
     place: Any = body
@@ -123,6 +108,6 @@ def required(body: Mapping[str, Any], where: str) -> dict[str, Any]:
         place = place.get(key)
         if not isinstance(place, dict):
             shown = "nothing" if place is None else str(place)[:64]
-            raise AdoptionError(".".join(walked), shown, "must be an object, as in any Deployment")
+            raise MigrationError(".".join(walked), shown, "must be an object, as in any Deployment")
     found: dict[str, Any] = place
     return found

@@ -1,0 +1,208 @@
+"""Finds vLLM's server in what a container runs: command and args, plain shell scripts, python -m."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from specdecode_operator.kube.untyped import name_of, objects
+from specdecode_operator.migration.builder import MigrationError
+from specdecode_operator.migration.shell import Command, ScriptError, read_script, shown
+
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
+_SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_SERVER_TEXT: Final = re.compile(r"\bvllm\s|vllm[./]entrypoints")
+_KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]*)\)")
+"""third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
+
+_NAMED_VARIABLE: Final = re.compile(r"\$[({]?(\w+)")
+_HARMLESS: Final = re.compile(r"(set( -[euxo]+| pipefail)+|(ulimit|echo) .*|true|:)", re.DOTALL)
+"""Commands of start scripts whose absence changes nothing that a server computes or answers."""
+
+
+@dataclass
+class ServerCommand:
+    """How a container starts vLLM's server."""
+
+    arguments: list[str]
+    """What follows ``vllm serve``, or the module of the server."""
+
+    env: dict[str, str | None] = field(default_factory=dict)
+    """Variables that the script sets for it; None for a value that only the running container knows."""
+
+    program: str | None = None
+    """What was written for vLLM, where it is a path of the image."""
+
+    unknown: frozenset[str] = frozenset()
+    """Arguments that hold what only the running container knows."""
+
+    used_variables: set[str] = field(default_factory=set)
+    """Variables of the container that the command line names."""
+
+    harmless: list[str] = field(default_factory=list)
+    """Commands beside it that are left out, such as ``ulimit``."""
+
+    others: list[str] = field(default_factory=list)
+    """Commands beside it that may matter."""
+
+
+def find_server_command(container: Mapping[str, Any], where: str) -> ServerCommand | None:
+    """Return how a container starts vLLM's server; None when it starts something else.
+
+    Raises
+    ------
+    MigrationError
+        When command or args are no lists of text, or the script is more than plain commands.
+    """
+    image = str(container.get("image") or "")
+    try:
+        commands = container_commands(container, where)
+    except ScriptError as error:
+        script = " ".join(_words(container, "command", where) + _words(container, "args", where))
+        # The script of a sidecar may do what it likes.
+        if not _SERVER_TEXT.search(script) and "vllm" not in image.lower():
+            return None
+        raise MigrationError(f"{where}.args", error.text, str(error)) from error
+    server: ServerCommand | None = None
+    beside: list[str] = []
+    for command in commands:
+        found = _server_of(command)
+        if found is None:
+            beside.append(" ".join(command.words))
+        elif server is not None:
+            what = shown(" ".join(command.words))
+            raise MigrationError(f"{where}.args", what, "starts vLLM more than once: keep the one to import")
+        else:
+            server = found
+    if server is None and any(_is_vllm(word) for command in commands for word in command.words[:4]):
+        fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
+        raise MigrationError(f"{where}.command", shown(" ".join(beside)), fix)
+    if server is not None:
+        written = " ".join(_words(container, "command", where) + _words(container, "args", where))
+        server.used_variables = {found[1] for found in _NAMED_VARIABLE.finditer(written.replace("$$", ""))}
+        server.harmless = [each for each in beside if _HARMLESS.fullmatch(each)]
+        server.others = [each for each in beside if not _HARMLESS.fullmatch(each)]
+    return server
+
+
+def container_commands(container: Mapping[str, Any], where: str) -> list[Command]:
+    """Return the commands that a container runs, as its kubelet and its shell read them.
+
+    Raises
+    ------
+    MigrationError
+        When command or args are no lists of text.
+    ScriptError
+        When the shell is given more than plain commands.
+    """
+    command, args = _words(container, "command", where), _words(container, "args", where)
+    if not command:
+        if "vllm" not in str(container.get("image") or "").lower():
+            return []
+        # The image's own entrypoint is the server.
+        command = ["vllm"] if args[:1] == ["serve"] else ["vllm", "serve"]
+    env = _environment(container)
+    written = [*command, *args]
+    script_at = _script_index(written)
+    if script_at is not None:
+        return read_script(_by_kubelet(written[script_at], env, unknown="${%s}"), env)
+    words = tuple(_by_kubelet(word, env, unknown="$(%s)") for word in written)
+    unknown = [
+        word
+        for word, before in zip(words, written, strict=True)
+        if any(found[1] is not None and env.get(found[1]) is None for found in _KUBELET_VARIABLE.finditer(before))
+    ]
+    return [Command(words, {}, frozenset(unknown))]
+
+
+def plain_environment(container: Mapping[str, Any]) -> dict[str, str]:
+    """Return the container's variables that have their value in the object."""
+    return {name: value for name, value in _environment(container).items() if value is not None}
+
+
+def secret_variable(word: str) -> str | None:
+    """Return the variable that a whole word stands for, where its value is not in the object."""
+    found = re.fullmatch(r"\$\((\w+)\)|\$\{?(\w+)\}?", word)
+    return (found[1] or found[2]) if found else None
+
+
+def _environment(container: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the container's variables; None for a value from elsewhere."""
+    return {
+        name_of(each): None if "valueFrom" in each else str(each.get("value") or "")
+        for each in objects(container, "env")
+        if "name" in each
+    }
+
+
+def _words(container: Mapping[str, Any], key: str, where: str) -> list[str]:
+    given = container.get(key)
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise MigrationError(f"{where}.{key}", str(given), "must be a list of text, one argument each")
+    return [str(word) for word in given]
+
+
+def _by_kubelet(text: str, env: Mapping[str, str | None], *, unknown: str) -> str:
+    """Return a word after the kubelet; ``unknown`` is how a variable is written whose value is not in the object."""
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        value = env.get(found[1])
+        return value if value is not None else unknown % found[1] if found[1] in env else found[0]
+
+    return _KUBELET_VARIABLE.sub(value_of, text)
+
+
+def _script_index(words: Sequence[str]) -> int | None:
+    """Return which word is the script that a shell is given by ``-c``, alone or with other letters."""
+    if PurePosixPath(words[0]).name not in _SHELLS:
+        return None
+    for index, word in enumerate(words[1:-1], start=1):
+        if re.fullmatch(r"-\w*c", word):
+            return index + 1
+    return None
+
+
+def _is_vllm(word: str) -> bool:
+    return PurePosixPath(word).name == "vllm" or word.startswith("vllm.")
+
+
+def _server_of(command: Command) -> ServerCommand | None:
+    """Return the server that one command starts, also behind exec and env."""
+    words, env = list(command.words), dict(command.env)
+    while words and PurePosixPath(words[0]).name in {"exec", "env"}:
+        words.pop(0)
+        while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
+            env[match[1]] = None if words.pop(0) in command.unknown else match[2]
+    if not words:
+        return None
+    name = PurePosixPath(words[0]).name
+    arguments = None
+    if name == "vllm" and words[1:2] == ["serve"]:
+        arguments = words[2:]
+    elif re.fullmatch(r"python[\d.]*", name):
+        arguments = _of_python(words[1:])
+    if arguments is None:
+        return None
+    program = words[0] if "/" in words[0] else None
+    return ServerCommand(arguments, env, program, command.unknown.intersection(arguments))
+
+
+def _of_python(words: Sequence[str]) -> list[str] | None:
+    """Return what follows the server's module or file."""
+    for index, word in enumerate(words):
+        if word == "-m":
+            module = words[index + 1 : index + 2]
+            if module and module[0] in _SERVER_MODULES:
+                return list(words[index + 2 :])
+            is_cli = module in (["vllm"], ["vllm.entrypoints.cli.main"])
+            return list(words[index + 3 :]) if is_cli and words[index + 2 : index + 3] == ["serve"] else None
+        if word.endswith("vllm/entrypoints/openai/api_server.py"):
+            return list(words[index + 1 :])
+        if not word.startswith("-"):
+            return None
+    return None
