@@ -1,27 +1,20 @@
-"""What is known of each vLLM version: flags, names, numbers.
+"""What the engine of one vLLM version takes: flags, names, numbers."""
 
-The facts lie beside this file in ``data/``: ``profiles.json`` is kept by hand,
-says what holds for every version and what a version has of its own, and names
-its sources; ``flags.json`` is written from the versions' own argument parsers.
-"""
-
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from specdecode_operator.api.values import Method
 from specdecode_operator.engine.settings import OnlineQuantization, Platform
 from specdecode_operator.problems import Problem
+from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release, version_facts
 
-KNOWN_VERSIONS = ("0.28", "0.29", "0.30", "0.31", "0.32")
+KNOWN_VERSIONS = LAUNCHED_VERSIONS
 """Versions with a profile, oldest first."""
 
-_DATA = Path(__file__).parent / "data"
 _Value = TypeVar("_Value")
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 
@@ -36,23 +29,19 @@ class UnknownEngineVersionError(ValueError):
 
 @dataclass(frozen=True)
 class Flag:
-    """One option of the engine's parser.
+    """One option of the engine's parser."""
 
-    Attributes
-    ----------
-    names
-        As the engine's parser lists them: long name, negation, aliases.
-    values
-        How many values follow: "0", "1", "?" (0 or 1), "*" or "+" (1 or more).
-    """
-
-    names: tuple[str, ...]
+    name: str
+    """The long name, by which everybody speaks of it."""
     values: str
+    """How many values follow: "0", "1", "?" (0 or 1), "*" or "+" (1 or more)."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings: the negation, short names."""
 
     @property
-    def name(self) -> str:
-        """The long name, by which everybody speaks of it."""
-        return next(name for name in self.names if name.startswith("--"))
+    def names(self) -> tuple[str, ...]:
+        """All spellings, the long name first."""
+        return (self.name, *self.aliases)
 
 
 @dataclass(frozen=True)
@@ -89,93 +78,60 @@ class DraftSlots:
 
 @dataclass(frozen=True)
 class TargetLimits:
-    """Architectures of targets with a limit, as ``architectures`` in config.json names them.
-
-    Attributes
-    ----------
-    without_hidden_states
-        Do not hand out hidden states of inner layers in any version, which eagle3, dflash and dspark read.
-    later_with_hidden_states
-        Do so only from a later version on.
-    with_hidden_states_over_stages
-        Alone hand them out over pipeline stages.
-    without_stages
-        Cannot be cut into pipeline stages.
-    """
+    """Architectures of targets with a limit, as ``architectures`` in config.json names them."""
 
     without_hidden_states: frozenset[str]
+    """Do not hand out hidden states of inner layers in any version, which eagle3, dflash and dspark read."""
     later_with_hidden_states: frozenset[str]
+    """Do so only from a later version on."""
     with_hidden_states_over_stages: frozenset[str]
+    """Alone hand them out over pipeline stages."""
     without_stages: frozenset[str]
+    """Cannot be cut into pipeline stages."""
 
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """What is known of one vLLM version.
-
-    Attributes
-    ----------
-    version
-        Major and minor, as the user wrote them.
-    tested
-        False: the version is newer than any we know, and the newest known
-        profile stands in for it.
-    images
-        Default image by platform; a platform without one must be given an image.
-    flags
-        Every accepted spelling of every option.
-    removed_flags
-        Options that only older versions have, with what to write instead.
-    later_flags
-        Options that only later versions have, with the first of them.
-    speculative_keys
-        Keys that ``--speculative-config`` may have.
-    runners
-        Model runner that speculates so on GPUs, V1 or V2, by method.
-    flags_to_v1
-        Flags that make model runner V1 serve what V2 would.
-    async_scheduling
-        Whether the scheduler may run ahead of the workers, by method.
-    drafts_over_stages
-        Whether a draft works where the target is cut into pipeline stages, by method.
-    defaults
-        What an H100 or H200 gets where a flag is left out, by flag.
-    online_quantization
-        Value of ``--quantization`` that makes a precision while loading.
-    default_block_sizes
-        Tokens in one KV cache block where nobody says, by platform.
-    block_size_multiples
-        Block sizes must be multiples of this, by platform.
-    draft_path_markers
-        Parts of a draft's path that flip the method, with the method they flip to.
-    extra_draft_slots
-        Token slots a request that drafting adds to a step, by method.
-    method_packages
-        Python packages that an image must hold beside vLLM, by method.
-    targets
-        Architectures with a limit that methods and splits run into.
-    metrics
-        Names at /metrics.
-    """
+    """What is known of one vLLM version; the table of versions names the source of each fact."""
 
     version: str
+    """Major and minor, as the user wrote them."""
     tested: bool
+    """False: newer than any version we know, and the newest known profile stands in for it."""
     images: Mapping[Platform, str]
+    """Default image; a platform without one must be given an image."""
     flags: Mapping[str, Flag]
+    """Every accepted spelling of every option."""
     removed_flags: Mapping[str, str]
+    """Options that only older versions have, with what to write instead."""
     later_flags: Mapping[str, str]
+    """Options that only later versions have, with the first of them."""
     speculative_keys: frozenset[str]
+    """Keys that ``--speculative-config`` may have."""
     runners: Mapping[Method, str]
+    """Model runner that speculates so on GPUs, V1 or V2."""
     flags_to_v1: frozenset[str]
+    """Flags that make model runner V1 serve what V2 would."""
     async_scheduling: Mapping[Method, bool]
+    """Whether the scheduler may run ahead of the workers."""
     drafts_over_stages: Mapping[Method, bool]
+    """Whether a draft works where the target is cut into pipeline stages."""
+    shortens_drafts_on_v2: frozenset[Method]
+    """Methods whose draft on model runner V2 proposes fewer tokens where fewer are asked for."""
     defaults: Mapping[str, str]
+    """What an H100 or H200 gets where a flag is left out."""
     online_quantization: Mapping[OnlineQuantization, str]
+    """Value of ``--quantization`` that makes a precision while loading."""
     default_block_sizes: Mapping[Platform, int]
+    """Tokens in one KV cache block where nobody says."""
     block_size_multiples: Mapping[Platform, int]
+    """Block sizes must be multiples of this."""
     draft_path_markers: Mapping[str, str]
+    """Parts of a draft's path that flip the method, with the method they flip to."""
     extra_draft_slots: Mapping[Method, DraftSlots]
+    """Token slots a request that drafting adds to a step."""
     method_packages: Mapping[Method, str]
+    """Python packages that an image must hold beside vLLM."""
     targets: TargetLimits
     metrics: MetricNames
 
@@ -194,49 +150,36 @@ def find_profile(version: str) -> EngineProfile:
     if not _VERSION.fullmatch(version):
         raise _unknown(version, "is not a vLLM version; write major and minor, such as 0.32")
     if version in KNOWN_VERSIONS:
-        return _load(version)
+        return _profile(version)
     oldest, newest = KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]
-    if _order(version) < _order(oldest):
+    if release(version) < release(oldest):
         raise _unknown(version, f"is a vLLM version that this operator does not know; write {oldest} or newer")
-    return replace(_load(newest), version=version, tested=False, images=MappingProxyType({}))
+    return replace(_profile(newest), version=version, tested=False, images=MappingProxyType({}))
 
 
 def _unknown(version: str, message: str) -> UnknownEngineVersionError:
     return UnknownEngineVersionError(Problem("spec.engine.version", version, message))
 
 
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
-
-
 @cache
-def _load(version: str) -> EngineProfile:
-    """Return the profile that the data files describe for a known version."""
-    facts = _facts(version)
-    table = _read("flags.json")
-    flags = {
-        name: Flag(tuple(row["names"]), row["values"])
-        for row in table["flags"]
-        if _has(row, version)
-        for name in row["names"]
-    }
-    firsts = {name: row.get("first", KNOWN_VERSIONS[0]) for row in table["flags"] for name in row["names"]}
-    later = {name: first for name, first in firsts.items() if name not in flags and _order(first) > _order(version)}
+def _profile(version: str) -> EngineProfile:
+    """Return the profile that the table of versions holds for a known version."""
+    facts = version_facts(version)
+    percent = facts["default_memory_utilization_percent"]
     return EngineProfile(
         version=version,
         tested=True,
         images=_by_platform(facts["images"]),
-        flags=MappingProxyType(flags),
-        removed_flags=MappingProxyType(
-            {name: advice for name, advice in facts["removed_flags"].items() if name not in flags | later}
-        ),
-        later_flags=MappingProxyType(later),
-        speculative_keys=frozenset(row["key"] for row in table["speculative_keys"] if _has(row, version)),
-        runners=_by_method(facts["runners"]),
+        flags=_flags(facts),
+        removed_flags=MappingProxyType(facts["removed_flags"]),
+        later_flags=_later_flags(version),
+        speculative_keys=frozenset(facts["speculative_keys"]),
+        runners=_runners(facts["model_runner_v2"]["methods"]),
         flags_to_v1=frozenset(facts["flags_to_v1"]),
         async_scheduling=_by_method(facts["async_scheduling"]),
         drafts_over_stages=_by_method(facts["drafts_over_stages"]),
-        defaults=MappingProxyType(facts["defaults"]),
+        shortens_drafts_on_v2=frozenset(map(Method, facts["shortens_drafts_on_v2"])),
+        defaults=MappingProxyType(facts["defaults"] | {"--gpu-memory-utilization": f"0.{percent}"}),
         online_quantization=MappingProxyType(
             {OnlineQuantization(name): value for name, value in facts["online_quantization"].items()}
         ),
@@ -247,22 +190,39 @@ def _load(version: str) -> EngineProfile:
             {method: DraftSlots(**slots) for method, slots in facts["extra_draft_slots"].items()}
         ),
         method_packages=_by_method(facts["method_packages"]),
-        targets=TargetLimits(**{limit: frozenset(names) for limit, names in facts["targets"].items()}),
+        targets=_target_limits(facts["targets"]),
         metrics=MetricNames(**facts["metrics"]),
     )
 
 
-def _facts(version: str) -> dict[str, dict[str, Any]]:
-    """Return what holds for every version, with the version's own differences on top."""
-    profiles = _read("profiles.json")
-    own = profiles["versions"][version]
-    return {name: fact | own.get(name, {}) for name, fact in profiles["every_version"].items()}
+def _flags(facts: Mapping[str, Any]) -> Mapping[str, Flag]:
+    flags = [Flag(name, row["values"], tuple(row.get("aliases", ()))) for name, row in sorted(facts["flags"].items())]
+    return MappingProxyType({spelling: flag for flag in flags for spelling in flag.names})
 
 
-def _has(row: Mapping[str, Any], version: str) -> bool:
-    """Whether a row of the flag table holds for a version: from its first version to its last."""
-    first, last = row.get("first", version), row.get("last", version)
-    return _order(first) <= _order(version) <= _order(last)
+def _later_flags(version: str) -> Mapping[str, str]:
+    """Return the spellings that a version lacks and a later one has, with the first that has them."""
+    flags, later = _flags(version_facts(version)), dict[str, str]()
+    for known in KNOWN_VERSIONS[KNOWN_VERSIONS.index(version) + 1 :]:
+        for spelling in _flags(version_facts(known)):
+            if spelling not in flags:
+                later.setdefault(spelling, known)
+    return MappingProxyType(later)
+
+
+def _runners(on_v2: Mapping[str, bool]) -> Mapping[Method, str]:
+    return _by_method({method: "V2" if runs else "V1" for method, runs in on_v2.items() if method != Method.NONE})
+
+
+def _target_limits(targets: Mapping[str, Any]) -> TargetLimits:
+    without = frozenset(targets["without_hidden_states"])
+    never = frozenset(version_facts(KNOWN_VERSIONS[-1])["targets"]["without_hidden_states"])
+    return TargetLimits(
+        without_hidden_states=without & never,
+        later_with_hidden_states=without - never,
+        with_hidden_states_over_stages=frozenset(targets["with_hidden_states_over_stages"]),
+        without_stages=frozenset(targets["without_stages"]),
+    )
 
 
 def _by_platform(values: Mapping[str, _Value]) -> Mapping[Platform, _Value]:
@@ -271,7 +231,3 @@ def _by_platform(values: Mapping[str, _Value]) -> Mapping[Platform, _Value]:
 
 def _by_method(values: Mapping[str, _Value]) -> Mapping[Method, _Value]:
     return MappingProxyType({Method(name): value for name, value in values.items()})
-
-
-def _read(name: str) -> Any:
-    return json.loads((_DATA / name).read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """What the installed vLLM's `serve` parser and --speculative-config accept; runs in the engine's Python.
 
 flag_table.py asks every version and keeps the answers in
-`operator/engine/data/flags.json`; the contract test asks again and says when
-that file is stale.
+`operator/versions/flags/`; the contract test asks again and says when they are
+stale.
 """
 
 import argparse

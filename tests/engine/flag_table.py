@@ -1,4 +1,4 @@
-"""Writes `operator/engine/data/flags.json`: what each vLLM version's own parser takes.
+"""Writes `operator/versions/flags/`: what each vLLM version's own parsers take, against the version before it.
 
     .venv/bin/python -m tests.engine.flag_table
 
@@ -12,54 +12,60 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.images.engine_environment import install_engine_environment
-from specdecode_operator.engine import profiles
+from specdecode_operator.versions import table
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import NEWEST, OLDER, find_packages
 from tests.engine.oracle_process import Oracle
 
-TABLE = Path(profiles.__file__).parent / "data" / "flags.json"
+FLAGS = Path(table.__file__).parent / "flags"
 
 
-def merged(rows_by_version: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of all versions, oldest version first, each once.
+def keyed(flags: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the rows of a parser by their long names."""
+    found = {}
+    for flag in flags:
+        long = next(name for name in flag["names"] if name.startswith("--"))
+        aliases = [name for name in flag["names"] if name != long]
+        found[long] = {"values": flag["values"]} | ({"aliases": aliases} if aliases else {})
+    return found
 
-    A row that not every version has says its first or last version. None has
-    ever come back.
+
+def patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what turns the rows of one version into those of the next, as a JSON merge patch; null removes.
+
+    Rows are replaced as a whole: one that loses its aliases says so with an empty list.
     """
-    versions = list(rows_by_version)
-    found: dict[str, list[str]] = {}
-    for version, rows in rows_by_version.items():
-        for row in rows:
-            found.setdefault(json.dumps(row), []).append(version)
-    table = []
-    for text, having in found.items():
-        span = {} if having[0] == versions[0] else {"first": having[0]}
-        span |= {} if having[-1] == versions[-1] else {"last": having[-1]}
-        table.append(json.loads(text) | span)
-    return sorted(table, key=lambda row: str(row.get("names") or row.get("key")))
+    changed = {name: now.get(name) for name in sorted({*before, *now}) if before.get(name) != now.get(name)}
+    for name, row in changed.items():
+        if row is not None and "aliases" in (before.get(name) or {}):
+            changed[name] = {"aliases": []} | row
+    return changed
 
 
-def written(parts: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Return the file's text, a row a line so that changes read well."""
-    lists = (
-        f'  "{name}": [\n' + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n  ]"
-        for name, rows in parts.items()
-    )
+def written(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a file's text, a row a line so that changes read well."""
+    lists = []
+    for name, rows in parts.items():
+        lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
+        lists.append(f'  "{name}": {{\n{lines}\n  }}' if rows else f'  "{name}": {{}}')
     return "{\n" + ",\n".join(lists) + "\n}\n"
 
 
 def main() -> None:
     """Ask every version and write the table."""
     engine = Engine.at(Path(install_engine_environment()))
-    flags, keys = {}, {}
+    before: dict[str, dict[str, Any]] = {"flags": {}, "speculative_keys": {}}
     for version in (*OLDER, NEWEST):
         older = find_packages(version)
         if version != NEWEST and older is None:
             sys.exit(f"vLLM {version} is not installed: ./just engine-versions")
         with Oracle(engine, older=older) as oracle:
-            flags[version] = oracle.ask("flags").value
-            keys[version] = [{"key": key} for key in oracle.ask("speculative_keys").value]
-    TABLE.write_text(written({"flags": merged(flags), "speculative_keys": merged(keys)}), encoding="utf-8")
+            flags = keyed(oracle.ask("flags").value)
+            keys = dict.fromkeys(oracle.ask("speculative_keys").value, True)
+        now = {"flags": flags, "speculative_keys": keys}
+        parts = {name: patch(before[name], rows) for name, rows in now.items()}
+        (FLAGS / f"{version}.json").write_text(written(parts), encoding="utf-8")
+        before = now
 
 
 if __name__ == "__main__":

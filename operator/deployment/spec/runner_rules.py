@@ -6,10 +6,10 @@ from typing import Final
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Method
 from specdecode_operator.deployment.spec.served_models import DRAFT
+from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.base.versions import release
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
@@ -21,11 +21,6 @@ _SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
 """Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out."""
 
 _LARGEST_TENSOR: Final = 8
-
-_DRAFTS_FEWER_ON_V2: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP)
-"""Methods whose drafts get shorter on model runner V2, from this version on."""
-
-_DRAFTS_FEWER_FROM: Final = "0.32"
 
 
 def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
@@ -56,7 +51,7 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
         yield Problem(f"{DRAFT}.model", draft.name, message)
 
 
-def schedule_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair) -> list[str]:
+def schedule_warnings(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair: Pair) -> list[str]:
     """Return what lengths that change with the number of requests mean for graphs, and for what is drafted."""
     speculation = spec.speculation
     if speculation is None or not pair.other_draft_lengths:
@@ -73,22 +68,20 @@ def schedule_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair) -> list[str]:
     else:
         # vllm/v1/worker/gpu/cudagraph_utils.py, _init_candidates.
         told.append("CUDA graphs are captured for each number of tokens, and counted at most")
-    told += _still_drafted(speculation.method, pair, on_v1=on_v1)
+    told += _still_drafted(speculation.method, profile, pair, on_v1=on_v1)
     runner = Runner.V1 if on_v1 else Runner.V2
     start = f"with numSpeculativeTokensByBatchSize on model runner {runner} of vLLM {pair.limits.engine_version}"
     return [f"{start}, {'; '.join(told)}"] if told else []
 
 
-def _still_drafted(method: Method, pair: Pair, *, on_v1: bool) -> list[str]:
-    """What is drafted where fewer tokens are asked for.
+def _still_drafted(method: Method, profile: EngineProfile, pair: Pair, *, on_v1: bool) -> list[str]:
+    """Return what is drafted where fewer tokens are asked for.
 
-    V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. V2: its speculators are not told before 0.32
-    (vllm/v1/worker/gpu/model_runner.py), and there only target_dependent_ar/speculator.py, propose, listens.
+    For V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. For V2 the table of versions names the source.
     """
     if method not in METHODS_WITH_LAYERS or method is Method.MEDUSA:
         return []
-    shortened = method in _DRAFTS_FEWER_ON_V2 and release(pair.limits.engine_version) >= release(_DRAFTS_FEWER_FROM)
-    if not on_v1 and not shortened:
+    if not on_v1 and method not in profile.shortens_drafts_on_v2:
         tokens = pair.num_speculative_tokens
         return [f"the draft still proposes {tokens} tokens each step, and what is too much is dropped unverified"]
     if 0 in pair.other_draft_lengths:

@@ -3,7 +3,7 @@
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels, checkpoint_doubts
 from specdecode_operator.deployment.spec.pairing_rules import pairing_doubts
-from specdecode_operator.deployment.spec.runner_rules import schedule_doubts
+from specdecode_operator.deployment.spec.runner_rules import schedule_warnings
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
 
@@ -17,7 +17,7 @@ def plan_doubts(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_engine_doubts(facts.profile, facts.spec.engine.image),
         *checkpoint_doubts(facts.spec, facts.pair, known),
         *pairing_doubts(facts.spec, facts.profile, known, tensor),
-        *schedule_doubts(facts.spec, facts.pair),
+        *schedule_warnings(facts.spec, facts.profile, facts.pair),
     ]
 
 

@@ -1,20 +1,15 @@
 """The settings of the engine that decide how its KV cache is divided."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.versions import release
+from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.kv.layers import KvLayer
-
-_RULES: Final[Mapping[str, str]] = {name: rule["version"] for name, rule in read_data("kv_rules.json")["since"].items()}
 
 
 @dataclass(frozen=True)
 class KvRules:
-    """Which of its rules a version of vLLM follows; ``data/kv_rules.json`` says what each means and since when."""
+    """Which of its rules a version of vLLM follows; the table of versions says what each means."""
 
     groups_tolerate_half: bool
     tokens_by_concurrency: bool
@@ -31,8 +26,7 @@ class KvRules:
 @lru_cache
 def kv_rules(version: str) -> KvRules:
     """Return the rules of a vLLM version such as ``0.19.1``; a newer one than is known follows all of them."""
-    wanted = release(version)
-    return KvRules(**{field.name: wanted >= release(_RULES[field.name]) for field in fields(KvRules)})
+    return KvRules(**sizing_facts(version)["kv_cache"])
 
 
 @dataclass(frozen=True)

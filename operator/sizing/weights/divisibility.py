@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from specdecode_operator.sizing.base.versions import release
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import (
     DeltaNet,
@@ -19,7 +18,7 @@ from specdecode_operator.sizing.model.layers import (
     StateSpace,
 )
 from specdecode_operator.sizing.model.precision import Precision, Scales, WeightFormat
-from specdecode_operator.sizing.weights.kernel_limits import broken_limit
+from specdecode_operator.sizing.weights.kernel_limits import KernelRules, broken_limit, kernel_rules
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.weights import linear_format, padded_vocabulary
 
@@ -84,9 +83,10 @@ def tensor_problems(  # noqa: PLR0913 (the key of the cache)
     """
     split = Split(tensor, tensor * data if expert else 1, data)
     problems = _shape_problems(geometry, split)
-    wanted = None if engine_version is None else release(engine_version)
     # Parts of layers are only whole numbers once the shape itself divides.
-    return problems or _quantization_problems(geometry, split, geometry.weight_format(precision), wanted)
+    return problems or _quantization_problems(
+        geometry, split, geometry.weight_format(precision), kernel_rules(engine_version)
+    )
 
 
 def supported_tensors(  # noqa: PLR0913 (one fact each)
@@ -200,7 +200,7 @@ def _message(geometry: ModelGeometry, tensor: int, key: str, value: int) -> str:
 
 
 def _quantization_problems(
-    geometry: ModelGeometry, split: Split, weight_format: WeightFormat, wanted: tuple[int, int] | None
+    geometry: ModelGeometry, split: Split, weight_format: WeightFormat, rules: KernelRules
 ) -> tuple[TensorProblem, ...]:
     if weight_format.scales not in (Scales.BLOCK, Scales.GROUP, Scales.MICROSCALE):
         return ()
@@ -210,7 +210,7 @@ def _quantization_problems(
         on_one = rank_layer(layer, geometry.hidden_size, Split(1, split.experts)).linears
         for linear, unsplit in zip(on_rank, on_one, strict=True):
             stored_as = linear_format(linear, layer, weight_format)
-            limit = broken_limit(stored_as, linear, unsplit, wanted)
+            limit = broken_limit(stored_as, linear, unsplit, rules)
             if limit is None or (stored_as.scales is Scales.GROUP and _is_compression(linear, layer)):
                 continue
             key = _key_of(linear, geometry)

@@ -1,7 +1,9 @@
 """What the kernels for quantized layers do not take: blocks, groups and tiles that a split cuts."""
 
+from dataclasses import dataclass
 from typing import Final
 
+from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
 from specdecode_operator.sizing.weights.linear_bytes import common_group, refined_block, takes_marlin
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer
@@ -10,39 +12,42 @@ MARLIN_TILE_INPUTS: Final = 128
 MARLIN_TILE_OUTPUTS: Final = 64
 """The 4-bit kernel works in tiles of this size (vLLM, marlin_utils.py)."""
 
-_TILES_PADDED_FROM: Final = (0, 25)
-"""From here on incomplete tiles are filled up (vLLM, marlin_utils.py, allow_tile_padding)."""
 
-_BLOCKS_REFINED_FROM: Final = (0, 29)
-"""From here on blocks of experts are cut to fit (vLLM, fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape)."""
+@dataclass(frozen=True)
+class KernelRules:
+    """What the kernels of a vLLM version take; the table of versions names the sources."""
 
-_ORDER_REFUSED_FROM: Final = (0, 30)
-"""From here on GPTQ with desc_act is refused (vLLM, gptq_utils.py, normalize_and_validate_gptq_desc_act)."""
+    pads_tiles: bool
+    """Incomplete tiles of the 4-bit kernel are filled up."""
+    cuts_expert_blocks: bool
+    """Blocks of experts are cut to fit."""
+    takes_activation_order: bool
+    """GPTQ with desc_act is loaded."""
+
+
+def kernel_rules(version: str | None) -> KernelRules:
+    """Return the rules of a vLLM version; without one what every version takes."""
+    if version is None:
+        return KernelRules(pads_tiles=False, cuts_expert_blocks=False, takes_activation_order=False)
+    return KernelRules(**sizing_facts(version)["kernels"])
 
 
 def broken_limit(
-    weight_format: WeightFormat, linear: LinearLayer, unsplit: LinearLayer, release: tuple[int, int] | None
+    weight_format: WeightFormat, linear: LinearLayer, unsplit: LinearLayer, rules: KernelRules
 ) -> str | None:
     """Return the limit that one rank's part of a layer breaks, in words; None where its kernel takes it.
 
-    Parameters
-    ----------
-    weight_format
-        How the layer is stored.
-    linear, unsplit
-        The layer on one of the ranks, and on a single one.
-    release
-        Major and minor version of vLLM; None asks for what every version takes.
+    ``linear`` is the layer on one of the ranks, ``unsplit`` on a single one.
     """
     match weight_format.scales:
         case Scales.BLOCK if linear.routed:
-            return _broken_expert_block(weight_format, linear, release)
+            return _broken_expert_block(weight_format, linear, rules)
         case Scales.BLOCK:
             return _broken_block(weight_format, linear, unsplit)
         case Scales.GROUP:
-            if weight_format.ordered_by_activation and (release is None or release >= _ORDER_REFUSED_FROM):
+            if weight_format.ordered_by_activation and not rules.takes_activation_order:
                 return "what vLLM 0.30 and newer load, GPTQ without desc_act"
-            return _broken_group(weight_format, linear) or _broken_tile(linear, release)
+            return _broken_group(weight_format, linear) or _broken_tile(linear, rules)
         case Scales.MICROSCALE if weight_format.method is Method.MODELOPT and not linear.routed:
             # vLLM, modelopt.py, KNvfp4Static.create_weights.
             size = weight_format.group_size
@@ -71,14 +76,12 @@ def _broken_block(weight_format: WeightFormat, linear: LinearLayer, unsplit: Lin
     return f"blocks of {edge} x {edge}" if broken else None
 
 
-def _broken_expert_block(
-    weight_format: WeightFormat, linear: LinearLayer, release: tuple[int, int] | None
-) -> str | None:
+def _broken_expert_block(weight_format: WeightFormat, linear: LinearLayer, rules: KernelRules) -> str | None:
     edge = weight_format.group_size
     part = linear.parts[0] if linear.widens else linear.inputs
     if part % edge == 0:
         return None
-    refines = weight_format.method is Method.FP8 and release is not None and release >= _BLOCKS_REFINED_FROM
+    refines = weight_format.method is Method.FP8 and rules.cuts_expert_blocks
     return None if refines and refined_block(edge, linear) else f"blocks of {edge} x {edge}"
 
 
@@ -92,8 +95,8 @@ def _broken_group(weight_format: WeightFormat, linear: LinearLayer) -> str | Non
     return f"groups of {size} inputs" if linear.inputs % size else None
 
 
-def _broken_tile(linear: LinearLayer, release: tuple[int, int] | None) -> str | None:
-    if release is not None and release >= _TILES_PADDED_FROM:
+def _broken_tile(linear: LinearLayer, rules: KernelRules) -> str | None:
+    if rules.pads_tiles:
         return None
     if linear.inputs % MARLIN_TILE_INPUTS or linear.outputs % MARLIN_TILE_OUTPUTS:
         return f"kernel tiles of {MARLIN_TILE_INPUTS} x {MARLIN_TILE_OUTPUTS}"

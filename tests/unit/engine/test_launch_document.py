@@ -44,7 +44,7 @@ def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
     """That the rule holds is seen in tests/unit/deployment/spec/test_rules_told_early.py."""
     spec, pair = ENGINE.parent / "deployment/spec", ENGINE.parent / "sizing/pair"
     pairing = (spec / "pairing.py", spec / "runner_rules.py", pair / "spread.py")
-    told = (*ENGINE.glob("rules/*.py"), ENGINE / "data" / "profiles.json", *pairing)
+    told = (*ENGINE.glob("rules/*.py"), *(ENGINE.parent / "versions/data").glob("*.json"), *pairing)
     code = "\n".join(path.read_text() for path in told)
     for *_, source in rows("told of"):
         assert source.strip("`") in code, source

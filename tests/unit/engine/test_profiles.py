@@ -1,12 +1,8 @@
 """Which profile a version gets, and what is in it."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from specdecode_operator.api.values import Method
-from specdecode_operator.engine import profiles
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, UnknownEngineVersionError, find_profile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.sizing.base.eras import find_era
@@ -114,14 +110,6 @@ def test_the_runner_is_the_one_that_sizing_counts_with(version: str, method: Met
 def test_the_default_memory_utilization_is_the_one_that_sizing_counts_with(version: str) -> None:
     percent = find_era(version).default_memory_utilization_percent
     assert find_profile(version).defaults["--gpu-memory-utilization"] == f"0.{percent}"
-
-
-def test_every_fact_names_its_source() -> None:
-    facts = json.loads((Path(profiles.__file__).parent / "data" / "profiles.json").read_text(encoding="utf-8"))
-    assert set(facts["sources"]) == set(facts["every_version"])
-    assert tuple(facts["versions"]) == KNOWN_VERSIONS
-    for own in facts["versions"].values():
-        assert set(own) <= set(facts["every_version"])
 
 
 def test_a_cached_profile_cannot_be_changed() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.eras import ModelTraits, Runner, Sampler, find_era
 from specdecode_operator.sizing.base.errors import SizingError
 
@@ -61,12 +60,6 @@ def test_only_versions_with_logs_count_as_calibrated() -> None:
     assert calibrated == [17, 18, 19]
     margins = [find_era(f"0.{minor}").margin_bytes for minor in range(17, 33)]
     assert margins == sorted(margins), "the less is measured, the more is kept back"
-
-
-def test_every_rule_names_its_source() -> None:
-    data = read_data("memory.json")
-    assert all(entry["source"] for entry in data["eras"])
-    assert data["model_runner_v2_source"]
 
 
 def test_a_newer_version_follows_the_newest() -> None:
