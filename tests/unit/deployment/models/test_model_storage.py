@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.deployment.decision import intend
-from specdecode_operator.deployment.desired_state import Intent
+from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.spec.model_storage import claims_named
 from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.model_caches import cached, container, decide, jobs, said, template
@@ -14,7 +14,7 @@ from tests.support.objects import Body, parent, tiny_cpu
 NODE_MODELS = {"volume": {"hostPath": {"path": "/mnt/models/llama"}}}
 
 
-def on_nodes(allowed: tuple[str, ...], **changes: Any) -> tuple[Intent, Body]:
+def on_nodes(allowed: tuple[str, ...], **changes: Any) -> tuple[DesiredState, Body]:
     spec = tiny_cpu(models=NODE_MODELS, **changes)
     return intend(read_parent(parent(spec)), (), host_paths=allowed), spec
 
@@ -32,12 +32,12 @@ def test_models_on_nodes_are_mounted_where_the_operator_allows_it(allowed: tuple
     [((), "--allow-host-path=/mnt/models/llama"), (("/mnt/model", "/srv"), "use a directory in /mnt/model, /srv")],
 )
 def test_other_directories_of_nodes_are_refused(allowed: tuple[str, ...], fix: str) -> None:
-    intent, spec = on_nodes(allowed)
-    accepted = said(intent, spec)["Accepted"]
+    desired, spec = on_nodes(allowed)
+    accepted = said(desired, spec)["Accepted"]
     assert accepted[:2] == ("False", "HostPathNotAllowed")
     assert "spec.models.volume.hostPath.path: /mnt/models/llama" in accepted[2]
     assert fix in accepted[2]
-    assert intent.children == []
+    assert desired.children == []
 
 
 @pytest.mark.parametrize("path", ["/etc", "/mnt/models/../../etc"])
@@ -53,8 +53,8 @@ def test_the_pod_template_brings_in_no_other_directories_of_nodes(path: str) -> 
 
 
 def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
-    intent, _ = on_nodes(("/mnt",), target={"model": "pair/target"})
-    (job,) = jobs(intent)
+    desired, _ = on_nodes(("/mnt",), target={"model": "pair/target"})
+    (job,) = jobs(desired)
     assert container(job)["args"] == ["--folder=/models/pair/target"]
     volume = job["spec"]["template"]["spec"]["volumes"][0]
     assert volume == {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}}
