@@ -33,8 +33,8 @@ def serving(
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", **parent(spec or pair_70b())}
     owner = read_parent(body)
     plain, intent = intend(owner, NODES), intend(owner, NODES, calibration=calibration)
-    assert isinstance(plain.course, Launch)
-    budget = plain.course.plan.chosen.budget
+    assert isinstance(plain.outcome, Launch)
+    budget = plain.outcome.plan.chosen.budget
     blocks = budget.num_blocks - missing_blocks
     engine = reading(int(blocks / 512 * 8192), blocks, 16 if spec is None else None)
     seen = Observation(deployment(replicas=1, updated=1, available=1), readings={"llama-0": engine})

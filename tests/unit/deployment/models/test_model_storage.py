@@ -74,7 +74,7 @@ def unscheduled(labels: Body) -> Body:
 def test_who_holds_an_exclusive_claim_is_named() -> None:
     spec = cached()
     waits = unscheduled(jobs(decide(spec))[0]["spec"]["template"]["metadata"])
-    ready = said(decide(spec, [waits]), spec, sharers=("other",))["Ready"]
+    ready = said(decide(spec, [waits]), spec, claim_users=("other",))["Ready"]
     assert ready[:2] == ("Unknown", "VolumeInUse")
     assert "SpecDecodeDeployment other names it too" in ready[2]
     assert "ReadWriteMany" in ready[2]
