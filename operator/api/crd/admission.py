@@ -25,7 +25,7 @@ def refusals(spec: SpecDecodeDeploymentSpec, metadata: Any = None) -> list[Probl
 
     ``metadata`` is the object's; a name that it lacks is none of our business.
     """
-    problems = list(_inside(spec, "spec"))
+    problems = list(broken_rules(spec, "spec"))
     if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
         problems += _judged({"metadata": metadata}, (SERVICE_NAME,), "")
     return problems
@@ -73,19 +73,19 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def _inside(model: ApiModel, place: str) -> Iterator[Problem]:
-    """What is wrong with a model, then with its parts."""
+def broken_rules(model: ApiModel, place: str) -> Iterator[Problem]:
+    """Return what a model breaks of the CRD's rules, then its parts; ``place`` is its path in the object."""
     yield from _judged(as_stored(model), DEPLOYMENT_RULES.get(type(model), ()), f"{place}.")
     for name, field in type(model).model_fields.items():
         value, path = getattr(model, name), f"{place}.{field.alias or name}"
         if isinstance(value, ApiModel):
-            yield from _inside(value, path)
+            yield from broken_rules(value, path)
         elif isinstance(value, list):
             extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
             yield from _repeated(value, extra.get(_KEYS), path)
             for index, each in enumerate(value):
                 if isinstance(each, ApiModel):
-                    yield from _inside(each, f"{path}[{index}]")
+                    yield from broken_rules(each, f"{path}[{index}]")
 
 
 def _repeated(items: list[Any], keys: Any, path: str) -> Iterator[Problem]:

@@ -2,9 +2,9 @@
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.crd.admission import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.capture.load.arrivals import expected_duration_s
-from specdecode_operator.capture.load.workload import InvalidSettingsError, read_workload
 from specdecode_operator.capture.recorder.shapes import NEWEST, OLDEST
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
@@ -91,11 +91,9 @@ def _uses_rust_frontend(spec: SpecDecodeDeploymentSpec) -> bool:
 
 def workload_hold(spec: SpecDecodeCaptureSpec) -> Blocked | None:
     """Return why a workload cannot be run; None where it can."""
-    try:
-        workload = read_workload(workload_document(spec))
-    except InvalidSettingsError as error:
-        return Blocked("Invalid", str(error), permanent=True)
-    expected_s = expected_duration_s(workload)
+    if problems := "; ".join(map(str, broken_rules(spec.workload, "spec.workload"))):
+        return Blocked("Invalid", problems, permanent=True)
+    expected_s = expected_duration_s(spec.workload)
     if expected_s > spec.deadline_seconds:
         message = (
             f"spec.deadlineSeconds: {spec.deadline_seconds}: the phases of spec.workload take {expected_s:.0f} s:"

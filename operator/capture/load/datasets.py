@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from specdecode_operator.capture.load.workload import DatasetFormat, DatasetPrompts
+from specdecode_operator.api.capture_workload import Dataset, DatasetFormat
 
 DATASET_MOUNT = Path("/dataset")
 """Where the Job's pod has the ConfigMap or the volume with the dataset."""
@@ -28,7 +28,7 @@ class BadDatasetError(ValueError):
     """A dataset without prompts that could be sent; the message names the file, the place in it and what to do."""
 
 
-def read_dataset(settings: DatasetPrompts, mount: Path = DATASET_MOUNT) -> list[str]:
+def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT) -> list[str]:
     """Return the prompts of a dataset in the order of its files.
 
     Raises
@@ -46,13 +46,13 @@ def read_dataset(settings: DatasetPrompts, mount: Path = DATASET_MOUNT) -> list[
     return prompts
 
 
-def _read(path: Path, settings: DatasetPrompts) -> Iterator[str]:
+def _read(path: Path, settings: Dataset) -> Iterator[str]:
     match settings.format:
         case DatasetFormat.JSONL:
             return _read_jsonl(path, settings.prompt_field)
         case DatasetFormat.GSM8K:
             return _read_gsm8k(path)
-        case DatasetFormat.SHARE_GPT:
+        case DatasetFormat.SHAREGPT:
             return _read_share_gpt(path)
 
 

@@ -6,12 +6,13 @@ import time
 from itertools import count, groupby
 from operator import itemgetter
 
+from specdecode_operator.api.capture_workload import Pattern, Phase
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
 from specdecode_operator.capture.load.exchange import Exchange
 from specdecode_operator.capture.load.prompts import Prompt
 from specdecode_operator.capture.load.sender import Sender, Turn
 from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import Closed, Multiturn, OpenPhase, Phase
+from specdecode_operator.capture.load.workload import needed
 
 FAILURE_PAUSE_S = 1.0
 """How long a client of a closed phase waits after a request that failed: a refusal comes at once, and would be met with
@@ -27,16 +28,16 @@ async def run_phase(phase: Phase, sender: Sender, seed: int, stop: Stop) -> None
     When the run is stopped nothing more is sent; ending what is in flight is
     for the one who stops it.
     """
-    match phase:
-        case Closed():
+    match phase.pattern:
+        case Pattern.CLOSED:
             await _Clients(phase, sender, stop).run()
-        case Multiturn():
+        case Pattern.MULTITURN:
             await _Conversations(phase, sender, stop).run()
         case _:
             await _run_open(phase, sender, seed, stop)
 
 
-async def _run_open(phase: OpenPhase, sender: Sender, seed: int, stop: Stop) -> None:
+async def _run_open(phase: Phase, sender: Sender, seed: int, stop: Stop) -> None:
     """Send every request at its time, however many are in flight: a late one is sent at once, and none is left out."""
     started_s = time.monotonic() + CONNECT_AHEAD_S
     planned = enumerate(arrival_offsets_s(phase, seed))
@@ -53,13 +54,13 @@ async def _run_open(phase: OpenPhase, sender: Sender, seed: int, stop: Stop) -> 
 class _ClosedLoop:
     """Clients that send one request after another, until the phase's time is over or its requests are used up."""
 
-    def __init__(self, phase: Closed | Multiturn, sender: Sender, stop: Stop) -> None:
+    def __init__(self, phase: Phase, sender: Sender, stop: Stop) -> None:
         self._sender = sender
         self._stop = stop
-        self._clients = phase.concurrency
+        self._clients = needed(phase.concurrency)
         self._indexes = count() if phase.requests is None else iter(range(phase.requests))
         duration_s = phase.duration_seconds
-        self._until_s = math.inf if duration_s is None else time.monotonic() + float(duration_s)
+        self._until_s = math.inf if duration_s is None else time.monotonic() + duration_s
 
     async def run(self) -> None:
         """Return when all clients are done."""
@@ -96,11 +97,11 @@ class _Clients(_ClosedLoop):
 class _Conversations(_ClosedLoop):
     """Clients that hold one conversation after another."""
 
-    def __init__(self, phase: Multiturn, sender: Sender, stop: Stop) -> None:
+    def __init__(self, phase: Phase, sender: Sender, stop: Stop) -> None:
         super().__init__(phase, sender, stop)
         self._phase = phase.name
-        self._turns = phase.turns
-        self._think_s = float(phase.think_seconds)
+        self._turns = needed(phase.turns)
+        self._think_s = phase.think_seconds or 0
         self._sessions = count()
 
     async def _client(self) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from specdecode_operator.api.capture_workload import Phase
 from specdecode_operator.capture.load.arrivals import phase_duration_s, phase_requests
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.tally import Tally
-from specdecode_operator.capture.load.workload import Phase
 
 TICK_S = 1.0
 

@@ -7,7 +7,8 @@ from math import gcd
 from random import Random
 from typing import Protocol
 
-from specdecode_operator.capture.load.workload import WARMUP_PHASE, SyntheticPrompts, TemperatureShare, Workload
+from specdecode_operator.api.capture_workload import CaptureWorkload, SyntheticPrompts, TemperatureShare
+from specdecode_operator.capture.load.workload import WARMUP_PHASE
 
 _SPECIAL_PERCENT = 1
 """Share of the ids at either end of a vocabulary that no prompt uses, in percent.
@@ -94,7 +95,7 @@ class DatasetSource:
     late as possible. A phase with more requests than prompts begins again.
     """
 
-    def __init__(self, texts: Sequence[str], workload: Workload, seed: int) -> None:
+    def __init__(self, texts: Sequence[str], workload: CaptureWorkload, seed: int) -> None:
         order = list(range(len(texts)))
         Random(f"{seed}/dataset").shuffle(order)  # noqa: S311 - not for secrets
         self._texts, self._order = texts, order

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdecode_operator.api.capture_workload import Pattern, Phase
 from specdecode_operator.capture.files.formats import Outcome
 from specdecode_operator.capture.files.recorded import RecordedRequests
 from specdecode_operator.capture.files.segments import FOLDER
@@ -23,7 +24,7 @@ from specdecode_operator.capture.load.prompts import DatasetSource, PromptSource
 from specdecode_operator.capture.load.sender import RunParts, Sender
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.tally import PhaseResult
-from specdecode_operator.capture.load.workload import WARMUP_PHASE, Closed, Phase, RunSettings
+from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
 
 _WARMUP_CLIENTS = 4
 """How many warm-up requests are in flight: enough to reach every API server, too few to queue."""
@@ -88,7 +89,7 @@ async def run_load(
         client.jsonl.part cannot be written.
     """
     prompts = await asyncio.to_thread(_prompt_source, settings, dataset_mount)
-    client = EngineClient(settings.engine, float(settings.workload.timeout_seconds))
+    client = EngineClient(settings.engine, settings.workload.timeout_seconds)
     _allow_many_connections()
     log = ClientLog(attempt_folder, stop.set_from_thread)
     progress = Progress(lambda: client.in_flight, RecordedRequests(attempt_folder / FOLDER).count, emit)
@@ -107,8 +108,7 @@ def _prompt_source(settings: RunSettings, dataset_mount: Path) -> PromptSource:
     workload = settings.workload
     if workload.prompts.synthetic is not None:
         return SyntheticSource(workload.prompts.synthetic, settings.engine.vocab_size, settings.seed)
-    assert workload.prompts.dataset is not None  # noqa: S101 - one of the two is given
-    return DatasetSource(read_dataset(workload.prompts.dataset, dataset_mount), workload, settings.seed)
+    return DatasetSource(read_dataset(needed(workload.prompts.dataset), dataset_mount), workload, settings.seed)
 
 
 class _Run:
@@ -131,7 +131,8 @@ class _Run:
         workload, prompts = self._parts.settings.workload, self._parts.prompts
         if workload.warmup_requests:
             clients = min(workload.warmup_requests, _WARMUP_CLIENTS)
-            warmup = Closed(name=WARMUP_PHASE, concurrency=clients, requests=workload.warmup_requests)
+            requests = workload.warmup_requests
+            warmup = Phase(name=WARMUP_PHASE, pattern=Pattern.CLOSED, concurrency=clients, requests=requests)
             await self._run_phase(warmup, workload.phases)
         before = await monitor.read_when_idle()
         for number, phase in enumerate(workload.phases, start=1):

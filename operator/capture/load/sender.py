@@ -8,7 +8,7 @@ from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.exchange import Exchange
 from specdecode_operator.capture.load.prompts import Prompt, PromptSource, TemperatureMix
 from specdecode_operator.capture.load.tally import Tally
-from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings
+from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Sender:
         request = CompletionRequest(
             request_id=f"{self._parts.settings.capture}-{self._phase}-{index}",
             prompt=prompt or self.prompts.first(self._phase, index),
-            max_tokens=prompts.output_tokens,
+            max_tokens=(prompts.synthetic or needed(prompts.dataset)).output_tokens,
             temperature=self._temperatures.at(self._phase, index),
             # Random tokens have no end that means anything; an answer to a real question has.
             ignore_eos=prompts.synthetic is not None,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.capture.control import job as rendering
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.subject import read_capture
@@ -243,7 +242,8 @@ class TestSettings:
         job = rendered(workload={}, deadlineSeconds=600, seed=7)
         text = variables(containers(job)["load"])["SPECDECODE_CAPTURE"]
         found = read_settings(text)
-        assert (found.namespace, found.capture, found.capture_uid) == ("default", "demo", "capture-uid")
+        assert (found.namespace, found.capture) == ("default", "demo")
+        assert json.loads(text)["capture_uid"] == "capture-uid"
         assert (found.seed, found.deadline_seconds) == (7, 600)
         assert [phase.name for phase in found.workload.phases] == ["single", "closed-16"]
         assert (found.engine.model, found.engine.vocab_size, found.engine.max_model_len) == ("target", 1024, 1024)
@@ -274,20 +274,3 @@ class TestSettings:
     def test_names_are_those_of_what_runs_in_the_pod(self) -> None:
         assert in_pod.ATTEMPT_VARIABLE == rendering.ATTEMPT_VARIABLE
         assert in_pod.NODE_VARIABLE == rendering.NODE_VARIABLE
-
-
-def test_defaults_of_the_models_are_those_that_the_load_generator_has() -> None:
-    """Either side may be asked alone; the API server fills in what it can."""
-    spec = SpecDecodeCaptureSpec.model_validate({"deployment": "llama"})
-    document = spec.workload.model_dump(mode="json", by_alias=True, exclude_none=True)
-    text = json.dumps(
-        {
-            "namespace": "n",
-            "capture": "c",
-            "engine": {"url": "http://127.0.0.1:1", "model": "m", "max_model_len": 1, "vocab_size": 64},
-            "seed": 0,
-        }
-    )
-    without = read_settings(text[:-1] + ', "workload": {}}')
-    given = read_settings(text[:-1] + f', "workload": {json.dumps(document)}}}')
-    assert without.workload == given.workload

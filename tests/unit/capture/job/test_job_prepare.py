@@ -106,7 +106,7 @@ class TestPrepare:
         [
             ({"SPECDECODE_CAPTURE": ""}, "SPECDECODE_CAPTURE"),
             ({"SPECDECODE_ATTEMPT": ""}, "SPECDECODE_ATTEMPT"),
-            ({"SPECDECODE_CAPTURE": "{"}, "not JSON"),
+            ({"SPECDECODE_CAPTURE": "{"}, "Invalid JSON"),
             ({"SPECDECODE_CAPTURE": '{"namespace": "a"}'}, "capture"),
         ],
     )

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from specdecode_operator.api.capture_workload import Dataset, DatasetFormat
 from specdecode_operator.capture.load.datasets import BadDatasetError, read_dataset
-from specdecode_operator.capture.load.workload import DatasetFormat, DatasetPrompts
 
 
 def _read(mount: Path, path: str, kind: str, field: str = "prompt") -> list[str]:
-    return read_dataset(DatasetPrompts(path=path, format=DatasetFormat(kind), prompt_field=field), mount)
+    return read_dataset(Dataset(path=path, format=DatasetFormat(kind), prompt_field=field), mount)
 
 
 def _write_gsm8k(path: Path, *questions: str | None) -> None:

@@ -1,15 +1,20 @@
 """Prompts and temperatures: exact lengths, shared prefixes, the same for the same seed."""
 
 from collections import Counter
-from decimal import Decimal
 from math import gcd
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdecode_operator.api.capture_workload import (
+    CaptureWorkload,
+    Pattern,
+    Phase,
+    SyntheticPrompts,
+    TemperatureShare,
+)
 from specdecode_operator.capture.load.prompts import DatasetSource, Prompt, SyntheticSource, TemperatureMix
-from specdecode_operator.capture.load.workload import Closed, SyntheticPrompts, TemperatureShare, Workload
 
 
 def _source(seed: int = 1, vocab_size: int = 32_000, **lengths: int) -> SyntheticSource:
@@ -57,12 +62,12 @@ def test_a_turn_holds_all_that_was_said() -> None:
     assert Prompt("why?").tokens is None
 
 
-PHASES = (Closed(name="a", concurrency=1, requests=9), Closed(name="b", concurrency=1, requests=9))
+PHASES = [Phase(name=name, pattern=Pattern.CLOSED, concurrency=1, requests=9) for name in ("a", "b")]
 TEXTS = [f"question {number}" for number in range(20)]
 
 
 def _texts(phase: str, count: int, seed: int = 1) -> list[str]:
-    source = DatasetSource(TEXTS, Workload(phases=PHASES, warmup_requests=2), seed)
+    source = DatasetSource(TEXTS, CaptureWorkload(phases=PHASES, warmup_requests=2), seed)
     return [str(source.first(phase, index).content) for index in range(count)]
 
 
@@ -84,7 +89,7 @@ def test_the_seed_decides_the_order_of_a_dataset() -> None:
 
 def _mix(shares: dict[str, int], seed: int = 1) -> TemperatureMix:
     return TemperatureMix(
-        [TemperatureShare(temperature=Decimal(text), share_percent=percent) for text, percent in shares.items()], seed
+        [TemperatureShare(temperature=text, share_percent=percent) for text, percent in shares.items()], seed
     )
 
 
