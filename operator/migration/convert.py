@@ -17,20 +17,17 @@ from specdecode_operator.deployment.spec.facts import check_without_models, gath
 from specdecode_operator.deployment.spec.parsing import spec_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.migration.arguments import ask_for_unknown, read_arguments
 from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder, required
-from specdecode_operator.migration.defaults import note_defaults
-from specdecode_operator.migration.engine_image import take_image
-from specdecode_operator.migration.flags import decide_unknown, read_flags
-from specdecode_operator.migration.hardware import find_platform, take_cpu
+from specdecode_operator.migration.engine import find_platform, note_defaults, take_cpu, take_image
+from specdecode_operator.migration.environment import secret_keys, take_variables
 from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
-from specdecode_operator.migration.serving import settle_precision, take_flags
+from specdecode_operator.migration.serving import settle_precision, take_flags, take_tls
 from specdecode_operator.migration.shell import shown
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
-from specdecode_operator.migration.tls import take_tls
-from specdecode_operator.migration.variables import secret_keys, take_variables
 from specdecode_operator.problems import InvalidSpecError, Problem
 
 _CONTAINERS: Final = "spec.template.spec.containers"
@@ -153,16 +150,16 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
     if command.others:
         fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
         builder.decide(f"{server.where}.args", "; ".join(map(shown, command.others)), fix)
-    known = decide_unknown(command, read_flags(command.arguments, profile), builder)
+    known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
     given, certificate_volumes = take_tls(known, pod, container, builder)
     flags = take_flags(given, builder, profile, secret_keys(container))
     said = read_speculation(flags, builder, profile)
     take_speculation(said, builder, profile)
-    dropped = take_models(flags, said.draft, pod, container, builder)
-    dropped.volumes |= certificate_volumes
+    omitted = take_models(flags, said.draft, pod, container, builder)
+    omitted.volumes |= certificate_volumes
     settle_precision(builder)
     env = take_variables(container, command, builder)
-    take_pod(pod, container, env, dropped, builder)
+    take_pod(pod, container, env, omitted, builder)
     _take_split(server.gpus, builder)
     take_product(pod, builder)
 

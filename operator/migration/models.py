@@ -1,46 +1,84 @@
 """Takes target and draft, and where they lie, into ``spec.target``, ``spec.speculation.draft`` and ``spec.models``."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specdecode_operator.api.values import METHODS_WITH_DRAFT
 from specdecode_operator.deployment.spec.checkpoints import short_name
 from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
-from specdecode_operator.migration.flags import Given
-from specdecode_operator.migration.model_places import Place, find_place
-from specdecode_operator.migration.pod import Dropped
-from specdecode_operator.migration.server_command import plain_environment
+from specdecode_operator.migration.environment import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
+from specdecode_operator.migration.pod import Omitted
+from specdecode_operator.migration.server_command import container_commands, plain_environment
+from specdecode_operator.migration.shell import ScriptError
 
-_CACHE_VARIABLES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
 _USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
 
 
+_DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
+_SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
+"""Their options without a value; the repository may stand behind them."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a model lies: on the hub, on a claim, or in a directory of the nodes."""
+
+    model: str
+    """What the object names: a hub id, or a path inside the volume."""
+
+    claim: str | None = None
+    host_path: str | None = None
+    revision: str | None = None
+    """Revision of the hub repository, where a download names it."""
+
+    volume: str | None = None
+    """Volume of the pod that held it."""
+
+    download: str | None = None
+    """Container that fetched it."""
+
+    token: dict[str, str] | None = None
+    """Key of the Secret that the download used."""
+
+    problem: str | None = None
+    """Why the operator cannot take it from there."""
+
+    @property
+    def source(self) -> dict[str, Any] | None:
+        """What models.volume says of it; None for the hub."""
+        if self.claim is not None:
+            return {"persistentVolumeClaim": {"claimName": self.claim}}
+        return None if self.host_path is None else {"hostPath": {"path": self.host_path}}
+
+
 def take_models(
-    flags: Iterable[Given],
+    flags: Iterable[Argument],
     drafter: str | None,
     pod: Mapping[str, Any],
     container: Mapping[str, Any],
     builder: SpecBuilder,
-) -> Dropped:
+) -> Omitted:
     """Take the models; return what of the pod they leave behind."""
     flags = list(flags)
     named = _named_model(flags, builder)
-    places = []
+    locations = []
     if named is None:
         builder.decide("spec.target.model", "nothing", "name the model: the server is given none")
     else:
-        places.append(_take_target(named, flags, find_place(named.values[0], pod, container), builder))
+        locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
     if drafter and builder.get("speculation.method") in METHODS_WITH_DRAFT:
-        places.append(_take_draft(drafter, find_place(drafter, pod, container), builder))
-    _take_volume(places, builder)
-    for place in places:
-        if place.token and builder.get("models.hubTokenSecret") is None:
-            builder.take(f"env HF_TOKEN of {place.download}", "models.hubTokenSecret", place.token)
-    return _dropped(places, pod, container, builder)
+        locations.append(_take_draft(drafter, _find_location(drafter, pod, container), builder))
+    _take_volume(locations, builder)
+    for location in locations:
+        if location.token and builder.get("models.hubTokenSecret") is None:
+            builder.take(f"env HF_TOKEN of {location.download}", "models.hubTokenSecret", location.token)
+    return _omitted(locations, pod, container, builder)
 
 
-def _named_model(flags: Iterable[Given], builder: SpecBuilder) -> Given | None:
+def _named_model(flags: Iterable[Argument], builder: SpecBuilder) -> Argument | None:
     """Return the argument with the model: the one by position, which vLLM prefers (entrypoints/cli/serve.py)."""
     flags = list(flags)
     by_position = [given for given in flags if not given.name]
@@ -53,31 +91,31 @@ def _named_model(flags: Iterable[Given], builder: SpecBuilder) -> Given | None:
     return next(iter((*by_position, *reversed(flagged))), None)
 
 
-def _take_target(given: Given, flags: Iterable[Given], place: Place, builder: SpecBuilder) -> Place:
+def _take_target(given: Argument, flags: Iterable[Argument], location: Location, builder: SpecBuilder) -> Location:
     written = given.values[0]
-    builder.take(f"model {written}", "target.model", place.model)
-    revision = next((each.values[0] for each in flags if each.name == "--revision" and each.values), place.revision)
-    if revision and place.source is None:
+    builder.take(f"model {written}", "target.model", location.model)
+    revision = next((each.values[0] for each in flags if each.name == "--revision" and each.values), location.revision)
+    if revision and location.source is None:
         builder.take(f"revision {revision}", "target.revision", revision)
-    if place.problem:
-        builder.decide("spec.target.model", written, place.problem)
-    if builder.get("serving.servedModelNames") is None and written != short_name(place.model):
+    if location.problem:
+        builder.decide("spec.target.model", written, location.problem)
+    if builder.get("serving.servedModelNames") is None and written != short_name(location.model):
         builder.take("the name that clients ask for", "serving.servedModelNames", [written])
-    return place
+    return location
 
 
-def _take_draft(written: str, place: Place, builder: SpecBuilder) -> Place:
-    builder.take(f"draft {written}", "speculation.draft.model", place.model)
-    if place.revision:
-        builder.take(f"revision {place.revision}", "speculation.draft.revision", place.revision)
-    if place.problem:
-        builder.decide("spec.speculation.draft.model", written, place.problem)
-    return place
+def _take_draft(written: str, location: Location, builder: SpecBuilder) -> Location:
+    builder.take(f"draft {written}", "speculation.draft.model", location.model)
+    if location.revision:
+        builder.take(f"revision {location.revision}", "speculation.draft.revision", location.revision)
+    if location.problem:
+        builder.decide("spec.speculation.draft.model", written, location.problem)
+    return location
 
 
-def _take_volume(places: list[Place], builder: SpecBuilder) -> None:
+def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
     """All models lie on one claim, or all on the hub."""
-    sources = {_named(place): place.source for place in places if not place.problem}
+    sources = {_named(location): location.source for location in locations if not location.problem}
     if len(sources) > 1:
         fix = "target and draft must lie together, on one claim or on the hub: copy one of them"
         builder.decide("spec.models.volume", ", ".join(sorted(sources)), fix)
@@ -88,10 +126,10 @@ def _take_volume(places: list[Place], builder: SpecBuilder) -> None:
             return
 
 
-def _named(place: Place) -> str:
-    if place.claim is not None:
-        return f"claim {place.claim}"
-    return "the hub" if place.host_path is None else f"{place.host_path} of the node"
+def _named(location: Location) -> str:
+    if location.claim is not None:
+        return f"claim {location.claim}"
+    return "the hub" if location.host_path is None else f"{location.host_path} of the node"
 
 
 def _take_cache(
@@ -114,19 +152,97 @@ def _take_cache(
         builder.take(what, "models.cache", {"persistentVolumeClaim": {"claimName": claim}}, remark)
 
 
-def _dropped(
-    places: list[Place], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
-) -> Dropped:
+def _omitted(
+    locations: list[Location], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
+) -> Omitted:
     env = plain_environment(container)
-    caches = {env[name].rstrip("/") for name in _CACHE_VARIABLES if env.get(name)} | set(_USUAL_CACHES)
+    caches = {env[name].rstrip("/") for name in CACHE_VARIABLES if env.get(name)} | set(_USUAL_CACHES)
     _take_cache(env, caches, pod, container, builder)
-    for place in places:
-        if place.download:
-            builder.note(Outcome.OPERATOR, f"the download by {place.download}", "the operator downloads the models")
-    texts = [f"{text}/" for text in builder.get("engine.extraArgs") or []]
-    return Dropped(
-        volumes={place.volume for place in places if place.volume and not place.problem},
+    for location in locations:
+        if location.download:
+            builder.note(Outcome.OPERATOR, f"the download by {location.download}", "the operator downloads the models")
+    return Omitted(
+        volumes={location.volume for location in locations if location.volume and not location.problem},
         caches=caches,
-        init_containers={place.download for place in places if place.download},
-        needed_paths=texts,
+        init_containers={location.download for location in locations if location.download},
+        arguments=builder.get("engine.extraArgs") or [],
     )
+
+
+def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Location:
+    """Return where a model lies that the server is given by this name."""
+    if not model.startswith(("/", "./", "~")):
+        return Location(model)
+    path = model.rstrip("/")
+    mount = _mount(path, container)
+    name = None if mount is None else name_of(mount)
+    if fetched := _download(path, [*objects(pod, "initContainers"), container]):
+        return replace(fetched, volume=name)
+    if mount is None:
+        problem = "lies in the image: put it on a PersistentVolumeClaim and name that in spec.models, or use its hub id"
+        return Location(model, problem=problem)
+    volume = next((each for each in objects(pod, "volumes") if name_of(each) == name), {})
+    claim, host = mapping(volume, "persistentVolumeClaim").get("claimName"), mapping(volume, "hostPath").get("path")
+    claim, host = (each if isinstance(each, str) else None for each in (claim, host))
+    if claim is None and host is None:
+        kind = next((key for key in volume if key != "name"), "a volume that the pod does not have")
+        problem = f"lies on {kind}: copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
+        return Location(model, volume=name, problem=problem)
+    parts = (str(mount.get("subPath") or "").strip("/"), path[len(str(mount["mountPath"]).rstrip("/")) :].strip("/"))
+    inside = "/".join(part for part in parts if part)
+    if host is not None and not inside:
+        host, _, inside = host.rstrip("/").rpartition("/")
+    at_root = None if inside else "is the claim's root: put the model into a folder of the claim, and name the folder"
+    return Location(inside or model, claim=claim, host_path=host, volume=name, problem=at_root)
+
+
+def _mount(path: str, container: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The mount that a path lies under, the deepest first."""
+    mounts = [each for each in objects(container, "volumeMounts") if each.get("mountPath")]
+    above = [each for each in mounts if f"{path}/".startswith(f"{str(each['mountPath']).rstrip('/')}/")]
+    return max(above, key=lambda each: len(str(each["mountPath"])), default=None)
+
+
+def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | None:
+    """The hub repository that an init container, or the server's own script, fetches to a path."""
+    for container in containers:
+        try:
+            commands = container_commands(container, "container")
+        except ScriptError:
+            continue
+        for command in commands:
+            found = _downloaded(command.words)
+            if found is None or found[1].rstrip("/") != path:
+                continue
+            model, _, revision = found
+            name = name_of(container)
+            if model in command.unknown or revision in command.unknown:
+                problem = f"is {model} of the hub, but {name} learns that only when it runs: write the hub id out"
+                return Location(path, download=name, problem=problem)
+            token = next((key for name, key in secret_keys(container).items() if name in TOKEN_VARIABLES), None)
+            return Location(model, revision=revision, download=name, token=token)
+    return None
+
+
+def _downloaded(words: Sequence[str]) -> tuple[str, str, str | None] | None:
+    """Repository, folder and revision of ``hf download``."""
+    for index in range(len(words) - 1):
+        if (words[index].rpartition("/")[2], words[index + 1]) not in _DOWNLOADERS:
+            continue
+        options: dict[str, str] = {}
+        positional: list[str] = []
+        rest = [part for word in words[index + 2 :] for part in _halves(word)]
+        while rest:
+            word = rest.pop(0)
+            if word.startswith("--"):
+                has_value = word not in _SWITCHES and rest and not rest[0].startswith("--")
+                options[word] = rest.pop(0) if has_value else ""
+            else:
+                positional.append(word)
+        if positional and "--local-dir" in options:
+            return positional[0], options["--local-dir"], options.get("--revision")
+    return None
+
+
+def _halves(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--") else [word]

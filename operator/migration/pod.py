@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
@@ -41,6 +42,23 @@ _OF_OPERATOR: Final = {
     "lifecycle": "the operator lets requests end before a pod goes",
     "ports": "the one port is spec.serving.port, by the name http",
 }
+
+
+@dataclass
+class Omitted:
+    """What of a pod the operator brings itself."""
+
+    volumes: set[str]
+    """Volumes that held models or certificates."""
+
+    caches: set[str]
+    """Paths at which the hub's cache lay."""
+
+    init_containers: set[str]
+    """Init containers that fetched models."""
+
+    arguments: list[str]
+    """Arguments that are passed on: a mount that one of them names is kept."""
 
 
 def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:
@@ -100,7 +118,7 @@ def take_pod(
     pod: Mapping[str, Any],
     container: Mapping[str, Any],
     env: list[dict[str, Any]],
-    dropped: "Dropped",
+    omitted: Omitted,
     builder: SpecBuilder,
 ) -> None:
     """Take what the pod has beside the server: scheduling, sidecars, volumes, resources."""
@@ -119,9 +137,9 @@ def take_pod(
         # The list replaces the operator's own.
         lacking = on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations)
         template["tolerations"] = [*tolerations, *([_GPU_TOLERATION] if lacking else [])]
-    engine = _engine(container, env, dropped, builder, on_gpu=on_gpu)
+    engine = _engine(container, env, omitted, builder, on_gpu=on_gpu)
     sidecars = [_renamed(each) for each in objects(pod, "containers") if each is not container]
-    init = [each for each in objects(pod, "initContainers") if name_of(each) not in dropped.init_containers]
+    init = [each for each in objects(pod, "initContainers") if name_of(each) not in omitted.init_containers]
     containers = [*([engine] if len(engine) > 1 else []), *sidecars]
     template |= {"containers": containers} if containers else {}
     template |= {"initContainers": init} if init else {}
@@ -133,43 +151,8 @@ def take_pod(
         builder.set("podTemplate.spec", template)
 
 
-class Dropped:
-    """What of a pod the operator brings itself.
-
-    Attributes
-    ----------
-    volumes
-        Volumes that held models.
-    caches
-        Paths at which the hub's cache lay.
-    init_containers
-        Init containers that fetched models.
-    needed_paths
-        Text in which paths of the pod may be named.
-    """
-
-    def __init__(self, volumes: set[str], caches: set[str], init_containers: set[str], needed_paths: list[str]) -> None:
-        self.volumes = volumes
-        self.caches = caches
-        self.init_containers = init_containers
-        self.needed_paths = needed_paths
-
-    def keeps(self, mount: Mapping[str, Any], builder: SpecBuilder) -> bool:
-        """Return whether a mount of the engine goes on; say why it does not."""
-        path, name = str(mount.get("mountPath")).rstrip("/"), name_of(mount)
-        if any(f"{path}/" in text for text in self.needed_paths) and path not in OWN_MOUNTS:
-            return True
-        if path in OWN_MOUNTS:
-            builder.note(Outcome.OPERATOR, f"mount {path}", "the operator mounts its own there")
-        elif any(f"{cache}/".startswith(f"{path}/") for cache in self.caches):
-            builder.note(Outcome.OPERATOR, f"mount {path}", "was the hub's cache")
-        elif name not in self.volumes:
-            return True
-        return False
-
-
 def _engine(
-    container: Mapping[str, Any], env: list[dict[str, Any]], dropped: Dropped, builder: SpecBuilder, *, on_gpu: bool
+    container: Mapping[str, Any], env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
 ) -> dict[str, Any]:
     """Return the overlay of the engine container."""
     engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
@@ -191,12 +174,26 @@ def _engine(
     }
     if any(resources.values()):
         engine["resources"] = {kind: amounts for kind, amounts in resources.items() if amounts}
-    mounts = [mount for mount in objects(container, "volumeMounts") if dropped.keeps(mount, builder)]
+    mounts = [mount for mount in objects(container, "volumeMounts") if _keeps(mount, omitted, builder)]
     if mounts:
         engine["volumeMounts"] = [_with_own_volume(mount) for mount in mounts]
     if env:
         engine["env"] = env
     return engine
+
+
+def _keeps(mount: Mapping[str, Any], omitted: Omitted, builder: SpecBuilder) -> bool:
+    """Return whether a mount of the engine goes on; say why it does not."""
+    path = str(mount.get("mountPath")).rstrip("/")
+    if path in OWN_MOUNTS:
+        builder.note(Outcome.OPERATOR, f"mount {path}", "the operator mounts its own there")
+        return False
+    if any(f"{path}/" in f"{argument}/" for argument in omitted.arguments):
+        return True
+    if any(f"{cache}/".startswith(f"{path}/") for cache in omitted.caches):
+        builder.note(Outcome.OPERATOR, f"mount {path}", "was the hub's cache")
+        return False
+    return name_of(mount) not in omitted.volumes
 
 
 def _renamed(sidecar: Mapping[str, Any]) -> dict[str, Any]:

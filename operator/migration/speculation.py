@@ -9,8 +9,8 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
-from specdecode_operator.migration.flags import Given
 from specdecode_operator.migration.serving import read_number
 
 _CONFIG: Final = "--speculative-config"
@@ -83,7 +83,7 @@ class Speculating:
         self.config[key], self.written[key] = value, written
 
 
-def read_speculation(flags: Iterable[Given], builder: SpecBuilder, profile: EngineProfile) -> Speculating:
+def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> Speculating:
     """Return what the flags say of speculation, in whatever form."""
     said = Speculating()
     for given in flags:
@@ -92,7 +92,7 @@ def read_speculation(flags: Iterable[Given], builder: SpecBuilder, profile: Engi
                 said.add(key, value, f"{_CONFIG} {key}")
         elif given.name == _CONFIG or given.name in _OLD_KEYS:
             key = given.path[0] if given.path else _OLD_KEYS[given.name]
-            said.add(key, _scalar(given.values[0] if given.values else ""), given.shown)
+            said.add(key, _scalar(given.value), given.shown)
         elif given.name in profile.removed_flags:
             builder.drop(given.shown, profile.removed_flags[given.name].removeprefix("remove it; "))
         elif given.name.startswith("--spec"):
@@ -218,8 +218,8 @@ def _most_requests(builder: SpecBuilder) -> int:
     return given if isinstance(given, int) else Serving().max_num_seqs
 
 
-def _json(given: Given, builder: SpecBuilder) -> dict[str, Any]:
-    text = given.values[0] if given.values else ""
+def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
+    text = given.value
     try:
         found = json.loads(text)
     except ValueError as error:

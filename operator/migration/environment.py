@@ -10,8 +10,8 @@ from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.migration.server_command import ServerCommand
 
-_TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_CACHES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_HUB_ENABLE_HF_TRANSFER")
+TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+CACHE_VARIABLES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
 _GONE: Final = {
     "VLLM_USE_V1": "there is only one engine now",
     "VLLM_ATTENTION_BACKEND": "vLLM has the flag --attention-backend for it now: use spec.engine.extraArgs",
@@ -63,10 +63,11 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
     """Take a variable that has a field, or no place any more; return whether it is one."""
     what = f"env {name}"
     on_cpu = builder.get("accelerator.type") == "CPU"
-    if name == API_KEY_VARIABLE:
-        _take_secret(name, "serving.apiKeySecret", secrets, builder)
-    elif name in _TOKENS:
-        _take_secret(name, "models.hubTokenSecret", secrets, builder)
+    if name in {API_KEY_VARIABLE, *TOKEN_VARIABLES}:
+        path = "serving.apiKeySecret" if name == API_KEY_VARIABLE else "models.hubTokenSecret"
+        # The flag counts before the variable.
+        if name in secrets or builder.get(path) is None:
+            take_secret(what, name, path, secrets, builder)
     elif name == "VLLM_CPU_KVCACHE_SPACE" and on_cpu:
         text = str(variable.get("value") or "")
         # What the variable says is each rank's.
@@ -74,7 +75,7 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
         builder.take(what, "accelerator.kvCacheGiB", int(text) * ranks if text.isdecimal() else text)
     elif name in _OF_CPU and on_cpu:
         builder.note(Outcome.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
-    elif name in _CACHES:
+    elif name in {*CACHE_VARIABLES, "HF_HUB_ENABLE_HF_TRANSFER"}:
         builder.note(Outcome.OPERATOR, what, "a pod has its models in a folder of its own, or on a claim")
     elif name in _GONE:
         builder.drop(what, _GONE[name])
@@ -85,12 +86,13 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
     return True
 
 
-def _take_secret(name: str, path: str, secrets: Mapping[str, Any], builder: SpecBuilder) -> None:
-    if name in secrets:
-        builder.take(f"env {name}", path, secrets[name])
-    elif builder.get(path) is None:
+def take_secret(what: str, variable: str | None, path: str, secrets: Mapping[str, Any], builder: SpecBuilder) -> None:
+    """Take the Secret behind a variable to its field, or ask for one: the value itself is never shown."""
+    if variable is not None and variable in secrets:
+        builder.take(what, path, secrets[variable])
+    else:
         message = "stands in the Deployment as plain text: put it into a Secret and name that here, {name, key}"
-        builder.decide(f"spec.{path}", f"the value of {name}", message)
+        builder.decide(f"spec.{path}", f"the value of {what.removeprefix('env ')}", message)
 
 
 def _own(builder: SpecBuilder) -> dict[str, str]:

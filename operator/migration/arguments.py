@@ -29,31 +29,34 @@ _OLD_LISTS: Final = frozenset({"--cuda-graph-sizes", "--prompt-adapters"})
 
 
 @dataclass(frozen=True)
-class Given:
-    """One argument with its values.
-
-    Attributes
-    ----------
-    name
-        Long name of the flag; as written where no version we know has it, and empty for the model.
-    values
-        What was given to it.
-    words
-        The arguments as they were written.
-    path
-        Keys of a dotted path into a JSON value.
-    negated
-        Whether it was written as ``--no-…``.
-    known
-        Whether the profile's version has the flag.
-    """
+class Argument:
+    """One argument of a server, with its values."""
 
     name: str
+    """Long name of the flag; as written where no version we know has it, and empty for the model."""
+
     values: tuple[str, ...]
     words: tuple[str, ...]
+    """As it was written."""
+
     path: tuple[str, ...] = ()
+    """Keys of a dotted path into a JSON value."""
+
     negated: bool = False
+    """Whether it was written as ``--no-…``."""
+
     known: bool = True
+    """Whether the profile's version has the flag."""
+
+    @property
+    def text(self) -> str:
+        """The argument as it was written."""
+        return " ".join(self.words)
+
+    @property
+    def value(self) -> str:
+        """Its first value; empty where it has none."""
+        return self.values[0] if self.values else ""
 
     @property
     def shown(self) -> str:
@@ -61,12 +64,12 @@ class Given:
         return ".".join((self.name, *self.path)) if self.name else self.words[0]
 
 
-def read_flags(words: Sequence[str], profile: EngineProfile) -> list[Given]:
+def read_arguments(words: Sequence[str], profile: EngineProfile) -> list[Argument]:
     """Return the arguments of a server one by one; the model, given by position, has no name."""
     given, index = [], 0
     while index < len(words):
         if not words[index].startswith("-"):
-            given.append(Given("", (words[index],), (words[index],)))
+            given.append(Argument("", (words[index],), (words[index],)))
             index += 1
             continue
         found = _read(words[index:], profile)
@@ -75,28 +78,25 @@ def read_flags(words: Sequence[str], profile: EngineProfile) -> list[Given]:
     return given
 
 
-def _read(words: Sequence[str], profile: EngineProfile) -> Given:
+def _read(words: Sequence[str], profile: EngineProfile) -> Argument:
     spelled, equals, value = words[0].partition("=")
     name, _, dotted = spelled.partition(".")
+    if name.startswith("-O"):
+        return Argument("-O", (), tuple(words[: 2 if words[0] == "-O" else 1]))
     if name.startswith("--"):
         name = name.replace("_", "-")
-    elif name.startswith("-O"):
-        return Given("-O", (), tuple(words[: 2 if words[0] == "-O" else 1]))
     path = tuple(part.replace("-", "_") for part in dotted.split(".")) if dotted else ()
     flag = _flag(name, profile)
-    known = flag is not None
-    follows = words[1:] if not equals else ()
-    if path:
-        values = (value,) if equals else tuple(follows[:1])
+    if equals:
+        values: tuple[str, ...] = (value,)
+    elif path:
+        values = tuple(words[1:2])
     else:
-        values = (value,) if equals else _values(flag, name, follows, old=_is_old(name, profile))
-    taken = 1 + (0 if equals else len(values))
-    negated = flag is not None and name not in (flag.name, *_short(flag)) and name.startswith("--no-")
-    return Given(flag.name if flag else name, values, tuple(words[:taken]), path, negated=negated, known=known)
-
-
-def _short(flag: Flag) -> tuple[str, ...]:
-    return tuple(name for name in flag.names if not name.startswith("--"))
+        values = _values(flag, name, words[1:], profile)
+    taken = 1 if equals else 1 + len(values)
+    short = () if flag is None else (each for each in flag.names if not each.startswith("--"))
+    negated = flag is not None and name.startswith("--no-") and name not in (flag.name, *short)
+    return Argument(flag.name if flag else name, values, tuple(words[:taken]), path, negated, known=flag is not None)
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:
@@ -109,23 +109,16 @@ def _flag(name: str, profile: EngineProfile) -> Flag | None:
     return profile.flags[candidates.pop()] if len(candidates) == 1 else None
 
 
-def _is_old(name: str, profile: EngineProfile) -> bool:
-    """Whether an earlier version is known to have had a flag."""
-    return name in profile.removed_flags or name.startswith("--spec")
-
-
-def _values(flag: Flag | None, name: str, follows: Sequence[str], *, old: bool) -> tuple[str, ...]:
-    most = len(follows)
-    for count, word in enumerate(follows):
-        if word.startswith("-") and not _is_number(word):
-            most = count
-            break
+def _values(flag: Flag | None, name: str, follows: Sequence[str], profile: EngineProfile) -> tuple[str, ...]:
+    most = next(
+        (count for count, word in enumerate(follows) if word.startswith("-") and not _is_number(word)), len(follows)
+    )
     if flag is None:
         if name in _OLD_SWITCHES:
             return ()
         # What stands behind a flag that nobody knows is all its own: better no model than a wrong one.
-        alone = old and name not in _OLD_LISTS
-        return tuple(follows[: min(most, 1) if alone else most])
+        is_old = name in profile.removed_flags or name.startswith("--spec")
+        return tuple(follows[: min(most, 1) if is_old and name not in _OLD_LISTS else most])
     if flag.values == "1":
         # The parser takes JSON and numbers that begin with a dash, too.
         return tuple(follows[:1])
@@ -136,14 +129,11 @@ def _is_number(word: str) -> bool:
     return word.lstrip("-").replace(".", "", 1).isdigit()
 
 
-def decide_unknown(command: ServerCommand, flags: Iterable[Given], builder: SpecBuilder) -> list[Given]:
-    """Return the arguments that the Deployment tells; of the others, people must say what they are.
-
-    Those with a Secret's value are told: the Secret takes their place.
-    """
+def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], builder: SpecBuilder) -> list[Argument]:
+    """Return the arguments whose values are in the Deployment or in a Secret; ask for those of the others."""
     message = "has its value only in the running container: write the value out, then import again"
     known = []
-    for given in flags:
+    for given in arguments:
         if command.unknown.isdisjoint(given.words) or given.name in SECRET_FLAGS:
             known.append(given)
         else:
