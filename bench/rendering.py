@@ -12,7 +12,7 @@ from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.objects.children import render_children
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
-from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.kube.nodes import NodeFacts
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
@@ -25,7 +25,7 @@ ROUNDS: Final = 200
 
 def rendering_s(spec: dict[str, Any]) -> float:
     """Return the median time to render all objects of a spec."""
-    facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
+    facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
     plan = make_plan(facts, NODES, None, groups=True)
     if isinstance(plan, WaitingForNodes):
         raise LookupError(plan.message)  # noqa: TRY004  no node is no wrong type

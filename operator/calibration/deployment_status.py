@@ -7,7 +7,8 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.calibration.engine_log import Measurement, Term, measured_entry
 from specdecode_operator.deployment.proof.residual import share
-from specdecode_operator.deployment.spec.facts import Facts, gather_facts
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.choice.launchability import checkpoint_obstacle
 from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
@@ -39,7 +40,7 @@ def measure_deployment(body: Body) -> Measurement:
     device = find_device(plan.product)
     if plan.product == CPU_PRODUCT or device is None:
         raise UnusableObjectError(f"status.plan.product: {plan.product}: only GPUs whose memory is known are estimated")
-    facts = gather_facts(spec)
+    facts = valid_facts(spec)
     if facts.wish.spread != ONE_GROUP:
         raise UnusableObjectError("spec.parallelism: only engines with tensor parallelism alone are calibrated")
     if not facts.pair.limits.has_own_graphs:
@@ -69,7 +70,7 @@ def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
         obstacles.append(checkpoint_obstacle("draft", pair.draft, draft, available.draft_precisions))
     for obstacle in filter(None, obstacles):
         raise ValueError(f"{obstacle}; or get the object again: its plan is of another spec")
-    return facts.settled(target, draft)
+    return facts.at(target, draft)
 
 
 def _parts(body: Body) -> tuple[SpecDecodeDeploymentSpec, PlanStatus, ObservedStatus]:

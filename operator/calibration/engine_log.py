@@ -10,7 +10,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import KvCacheDtype, Method, Quantization
 from specdecode_operator.deployment.plan.planning import make_plan
-from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.startup_log import LoggedMemory, LoggedSettings, StartupLog
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.sizing.base.units import format_gib
@@ -89,7 +89,7 @@ def measure(log: StartupLog, given: Given) -> Measurement:
         When the engine is one that the operator would refuse.
     """
     settings, version = _completed(log, given)
-    facts = gather_facts(_spec(settings, version, given))
+    facts = valid_facts(_spec(settings, version, given))
     tensor = settings.tensor or 1
     plan = make_plan(facts, (NodeFacts("measured", given.product, tensor),), None)
     if not isinstance(plan, Plan):

@@ -81,6 +81,7 @@ def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> 
     )
     from specdecode_operator.cli.documents import read_deployments  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import with_configs  # noqa: PLC0415
+    from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN  # noqa: PLC0415
     from specdecode_operator.problems import InvalidSpecError  # noqa: PLC0415
 
     reading = read_deployments(files)
@@ -95,7 +96,7 @@ def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> 
         except UnusableObjectError as error:
             _fail(f"{document.name} ({document.place}): {error}")
         except InvalidSpecError as error:
-            hint = "; or use --model-config ID=PATH" if error.reason == "ModelUnknown" else ""
+            hint = "; or use --model-config ID=PATH" if error.reason == MODEL_UNKNOWN else ""
             _fail(f"{document.name} ({document.place}): {error}{hint}")
         typer.echo("\n".join(_table(document.name, measurement)))
         entries.append(measurement.entry)

@@ -13,24 +13,22 @@ from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
 from specdecode_operator.deployment.models.download import commits_read, download_first, downloaded, wanted_downloads
+from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
 from specdecode_operator.deployment.models.reading import reading_jobs, reading_trouble, what_was_read
 from specdecode_operator.deployment.objects.children import render_children, render_plan
-from specdecode_operator.deployment.objects.workload import refuse_group_name
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
 from specdecode_operator.deployment.pods.readiness import stalled, without_engines, working
-from specdecode_operator.deployment.spec.facts import Facts, check_without_models, gather_facts
-from specdecode_operator.deployment.spec.model_sources import (
-    KnownModels,
-    ModelSource,
-    entry,
-    known_models,
-    path_problems,
-    sources_without_description,
-)
-from specdecode_operator.deployment.spec.model_storage import refuse_host_path
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
 from specdecode_operator.deployment.spec.parent import Parent, parse_spec
-from specdecode_operator.deployment.spec.warnings import plan_doubts
+from specdecode_operator.deployment.spec.validation import (
+    check_without_models,
+    refuse_group_name,
+    refuse_host_paths,
+    valid_facts,
+)
+from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.matrix import MatrixRow
@@ -68,8 +66,8 @@ def learn(parent: Parent, entries: Mapping[str, str], pods: Sequence[Body]) -> d
         spec = parse_spec(parent.spec)
     except InvalidSpecError:
         return {}
-    lacking = _lacking(spec, known_models(spec, entries))
-    return {source.key: entry(source, found) for source, found in what_was_read(pods, lacking).items()}
+    lacking = _lacking(spec, read_entries(spec, entries))
+    return {source.key: facts_entry(source, found) for source, found in what_was_read(pods, lacking).items()}
 
 
 def intend(  # noqa: PLR0913  all that a decision depends on
@@ -93,11 +91,11 @@ def intend(  # noqa: PLR0913  all that a decision depends on
     """
     try:
         spec = parse_spec(parent.spec)
-        refuse_host_path(spec, host_paths)
-        known = known_models(spec, entries)
+        refuse_host_paths(spec, host_paths)
+        known = read_entries(spec, entries)
         if lacking := _lacking(spec, known):
             return _read_first(parent, spec, lacking, pods)
-        facts = gather_facts(spec, known, calibration)
+        facts = valid_facts(spec, known, calibration)
         plan = make_plan(facts, nodes, parent.status.plan, groups=groups)
         if isinstance(plan, WaitingForNodes):
             return _wait_for_nodes(parent, facts, plan)
@@ -113,7 +111,7 @@ def intend(  # noqa: PLR0913  all that a decision depends on
 
 def _lacking(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[str, ModelSource]:
     """Models that nobody describes and that were not read yet, by the field that names them."""
-    sources = sources_without_description(spec)
+    sources = undescribed_models(spec)
     return {field: source for field, source in sources.items() if source not in known}
 
 
@@ -121,9 +119,7 @@ def _read_first(
     parent: Parent, spec: SpecDecodeDeploymentSpec, lacking: Mapping[str, ModelSource], pods: Sequence[Body]
 ) -> DesiredState:
     """Have models read that nobody describes; the plan comes after that."""
-    if problems := path_problems(lacking):
-        raise InvalidSpecError(problems)
-    jobs = reading_jobs(parent.key, parent.uid, spec, check_without_models(spec), lacking)
+    jobs = reading_jobs(parent.key, parent.uid, spec, check_without_models(spec, lacking), lacking)
     models = " and ".join(map(str, dict.fromkeys(lacking.values())))
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     reading = f"Job {names} reads config.json and safetensors headers of {models}"
@@ -161,10 +157,10 @@ def _wait_for_nodes(parent: Parent, facts: Facts, waiting: WaitingForNodes) -> D
 def _planned(parent: Parent, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> _Planned:
     """Settle the facts on what the plan chose, and say what the plan is and what may be wrong with the models."""
     matrix = full_matrix(facts, nodes, plan)
-    facts = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)
+    facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     finding = planned_condition(facts, plan, passed_over(facts, nodes))
-    doubts = plan_doubts(facts, known, plan.chosen.tensor)
-    finding = replace(finding, message="; ".join([finding.message, *doubts]))
+    warnings = plan_warnings(facts, known, plan.chosen.tensor)
+    finding = replace(finding, message="; ".join([finding.message, *warnings]))
     return _Planned(parent, facts, plan, matrix, finding, plan_status(facts, plan))
 
 

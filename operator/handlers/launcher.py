@@ -8,9 +8,9 @@ from specdecode_operator.cluster.cache import Cache, is_model_facts
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import InvalidObjectError
 from specdecode_operator.deployment.desired_state import DesiredState, NotLaunched
+from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.replacement import may_end, staying, wanted_now
-from specdecode_operator.deployment.spec.model_sources import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, Identity, Inventory, identity
 from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, JOB, POD

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from specdecode_operator.api.base import API_VERSION, Body
-from specdecode_operator.api.crd.admission import refusals
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import Method
-from specdecode_operator.deployment.spec.facts import check_without_models, gather_facts
-from specdecode_operator.deployment.spec.parsing import spec_problems
+from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
+from specdecode_operator.deployment.spec.parsing import admitted_spec
+from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.arguments import ask_for_unknown, read_arguments
@@ -31,7 +31,6 @@ from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.problems import InvalidSpecError, Problem
 
 _CONTAINERS: Final = "spec.template.spec.containers"
-_MODEL_UNKNOWN: Final = "ModelUnknown"
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUFFIX: Final = "-sdd"
 _OF_ROLLOUT: Final = ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit")
@@ -216,17 +215,14 @@ def _check(builder: SpecBuilder) -> None:
     decided = builder.get("speculation.method") in {None, *(each.value for each in Method)}
     spec = builder.spec if decided else {key: value for key, value in builder.spec.items() if key != "speculation"}
     try:
-        parsed = SpecDecodeDeploymentSpec.model_validate(spec)
-    except ValidationError as error:
-        _decide(spec_problems(error), builder)
-        return
-    if refused := refusals(parsed):
-        _decide(refused, builder)
+        parsed = admitted_spec(spec)
+    except InvalidSpecError as error:
+        _decide(error.problems, builder)
         return
     try:
-        gather_facts(parsed)
+        valid_facts(parsed)
     except InvalidSpecError as error:
-        if error.reason != _MODEL_UNKNOWN:
+        if error.reason != MODEL_UNKNOWN:
             _decide(error.problems, builder)
             return
         for problem in error.problems:

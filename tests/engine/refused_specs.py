@@ -10,7 +10,7 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import ServedModel
-from specdecode_operator.deployment.spec import facts
+from specdecode_operator.deployment.spec import validation
 from specdecode_operator.engine.settings import EngineSettings
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.families.catalogue import find_entry
@@ -22,9 +22,9 @@ def settings_despite(body: Mapping[str, Any], folder: Path) -> tuple[EngineSetti
     resolved: list[EngineSettings] = []
     told: list[Problem] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "engine_settings", _remembering(facts.engine_settings, resolved))
+        patch.setattr(validation, "engine_settings", _remembering(validation.engine_settings, resolved))
         try:
-            facts.gather_facts(spec)
+            validation.valid_facts(spec)
         except InvalidSpecError as error:
             told = list(error.problems)
     (settings,) = resolved

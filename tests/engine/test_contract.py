@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import CudagraphMode, Method
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.environment import environment
 from specdecode_operator.engine.metrics import SpeculationReading, read_metrics
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
@@ -245,7 +245,7 @@ def test_targets_can_do_what_we_say(vllm: Vllm) -> None:
 @pytest.mark.parametrize("body", EXAMPLES)
 def test_line_of_an_example_is_taken_for_what_was_meant(vllm: Vllm, body: Any) -> None:
     spec = SpecDecodeDeploymentSpec.model_validate(body["spec"])
-    settings = engine_settings(spec, gather_facts(spec).pair, spec.parallelism.tensor or 2)
+    settings = engine_settings(spec, valid_facts(spec).pair, spec.parallelism.tensor or 2)
     speculation = settings.speculation
     other = METHODS.get(speculation.method) if speculation else None
     target, draft = (other.model, other.speculation) if other else (TARGET, DRAFT_MODEL)

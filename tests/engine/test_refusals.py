@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator import engine as engine_rules
-from specdecode_operator.deployment.spec import pairing, runner_rules
+from specdecode_operator.deployment.spec import pairing_rules, runner_rules
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules import extra_args
@@ -53,7 +53,11 @@ NOT_OF_THE_ENGINE = {
 def modules() -> list[ModuleType]:
     """Return what says no for the engine's sake."""
     names = [module.name for module in pkgutil.iter_modules(engine_rules.__path__)]
-    return [*(importlib.import_module(f"{engine_rules.__name__}.{name}") for name in names), pairing, runner_rules]
+    return [
+        *(importlib.import_module(f"{engine_rules.__name__}.{name}") for name in names),
+        pairing_rules,
+        runner_rules,
+    ]
 
 
 def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:

@@ -15,7 +15,7 @@ from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.plan.command import ExitCode
-from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.estimate.estimate import CASE_KEYS
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.units import GIB
@@ -85,7 +85,7 @@ def check_deployment(body: dict[str, Any]) -> None:
     """Its fields are those of the models, and its spec holds together."""
     assert body["apiVersion"] == API_VERSION
     assert set(body) == {"apiVersion", "kind", "metadata", "spec"}
-    gather_facts(SpecDecodeDeploymentSpec.model_validate(body["spec"]))
+    valid_facts(SpecDecodeDeploymentSpec.model_validate(body["spec"]))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)

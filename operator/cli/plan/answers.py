@@ -8,10 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pydantic import ValidationError
-
-from specdecode_operator.api.crd.admission import refusals
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.cli.documents import (
     Document,
     DocumentError,
@@ -22,10 +18,12 @@ from specdecode_operator.cli.documents import (
 )
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
-from specdecode_operator.deployment.spec.facts import Facts, gather_facts
+from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
+from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import NO_MODELS
-from specdecode_operator.deployment.spec.parsing import spec_problems
-from specdecode_operator.deployment.spec.warnings import plan_doubts
+from specdecode_operator.deployment.spec.parsing import admitted_spec
+from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.choice.fixes import product_change
@@ -45,9 +43,6 @@ ASSUMED_GPUS_PER_NODE: Final = 8
 _ASSUMED_NODES: Final = 8
 
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
-
-MODEL_UNKNOWN: Final = "ModelUnknown"
-"""Reason of an InvalidSpecError that a config.json would mend."""
 
 FITS: Final = "Fits"
 TIGHT: Final = "Tight"
@@ -227,7 +222,8 @@ def answer(
         Whether to fill in ``precisions``.
     """
     try:
-        facts = gather_facts(_admitted(document, model_configs), calibration=calibration)
+        spec = admitted_spec(with_configs(document.body.get("spec"), model_configs), document.body.get("metadata"))
+        facts = valid_facts(spec, calibration=calibration)
         present = _assumed_nodes(facts) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)
         if isinstance(plan, WaitingForNodes):
@@ -248,7 +244,7 @@ def _named_config(text: str) -> tuple[str, dict[str, Any]]:
 
 def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Answer:
     labels = _labels(plan.rows, on_cpu=facts.on_cpu)
-    chosen = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)
+    chosen = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     best: dict[str, Row] = {}
     for row in plan.rows:
         best.setdefault(row.product, row)
@@ -263,7 +259,7 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
         choice=plan.choice,
         advice=(
             *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
-            *plan_doubts(chosen, NO_MODELS, plan.chosen.tensor),
+            *plan_warnings(chosen, NO_MODELS, plan.chosen.tensor),
         ),
     )
 
@@ -346,17 +342,6 @@ def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any
     name = model.get("model")
     config = model_configs.get(name) if isinstance(name, str) else None
     return model if config is None else {**model, "config": config}
-
-
-def _admitted(document: Document, model_configs: Mapping[str, dict[str, Any]]) -> SpecDecodeDeploymentSpec:
-    """Parse a spec and refuse what the API server would; a misspelt field is an error, as it is for kubectl apply."""
-    try:
-        spec = SpecDecodeDeploymentSpec.model_validate(with_configs(document.body.get("spec"), model_configs))
-    except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error)) from error
-    if problems := refusals(spec, document.body.get("metadata")):
-        raise InvalidSpecError(problems)
-    return spec
 
 
 def _said_here(error: InvalidSpecError) -> tuple[Problem, ...]:

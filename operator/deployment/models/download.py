@@ -20,7 +20,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
 from specdecode_operator.deployment.pods.rollout import pod_trouble
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_sources import ModelSource
+from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET, ModelSource, served_models
 from specdecode_operator.deployment.spec.model_storage import (
     COMMIT,
     HUB_CACHE_PATH,
@@ -29,7 +29,6 @@ from specdecode_operator.deployment.spec.model_storage import (
     hub_environment,
 )
 from specdecode_operator.deployment.spec.pod_template import merge
-from specdecode_operator.deployment.spec.served_models import DRAFT, TARGET, served_models
 from specdecode_operator.kube.labels import DOWNLOAD_KEY_ANNOTATION, MANAGED_BY_LABEL, MANAGER, READS_FOR_LABEL
 from specdecode_operator.kube.manifests import content_hash, owned, render_template, secret_key
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL

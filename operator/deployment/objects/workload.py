@@ -6,32 +6,14 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
 from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
-from specdecode_operator.problems import InvalidSpecError, Problem
 
 WORKLOAD_KINDS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
 """Kinds that start engines; an object has one of them, and two only while one replaces the other."""
-
-GROUP_NAME_MAX_LENGTH: Final = 45
-"""Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
-and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes)."""
 
 _GROUPS_SUFFIX: Final = "-lws"
 """LeaderWorkerSets make a headless Service of their own name, which must not be that of the Service for clients."""
 
 _TEMPLATE_FIELD: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
-
-
-def refuse_group_name(key: Key, nodes: int) -> None:
-    """Refuse a name that is too long for engines on so many nodes each.
-
-    Raises
-    ------
-    InvalidSpecError
-        When it is.
-    """
-    if nodes > 1 and len(key.name) > GROUP_NAME_MAX_LENGTH:
-        message = f"is too long for replicas on {nodes} nodes: use {GROUP_NAME_MAX_LENGTH} characters or less"
-        raise InvalidSpecError([Problem("metadata.name", key.name, message)])
 
 
 def workload_name(key: Key, kind: str) -> str:

@@ -6,7 +6,8 @@ from typing import Final
 
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.kube.nodes import NodeFacts, product_refusal
+from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
+from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
@@ -15,8 +16,6 @@ from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_mat
 from specdecode_operator.sizing.choice.nodes import GpuPool, nodes_needed, place_phrase
 from specdecode_operator.sizing.choice.plan import Plan, Row, keep, pair_at, plan_on_cpu, plan_on_gpus, selection
 from specdecode_operator.sizing.memory.budget import Verdict
-
-_UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 
 _NODES_NAMED: Final = 3
 """Nodes named for one reason; the rest is counted, for clusters may have thousands."""
@@ -60,7 +59,6 @@ def make_plan(
         own = pair_at(facts.pair, facts.wish.available, facts.pair.target_precision, facts.pair.draft_precision)
         memory_bytes, kv_cache_bytes = (accelerator.memory_gib or 0) * GIB, (accelerator.kv_cache_gib or 0) * GIB
         return plan_on_cpu(own, memory_bytes, kv_cache_bytes, facts.spec.parallelism.tensor or 1)
-    _refuse_unknown_products(facts)
     return _kept_plan(facts, nodes, previous, groups=groups) or _new_plan(facts, nodes, groups=groups)
 
 
@@ -187,20 +185,6 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
     return [GpuPool(product, gpus, min(count, _MOST_NODES)) for product, (gpus, count) in sorted(largest.items())]
 
 
-def _refuse_unknown_products(facts: Facts) -> None:
-    problems = [
-        Problem(
-            f"spec.accelerator.product[{index}]",
-            product,
-            product_refusal(product) or f"{_UNKNOWN_MEMORY}: use one of {', '.join(known_products())}",
-        )
-        for index, product in enumerate(facts.spec.accelerator.product)
-        if find_device(product) is None
-    ]
-    if problems:
-        raise InvalidSpecError(problems)
-
-
 def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
     """Return which nodes cannot be planned for and why, in words; empty where there are none.
 
@@ -234,8 +218,8 @@ def _problem(node: NodeFacts) -> str | None:
     base = next((product for product in known_products() if node.product.startswith(f"{product}-")), None)
     if base is not None:
         suffix = node.product.removeprefix(base)
-        return f"{suffix} says that it is no plain {base}, and not what it is: {_UNKNOWN_MEMORY}"
-    return _UNKNOWN_MEMORY
+        return f"{suffix} says that it is no plain {base}, and not what it is: {UNKNOWN_MEMORY}"
+    return UNKNOWN_MEMORY
 
 
 def _names(names: list[str]) -> str:

@@ -1,7 +1,7 @@
 """The checkpoints that a spec names: what each holds, which may be served, and the spec that serves a chosen one."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import Draft, ModelCheckpoint, ServedModel, Target
@@ -14,6 +14,9 @@ from specdecode_operator.sizing.families.catalogue import find_geometry, known_m
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
 from specdecode_operator.sizing.model.precision import Precision
+
+MODEL_UNKNOWN: Final = "ModelUnknown"
+"""Reason of an InvalidSpecError that a config.json would mend."""
 
 _Model = TypeVar("_Model", Target, Draft)
 
@@ -45,7 +48,7 @@ def geometry_of(
             f"no facts about this model: put the content of its config.json into {field}.config"
             f" (known without that: the {len(known_models())} models of docs/reference/models.md)",
         )
-        raise InvalidSpecError([problem], reason="ModelUnknown")
+        raise InvalidSpecError([problem], reason=MODEL_UNKNOWN)
     return geometry
 
 
@@ -118,15 +121,15 @@ def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry
     return frozenset({served_precision(own, None)}) | _precisions(named) | online
 
 
-def settled(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
+def spec_at(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
     """Return the spec that names what is served at these precisions, with no choice left.
 
     Clients go on to ask for the model by the name that the spec gave it.
     """
     speculation, serving = spec.speculation, spec.serving
     if speculation is not None and speculation.draft is not None and draft is not None:
-        speculation = speculation.model_copy(update={"draft": _settled_model(speculation.draft, draft)})
-    served = _settled_model(spec.target, target)
+        speculation = speculation.model_copy(update={"draft": _model_at(speculation.draft, draft)})
+    served = _model_at(spec.target, target)
     if served.model != spec.target.model and not serving.served_model_names:
         serving = serving.model_copy(update={"served_model_names": [short_name(spec.target.model)]})
     return spec.model_copy(update={"target": served, "speculation": speculation, "serving": serving})
@@ -137,7 +140,7 @@ def short_name(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def _settled_model(model: _Model, precision: Precision) -> _Model:
+def _model_at(model: _Model, precision: Precision) -> _Model:
     named = next((each for each in model.checkpoints if each.quantization.value == precision.value), None)
     changes: dict[str, Any] = {"checkpoints": []}
     if named is not None and model.quantization.value in (Quantization.AUTO.value, precision.value):

@@ -1,14 +1,11 @@
 """Where models lie for the pods that use them, and the volumes that bring them there."""
 
 import re
-from collections.abc import Sequence
-from pathlib import PurePosixPath
 from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.pair import ModelCheckpoint, ServedModel
-from specdecode_operator.problems import InvalidSpecError, Problem
 
 MODELS_PATH: Final = "/models"
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"
@@ -95,47 +92,6 @@ def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
     name = "models" if downloads_to_cache(spec) else "cache"
     safe = re.sub(r"[^-.A-Za-z0-9]+", "-", folder)
     return {"name": name, "mountPath": COMPILED_PATH, "subPath": f"{_COMPILED_FOLDER}/{safe}"}
-
-
-def refuse_host_path(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) -> None:
-    """Let no directory of the nodes through but those that are allowed: whoever mounts one reads what is not theirs.
-
-    Raises
-    ------
-    InvalidSpecError
-        When the spec names others.
-    """
-    refused = [(field, path) for field, path in _host_paths(spec).items() if not _is_inside(path, allowed)]
-    if refused:
-        problems = [Problem(field, path, _host_path_message(path, allowed)) for field, path in refused]
-        raise InvalidSpecError(problems, reason="HostPathNotAllowed")
-
-
-def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
-    """Return the directories of nodes that a spec names, by field."""
-    volume, template = spec.models.volume, spec.pod_template
-    found = {}
-    if volume is not None and volume.host_path is not None:
-        found["spec.models.volume.hostPath.path"] = volume.host_path.path
-    volumes = ((template.spec if template else None) or {}).get("volumes")
-    for index, each in enumerate(volumes if isinstance(volumes, list) else []):
-        if path := _inside(each, "hostPath").get("path"):
-            found[f"spec.podTemplate.spec.volumes[{index}].hostPath.path"] = str(path)
-    return found
-
-
-def _is_inside(path: str, allowed: Sequence[str]) -> bool:
-    parts = PurePosixPath(path)
-    return ".." not in parts.parts and any(parts.is_relative_to(PurePosixPath(prefix)) for prefix in allowed)
-
-
-def _host_path_message(path: str, allowed: Sequence[str]) -> str:
-    if allowed:
-        return f"is outside of what this operator allows: use a directory in {', '.join(allowed)}, without .."
-    return (
-        "this operator allows no directories of nodes: use a persistentVolumeClaim, or have whoever runs the"
-        f" operator start it with --allow-host-path={path}"
-    )
 
 
 def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:

@@ -1,28 +1,23 @@
 """What of a target and its draft does not go together, found before any GPU is taken."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.pair import Draft, ServedModel
 from specdecode_operator.api.values import (
     METHODS_WITH_DRAFT,
     METHODS_WITH_LAYERS,
     AcceleratorType,
-    CudagraphMode,
     Method,
     Quantization,
 )
-from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
+from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET
 from specdecode_operator.deployment.spec.runner_rules import runner_problems
-from specdecode_operator.deployment.spec.served_models import DRAFT, TARGET
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import options
 from specdecode_operator.engine.rules.runners import draft_follows_target
 from specdecode_operator.engine.rules.speculation import vocabulary_problems
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft
 
@@ -48,15 +43,6 @@ _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
 _GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
 """Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length."""
 
-_COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
-"""Modes of which nobody measured what their graphs take."""
-
-_UNCOUNTED: Final = ("--hf-overrides", "--cpu-offload-gb")
-"""Flags that change a model, or where it lies, in ways of their own."""
-
-_TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
-"""What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
-
 
 def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> list[Problem]:
     """Return why the engine would not start, or never accept a token, with this draft beside this target."""
@@ -72,35 +58,6 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_split_problems(spec, method, profile),
         *runner_problems(spec, method, pair),
     ]
-
-
-def pairing_doubts(
-    spec: SpecDecodeDeploymentSpec, profile: EngineProfile, known: KnownModels, tensor: int
-) -> list[str]:
-    """Return a sentence for each thing that is worth knowing of a pair although it starts.
-
-    ``tensor`` is the tensor parallelism of the plan.
-    """
-    speculation = spec.speculation
-    method = speculation.method if speculation else Method.NONE
-    doubts = []
-    told = spec.parallelism.draft_tensor
-    if told is not None and told != tensor:
-        doubts.append(
-            f"parallelism.draftTensor {told} has no effect: vLLM {profile.version} splits the draft like the target, "
-            f"over {tensor} GPUs, and so it is counted"
-        )
-    package = profile.method_packages.get(method)
-    if package is not None:
-        doubts.append(f"the engine image must hold {package}, or vLLM refuses method {method} when it starts")
-    mode = spec.serving.cudagraph_mode
-    if mode in _COUNTED_AS_USUAL:
-        doubts.append(f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much")
-    given = {option.flag.name for option in options(spec.engine.extra_args, profile)}
-    doubts += [f"engine.extraArgs has {flag}, which the plan does not count" for flag in _UNCOUNTED if flag in given]
-    if method is Method.DRAFT_MODEL and speculation is not None and speculation.draft is not None:
-        doubts += _tokenizer_doubts(spec, speculation.draft, known)
-    return doubts
 
 
 def _role_problems(method: Method, pair: Pair) -> Iterator[Problem]:
@@ -236,29 +193,3 @@ def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: Eng
         # vllm/platforms/cpu.py, check_and_update_config: a rank's KV space is given in whole GiB.
         message = f"must be a multiple of parallelism.tensor, {tensor}: each rank gets a whole number of GiB"
         yield Problem("spec.accelerator.kvCacheGiB", str(given), message)
-
-
-def _tokenizer_doubts(spec: SpecDecodeDeploymentSpec, draft: Draft, known: KnownModels) -> list[str]:
-    of_target, of_draft = _config(spec, spec.target, known), _config(spec, draft, known)
-    differing = [
-        f"{key} {of_draft[key]} instead of {of_target[key]}"
-        for key in _TOKENIZER_KEYS
-        if None not in (of_target.get(key), of_draft.get(key)) and of_target[key] != of_draft[key]
-    ]
-    if not differing:
-        return []
-    sentence = (
-        f"{draft.model} may have another tokenizer than {spec.target.model} ({', '.join(differing)}): then hardly a "
-        "proposed token is accepted"
-    )
-    return [sentence]
-
-
-def _config(spec: SpecDecodeDeploymentSpec, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:
-    """Return what is known of a model's config.json."""
-    if model.config is not None:
-        return model.config
-    if (entry := find_entry(model.model)) is not None:
-        return entry.config
-    read = known.get(model_source(spec, model))
-    return {} if read is None else read.config

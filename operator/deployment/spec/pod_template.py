@@ -1,8 +1,7 @@
-"""Strategic merge of the user's podTemplate into the pod that the operator renders.
+"""podTemplate: how it is merged into the pods that the operator renders, and what of them it may not touch.
 
-The rules are those of `kubectl patch` for the lists that pods have: lists with
-a merge key are merged element by element, others are replaced.
-https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+It is a strategic merge patch, as `kubectl patch` has it: lists with a merge key are merged element by element, others
+are replaced. https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
 """
 
 from collections.abc import Mapping
@@ -11,7 +10,8 @@ from typing import Any
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.engine.environment import owned_variable_problems
-from specdecode_operator.kube.nodes import PRODUCT_LABEL
+from specdecode_operator.engine.settings import Platform
+from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.problems import Problem
 
 ENGINE_CONTAINER = "engine"
@@ -48,38 +48,37 @@ OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"
 OWN_MOUNTS = frozenset({"/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"})  # noqa: S108
 """Where the operator mounts something in an engine container."""
 
+_PLANNED_RESOURCES = {
+    Platform.GPU: {GPU_RESOURCE: "spec.parallelism"},
+    Platform.CPU: {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"},
+}
+"""Resources of the engine container that the plan decides, with the field to use instead."""
+
 _OWN_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
 
 
-def merge(base: Any, overlay: Any, field: str = "") -> Any:
-    """Return base with overlay laid over it; neither is changed."""
-    if isinstance(base, dict) and isinstance(overlay, dict):
+def merge(base: Any, patch: Any, field: str = "") -> Any:
+    """Return base with a strategic merge patch applied; neither is changed. ``field`` is the one that holds them."""
+    if isinstance(base, dict) and isinstance(patch, dict):
         merged = dict(base)
-        for key, value in overlay.items():
+        for key, value in patch.items():
             if value is None:
                 merged.pop(key, None)
             else:
                 merged[key] = merge(base[key], value, key) if key in base else value
         return merged
-    if isinstance(base, list) and isinstance(overlay, list) and field in _MERGE_KEYS:
-        return _merge_list(base, overlay, _MERGE_KEYS[field])
-    return overlay
+    if isinstance(base, list) and isinstance(patch, list) and field in _MERGE_KEYS:
+        key = _MERGE_KEYS[field]
+        elements = {element[key]: element for element in base}
+        for element in patch:
+            name = element[key]
+            elements[name] = merge(elements[name], element) if name in elements else element
+        return list(elements.values())
+    return patch
 
 
-def _merge_list(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
-    merged = {element[key]: element for element in base}
-    for element in overlay:
-        name = element[key]
-        merged[name] = merge(merged[name], element) if name in merged else element
-    return list(merged.values())
-
-
-def overlay_problems(template: PodTemplate | None, owned_resources: Mapping[str, str]) -> list[Problem]:
-    """Report what the overlay may not touch, and elements without their merge key.
-
-    ``owned_resources`` are the engine's resources that the plan decides, each
-    with the field to use instead.
-    """
+def pod_template_problems(template: PodTemplate | None, platform: Platform) -> list[Problem]:
+    """Return what a podTemplate may not touch, and elements of lists without their merge key."""
     if template is None:
         return []
     spec = template.spec or {}
@@ -90,7 +89,7 @@ def overlay_problems(template: PodTemplate | None, owned_resources: Mapping[str,
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, "spec.podTemplate.spec"),
         *_download_problems(spec.get("initContainers")),
-        *_engine_problems(spec.get("containers"), owned_resources),
+        *_engine_problems(spec.get("containers"), _PLANNED_RESOURCES[platform]),
         *_volume_problems(spec.get("volumes")),
     ]
 
@@ -173,7 +172,7 @@ def _download_problems(containers: Any) -> list[Problem]:
     ]
 
 
-def _resource_problems(resources: Any, where: str, owned: Mapping[str, str]) -> list[Problem]:
+def _resource_problems(resources: Any, where: str, planned: Mapping[str, str]) -> list[Problem]:
     parts = [(where, resources)]
     if isinstance(resources, dict):
         parts += [(f"{where}.{kind}", amounts) for kind, amounts in resources.items()]
@@ -184,12 +183,12 @@ def _resource_problems(resources: Any, where: str, owned: Mapping[str, str]) -> 
         Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"the plan decides it: use {field}")
         for kind, amounts in resources.items()
         if isinstance(amounts, dict)
-        for name, field in owned.items()
+        for name, field in planned.items()
         if name in amounts
     ]
 
 
-def _engine_problems(containers: Any, owned_resources: Mapping[str, str]) -> list[Problem]:
+def _engine_problems(containers: Any, planned_resources: Mapping[str, str]) -> list[Problem]:
     if not isinstance(containers, list):
         return []
     problems = []
@@ -204,7 +203,7 @@ def _engine_problems(containers: Any, owned_resources: Mapping[str, str]) -> lis
         variables = env if isinstance(env, list) else []
         names = [str(variable.get("name")) for variable in variables if isinstance(variable, dict)]
         problems += owned_variable_problems(names, f"{where}.env")
-        problems += _resource_problems(container.get("resources", {}), f"{where}.resources", owned_resources)
+        problems += _resource_problems(container.get("resources", {}), f"{where}.resources", planned_resources)
         problems += _mount_problems(container.get("volumeMounts"), f"{where}.volumeMounts")
     return problems
 

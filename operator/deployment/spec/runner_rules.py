@@ -5,7 +5,7 @@ from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Method
-from specdecode_operator.deployment.spec.served_models import DRAFT
+from specdecode_operator.deployment.spec.model_sources import DRAFT
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.eras import Runner

@@ -1,41 +1,129 @@
-"""What is worth knowing of a spec whose plan holds, although its engine starts."""
+"""Everything that is worth knowing of a spec although its engine starts, in one list."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from specdecode_operator.api.pair import ServedModel
+from specdecode_operator.api.values import CudagraphMode, Method
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_sources import KnownModels, checkpoint_doubts
-from specdecode_operator.deployment.spec.pairing_rules import pairing_doubts
+from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
 from specdecode_operator.deployment.spec.runner_rules import schedule_warnings
 from specdecode_operator.engine.image_version import version_of_image
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.engine.rules.extra_args import options
+from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
+
+_COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
+"""Modes of which nobody measured what their graphs take."""
+
+_UNCOUNTED_FLAGS: Final = ("--hf-overrides", "--cpu-offload-gb")
+"""Flags that change a model, or where it lies, in ways of their own."""
+
+_TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
+"""What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
 
 
-def plan_doubts(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
-    """Return a sentence for each doubt about facts that are settled on what the plan chose.
+def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
+    """Return a sentence for each warning about facts at the precisions that a plan chose.
 
     ``known`` is what was read of the models, ``tensor`` the tensor parallelism of the plan.
     """
     return [
-        *_engine_doubts(facts.profile, facts.spec.engine.image),
-        *checkpoint_doubts(facts.spec, facts.pair, known),
-        *pairing_doubts(facts.spec, facts.profile, known, tensor),
+        *_version_warnings(facts),
+        *_checkpoint_warnings(facts, known),
+        *_draft_tensor_warnings(facts, tensor),
+        *_package_warnings(facts),
+        *_uncounted_warnings(facts),
+        *_tokenizer_warnings(facts, known),
         *schedule_warnings(facts.spec, facts.profile, facts.pair),
     ]
 
 
-def _engine_doubts(profile: EngineProfile, image: str | None) -> list[str]:
-    """Return a sentence for each doubt about the version of an engine.
-
-    ``image`` is what the spec names, None where it is the operator's own.
-    """
-    doubts = []
+def _version_warnings(facts: Facts) -> Iterator[str]:
+    profile, image = facts.profile, facts.spec.engine.image
     if not profile.tested:
-        doubts.append(
+        yield (
             f"vLLM {profile.version} is untested: it is launched and sized as {KNOWN_VERSIONS[-1]}, "
             "the newest version that is known"
         )
-    told = version_of_image(image) if image else None
-    if told is not None and told != profile.version:
-        doubts.append(
-            f"engine.image {image} is vLLM {told} by its name, and is launched and sized as engine.version "
-            f"{profile.version}: set engine.version to {told}, unless the name misleads"
+    named = version_of_image(image) if image else None
+    if named not in (None, profile.version):
+        yield (
+            f"engine.image {image} is vLLM {named} by its name, and is launched and sized as engine.version "
+            f"{profile.version}: set engine.version to {named}, unless the name misleads"
         )
-    return doubts
+
+
+def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
+    """Models whose files hold other bytes than their config.json describes."""
+    spec, pair = facts.spec, facts.pair
+    draft = spec.speculation.draft if spec.speculation else None
+    for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
+        read = known.get(model_source(spec, model)) if model is not None else None
+        if geometry is None or read is None:
+            continue
+        disagreement = checkpoint_disagreement(
+            geometry,
+            read.weights.total_bytes,
+            output_head=read.weights.output_head,
+            bytes_by_dtype=read.weights.bytes_by_dtype,
+            bytes_by_part=read.weights.bytes_by_part,
+        )
+        if disagreement is not None:
+            yield disagreement
+
+
+def _draft_tensor_warnings(facts: Facts, tensor: int) -> Iterator[str]:
+    asked = facts.spec.parallelism.draft_tensor
+    if asked not in (None, tensor):
+        yield (
+            f"parallelism.draftTensor {asked} has no effect: vLLM {facts.profile.version} splits the draft like the "
+            f"target, over {tensor} GPUs, and so it is counted"
+        )
+
+
+def _package_warnings(facts: Facts) -> Iterator[str]:
+    package = facts.profile.method_packages.get(facts.method)
+    if package is not None:
+        yield f"the engine image must hold {package}, or vLLM refuses method {facts.method} when it starts"
+
+
+def _uncounted_warnings(facts: Facts) -> Iterator[str]:
+    """What takes memory in ways that the plan does not follow."""
+    mode = facts.spec.serving.cudagraph_mode
+    if mode in _COUNTED_AS_USUAL:
+        yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
+    given = {option.flag.name for option in options(facts.spec.engine.extra_args, facts.profile)}
+    for flag in _UNCOUNTED_FLAGS:
+        if flag in given:
+            yield f"engine.extraArgs has {flag}, which the plan does not count"
+
+
+def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
+    """A draft model with another tokenizer than the target's: its tokens mean something else."""
+    spec = facts.spec
+    draft = spec.speculation.draft if spec.speculation else None
+    if draft is None or facts.method is not Method.DRAFT_MODEL:
+        return
+    of_target, of_draft = _config(facts, spec.target, known), _config(facts, draft, known)
+    differing = [
+        f"{key} {of_draft[key]} instead of {of_target[key]}"
+        for key in _TOKENIZER_KEYS
+        if None not in (of_target.get(key), of_draft.get(key)) and of_target[key] != of_draft[key]
+    ]
+    if differing:
+        yield (
+            f"{draft.model} may have another tokenizer than {spec.target.model} ({', '.join(differing)}): then hardly "
+            "a proposed token is accepted"
+        )
+
+
+def _config(facts: Facts, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:
+    """Return what is known of a model's config.json."""
+    if model.config is not None:
+        return model.config
+    if (entry := find_entry(model.model)) is not None:
+        return entry.config
+    read = known.get(model_source(facts.spec, model))
+    return {} if read is None else read.config

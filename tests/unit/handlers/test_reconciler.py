@@ -9,7 +9,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ConflictError
-from specdecode_operator.deployment.spec.model_sources import CONFIG_MAP_NAME
+from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.metrics import ResidualCollector

@@ -9,7 +9,8 @@ import pytest
 from specdecode_operator.cluster.cache import slim
 from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template import merge, overlay_problems
+from specdecode_operator.deployment.spec.pod_template import merge, pod_template_problems
+from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.drift import content_digest, needs_apply
 from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
@@ -207,8 +208,8 @@ def test_what_the_overlay_may_not_touch_is_named(template: dict[str, Any], field
     assert field in conditions["Accepted"].message
 
 
-def test_no_overlay_is_no_problem() -> None:
-    assert overlay_problems(None, {}) == []
+def test_no_pod_template_is_no_problem() -> None:
+    assert pod_template_problems(None, Platform.GPU) == []
 
 
 def answer(desired: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.pods.readiness import summarize
 from specdecode_operator.deployment.pods.rollout import read_rollout
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template import overlay_problems
+from specdecode_operator.deployment.spec.pod_template import pod_template_problems
+from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 
@@ -47,7 +48,7 @@ def test_a_grace_period_of_the_user_is_what_requests_get(grace_s: int, drain_s: 
 @pytest.mark.parametrize("grace_s", [30, 0, "60", True])
 def test_a_grace_period_that_cuts_requests_off_is_refused(grace_s: Any) -> None:
     template = PodTemplate.model_validate({"spec": {"terminationGracePeriodSeconds": grace_s}})
-    (problem,) = overlay_problems(template, {})
+    (problem,) = pod_template_problems(template, Platform.GPU)
     assert problem.field == "spec.podTemplate.spec.terminationGracePeriodSeconds"
     assert "at least 31" in problem.message
 

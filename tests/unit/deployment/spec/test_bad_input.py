@@ -10,7 +10,7 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import Method
-from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.problems import InvalidSpecError
@@ -20,7 +20,7 @@ from tests.unit.engine.engine_cases import DRAFT_MODEL, PLAIN
 
 def problems(**changes: Any) -> list[str]:
     with pytest.raises(InvalidSpecError) as error:
-        gather_facts(SpecDecodeDeploymentSpec.model_validate(pair_70b(**changes)))
+        valid_facts(SpecDecodeDeploymentSpec.model_validate(pair_70b(**changes)))
     return [str(problem) for problem in error.value.problems]
 
 

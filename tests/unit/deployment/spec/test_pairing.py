@@ -9,9 +9,9 @@ from specdecode_operator.api.values import CudagraphMode, Method
 from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.facts import gather_facts
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.runner_rules import schedule_warnings
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -66,7 +66,7 @@ GOOD = {
 def problems(spec: dict[str, Any]) -> list[Problem]:
     """What is wrong with a spec."""
     try:
-        gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
+        valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
     except InvalidSpecError as error:
         return list(error.problems)
     return []
@@ -74,7 +74,7 @@ def problems(spec: dict[str, Any]) -> list[Problem]:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_pair_that_goes_together_is_accepted_and_sized(name: str) -> None:
-    facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(GOOD[name]))
+    facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(GOOD[name]))
     weights = stage_weights(facts.pair, Parallelism(8 if name == "mtp" else 1))[0]
     has_layers = facts.method not in (Method.NGRAM_GPU, Method.SUFFIX)
     assert (weights.draft_bytes > 0) == has_layers
@@ -369,14 +369,14 @@ def test_what_ranges_mean_for_graphs_and_drafts_is_told(version: str, told: tupl
 def test_heads_draft_fewer_from_0_32_on(version: str, told: str) -> None:
     spec = head("eagle3", None, engine={"version": version})
     spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
-    facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
+    facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
     assert told in " ".join(schedule_warnings(facts.spec, facts.profile, facts.pair))
 
 
 def test_a_lookup_with_ranges_has_only_graphs_to_tell_of() -> None:
     spec = without_draft("ngram", QWEN, 3, serving={"enforceEager": True, "maxModelLen": 8192})
     spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
-    facts = gather_facts(SpecDecodeDeploymentSpec.model_validate(spec))
+    facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
     assert schedule_warnings(facts.spec, facts.profile, facts.pair) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
-from specdecode_operator.deployment.spec.facts import gather_facts
+from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.engine.rules.features import feature_problems
 from specdecode_operator.engine.rules.serving import serving_problems
@@ -220,7 +220,7 @@ def problems(broken: EngineSettings | Body) -> list[Problem]:
         rules = (speculation_problems, serving_problems, feature_problems)
         return [problem for rule in rules for problem in rule(broken, profile)]
     try:
-        gather_facts(SpecDecodeDeploymentSpec.model_validate(broken))
+        valid_facts(SpecDecodeDeploymentSpec.model_validate(broken))
     except InvalidSpecError as error:
         return list(error.problems)
     return []

@@ -1,0 +1,55 @@
+"""The ConfigMap in which a namespace keeps what was read of its models.
+
+There is one a namespace with one entry a model, so that all objects of the namespace share them. It has no owner: it
+outlives the object that asked first. Whoever deletes an entry, or all, has the model read again.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
+from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL
+from specdecode_operator.resolver.answer import checkpoint_of
+from specdecode_operator.resolver.read_model_facts import Checkpoint
+
+CONFIG_MAP_NAME: Final = "specdecode-model-facts"
+
+
+def facts_config_map(namespace: str, entries: Mapping[str, str]) -> Body:
+    """Return the ConfigMap with these entries, to be merged into the one that is there."""
+    labels = {"app.kubernetes.io/part-of": "specdecode", MANAGED_BY_LABEL: MANAGER, MODEL_FACTS_LABEL: "true"}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"namespace": namespace, "name": CONFIG_MAP_NAME, "labels": labels},
+        "data": dict(entries),
+    }
+
+
+def facts_entry(source: ModelSource, checkpoint: Checkpoint) -> str:
+    """Return the entry that keeps what was read of a model."""
+    return json.dumps({**asdict(source), "checkpoint": asdict(checkpoint)}, sort_keys=True)
+
+
+def read_entries(spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str]) -> KnownModels:
+    """Return what the entries of the ConfigMap know of a spec's models; an entry that makes no sense knows nothing."""
+    sources = set(undescribed_models(spec).values())
+    found = {source: _checkpoint(source, entries.get(source.key)) for source in sources}
+    return {source: checkpoint for source, checkpoint in found.items() if checkpoint is not None}
+
+
+def _checkpoint(source: ModelSource, entry: str | None) -> Checkpoint | None:
+    if entry is None:
+        return None
+    try:
+        body = json.loads(entry)
+        # People may have copied it from another model's.
+        if {field: body.get(field) for field in asdict(source)} != asdict(source):
+            return None
+        return checkpoint_of(body["checkpoint"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,261 @@
+"""Everything that can be wrong with a spec, in one list.
+
+What vLLM itself refuses stands in engine/rules, what a target and its draft have against each other in
+pairing_rules.py, what podTemplate may not touch in pod_template.py. What cannot even be looked up, such as a
+model that nobody knows, facts.py and checkpoints.py say.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import Final
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.values import AcceleratorType, KvCacheDtype
+from specdecode_operator.deployment.spec.engine_settings import engine_settings
+from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
+from specdecode_operator.deployment.spec.model_sources import NO_MODELS, KnownModels, ModelSource
+from specdecode_operator.deployment.spec.pairing_rules import pairing_problems
+from specdecode_operator.deployment.spec.pod_template import pod_template_problems
+from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
+from specdecode_operator.engine.environment import env_problems
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.extra_args import extra_args_problems
+from specdecode_operator.engine.rules.features import feature_problems
+from specdecode_operator.engine.rules.serving import image_problems, serving_problems
+from specdecode_operator.engine.rules.speculation import speculation_problems
+from specdecode_operator.kube.nodes import product_refusal
+from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.sizing.base.devices import find_device, known_products
+from specdecode_operator.sizing.choice.matrix import FP8_ELEMENT_BYTES
+from specdecode_operator.sizing.choice.plan import pair_at
+from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.sizing.pair.spread import spread_problems
+from specdecode_operator.sizing.weights.divisibility import tensor_problems
+from specdecode_operator.sizing.weights.weights import parameter_count
+
+UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
+
+_MOST_PARAMETERS: Final = 10**14
+"""A hundred times the largest models that are known."""
+
+_GROUP_NAME_MAX_LENGTH: Final = 45
+"""Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
+and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes)."""
+
+
+def valid_facts(
+    spec: SpecDecodeDeploymentSpec, known: KnownModels = NO_MODELS, calibration: Calibration = UNCALIBRATED
+) -> Facts:
+    """Return the facts of a spec with nothing wrong in it.
+
+    ``known`` are models that neither the spec nor the catalogue describes and that were read,
+    ``calibration`` is what measurements say of the estimates.
+
+    Raises
+    ------
+    InvalidSpecError
+        With every problem found; or with what cannot be looked up, for then nothing else can be told.
+    """
+    facts = gather_facts(spec, known, calibration)
+    spec, profile, pair = facts.spec, facts.profile, facts.pair
+    settings = engine_settings(spec, pair, spec.parallelism.tensor or 1)
+    _raise(
+        [
+            *_size_problems(pair),
+            *_length_problems(spec, pair),
+            *_workload_problems(spec, pair),
+            *_block_problems(pair),
+            *_cache_dtype_problems(spec, pair),
+            *pairing_problems(spec, pair, profile),
+            *_spread_problems(facts),
+            *_tensor_problems(facts),
+            *serving_problems(settings, profile),
+            *speculation_problems(settings, profile),
+            *feature_problems(settings, profile),
+            *_problems_without_models(spec, profile),
+        ]
+    )
+    return facts
+
+
+def check_without_models(
+    spec: SpecDecodeDeploymentSpec, unread: Mapping[str, ModelSource] = MappingProxyType({})
+) -> EngineProfile:
+    """Check what can be told before the models of a spec are known; return its engine's profile.
+
+    ``unread`` are the models that are to be read, by field.
+
+    Raises
+    ------
+    InvalidSpecError
+        With every problem found.
+    """
+    _raise(_path_problems(unread))
+    profile = engine_profile(spec)
+    _raise(_problems_without_models(spec, profile))
+    return profile
+
+
+def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) -> None:
+    """Let no directory of the nodes through but those that are allowed: whoever mounts one reads what is not theirs.
+
+    It comes first, and has a reason of its own: it is about what this operator allows, not about vLLM.
+
+    Raises
+    ------
+    InvalidSpecError
+        When the spec names others.
+    """
+    refused = {field: path for field, path in _host_paths(spec).items() if not _is_inside(path, allowed)}
+    problems = [Problem(field, path, _host_path_fix(path, allowed)) for field, path in refused.items()]
+    _raise(problems, reason="HostPathNotAllowed")
+
+
+def refuse_group_name(key: Key, nodes: int) -> None:
+    """Refuse a name that is too long for the objects of engines on so many nodes each; only the plan tells how many.
+
+    Raises
+    ------
+    InvalidSpecError
+        When it is.
+    """
+    if nodes > 1 and len(key.name) > _GROUP_NAME_MAX_LENGTH:
+        message = f"is too long for replicas on {nodes} nodes: use {_GROUP_NAME_MAX_LENGTH} characters or less"
+        _raise([Problem("metadata.name", key.name, message)])
+
+
+def _raise(problems: list[Problem], reason: str = "Invalid") -> None:
+    if problems:
+        raise InvalidSpecError(problems, reason)
+
+
+def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
+    platform = platform_of(spec)
+    return [
+        *_product_problems(spec),
+        *image_problems(spec.engine.image, platform, profile),
+        *extra_args_problems(spec.engine.extra_args, profile),
+        *env_problems(spec.engine.env),
+        *pod_template_problems(spec.pod_template, platform),
+        *schedule_problems(spec.captures),
+    ]
+
+
+def _size_problems(pair: Pair) -> Iterator[Problem]:
+    """Geometries whose numbers each look possible, but not together: sums of them fit no 64-bit field."""
+    for field, model in (("spec.target.config", pair.target), ("spec.speculation.draft.config", pair.draft)):
+        if model is not None and parameter_count(model) > _MOST_PARAMETERS:
+            message = f"describes a model of {parameter_count(model):.1e} parameters: check its sizes"
+            yield Problem(field, model.name, message)
+
+
+def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
+    wanted, longest = spec.serving.max_model_len, pair.target.max_position_embeddings
+    if wanted is not None and wanted > longest:
+        message = f"{pair.target.name} was made for at most {longest} tokens: use that or less"
+        yield Problem("spec.serving.maxModelLen", str(wanted), message)
+
+
+def _workload_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
+    workload = spec.workload
+    if workload is None or workload.prompt_tokens is None or workload.output_tokens is None:
+        return
+    usual, longest = workload.prompt_tokens + workload.output_tokens, pair.limits.max_model_len
+    if usual > longest:
+        message = f"with workload.outputTokens makes {usual} tokens, more than maxModelLen {longest}: lower one of them"
+        yield Problem("spec.workload.promptTokens", str(workload.prompt_tokens), message)
+
+
+def _block_problems(pair: Pair) -> Iterator[Problem]:
+    """vllm/v1/attention/backends/mla/indexer.py: its cache has blocks of 64 tokens, and so has what it belongs to."""
+    given, name = pair.limits.block_size, pair.target.name
+    if pair.target.has_sparse_attention and given % BLOCK_TOKENS:
+        message = f"{name} chooses tokens by an index with blocks of {BLOCK_TOKENS}: remove it, or write that"
+        yield Problem("spec.serving.blockSize", str(given), message)
+
+
+def _cache_dtype_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
+    """vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8 and bfloat16, not fp8_e4m3, ModelOpt's."""
+    target, wanted = pair.target, spec.serving.kv_cache_dtype
+    own_fp8 = target.cache_element_bytes == FP8_ELEMENT_BYTES
+    if target.has_sparse_attention and own_fp8 and wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3):
+        message = f"{target.name} asks for fp8_e4m3, which vLLM refuses with sparse attention: write fp8 or bfloat16"
+        yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
+
+
+def _spread_problems(facts: Facts) -> Iterator[Problem]:
+    for bad in spread_problems(facts.pair.target, facts.wish.spread):
+        yield Problem(f"spec.{bad.field}", str(bad.value), bad.message)
+
+
+def _tensor_problems(facts: Facts) -> Iterator[Problem]:
+    """What no plan can mend: where it may choose, or takes another checkpoint, it finds out by itself."""
+    pair, wish, tensor = facts.pair, facts.wish, facts.spec.parallelism.tensor
+    if tensor is None:
+        return
+    available = wish.available
+    if facts.on_cpu:
+        # Nothing is chosen there.
+        pair = pair_at(pair, available, pair.target_precision, pair.draft_precision)
+    models = []
+    if facts.on_cpu or (not wish.target and pair.target_precision not in available.target_precisions):
+        models.append(("target", pair.target, pair.target_precision))
+    draft_is_decided = facts.on_cpu or (not wish.draft and pair.draft_precision not in available.draft_precisions)
+    if pair.draft is not None and pair.draft_precision is not None and draft_is_decided:
+        models.append(("draft", pair.draft, pair.draft_precision))
+    version, spread = pair.limits.engine_version, wish.spread
+    for role, model, precision in models:
+        found = tensor_problems(model, tensor, precision, version, data=spread.data, expert=spread.expert)
+        if found:
+            reasons = "; ".join(problem.message for problem in found)
+            yield Problem("spec.parallelism.tensor", str(tensor), f"{role}: {reasons}")
+
+
+def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
+    if spec.accelerator.type is AcceleratorType.CPU:
+        return
+    for index, product in enumerate(spec.accelerator.product):
+        if find_device(product) is None:
+            message = product_refusal(product) or f"{UNKNOWN_MEMORY}: use one of {', '.join(known_products())}"
+            yield Problem(f"spec.accelerator.product[{index}]", product, message)
+
+
+def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:
+    """Models that would be looked for outside of their volume."""
+    return [
+        Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
+        for field, source in sources.items()
+        if source.on_volume and ".." in source.model.split("/")
+    ]
+
+
+def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
+    """Return the directories of nodes that a spec names, by field."""
+    volume, template = spec.models.volume, spec.pod_template
+    found = {}
+    if volume is not None and volume.host_path is not None:
+        found["spec.models.volume.hostPath.path"] = volume.host_path.path
+    volumes = ((template.spec if template else None) or {}).get("volumes")
+    for index, each in enumerate(volumes if isinstance(volumes, list) else []):
+        if isinstance(each, dict) and (path := mapping(each, "hostPath").get("path")):
+            found[f"spec.podTemplate.spec.volumes[{index}].hostPath.path"] = str(path)
+    return found
+
+
+def _is_inside(path: str, allowed: Sequence[str]) -> bool:
+    parts = PurePosixPath(path)
+    return ".." not in parts.parts and any(parts.is_relative_to(PurePosixPath(prefix)) for prefix in allowed)
+
+
+def _host_path_fix(path: str, allowed: Sequence[str]) -> str:
+    if allowed:
+        return f"is outside of what this operator allows: use a directory in {', '.join(allowed)}, without .."
+    return (
+        "this operator allows no directories of nodes: use a persistentVolumeClaim, or have whoever runs the"
+        f" operator start it with --allow-host-path={path}"
+    )
