@@ -63,7 +63,7 @@ def estimated(lines: Iterable[str], calibration: "Calibration | None" = None) ->
 def _read_calibration(file: str | None) -> "Calibration | None":
     if file is None:
         return None
-    from specdecode_operator.cli.documents import DocumentError, read_calibration  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import DocumentError, read_calibration  # noqa: PLC0415
 
     try:
         return read_calibration(file)

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from specdecode_operator.cli.calibrate import calibrate_command
-from specdecode_operator.cli.capture.command import capture_app
+from specdecode_operator.cli.calibrate.command import calibrate_command
+from specdecode_operator.cli.capture.commands import capture_app
 from specdecode_operator.cli.capture.job import capture_job_app
 from specdecode_operator.cli.crds import crds_command
-from specdecode_operator.cli.doctor import doctor_command
+from specdecode_operator.cli.doctor.command import doctor_command
 from specdecode_operator.cli.estimate import estimate_command
-from specdecode_operator.cli.import_deployment import import_command
+from specdecode_operator.cli.import_deployment.command import import_command
 from specdecode_operator.cli.plan.command import plan_command
 from specdecode_operator.cli.plan.explain import explain_command
 from specdecode_operator.version import __version__

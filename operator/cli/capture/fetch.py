@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cli.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 
 MANIFEST: Final = "manifest.json"
 _PARTIAL_SUFFIX: Final = ".fetching"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.cli.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 
 DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from specdecode_operator.cli.documents import (
+from specdecode_operator.cli.input_files import (
     Document,
     DocumentError,
     read_calibration,

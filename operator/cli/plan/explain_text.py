@@ -3,9 +3,9 @@
 from specdecode_operator.cli.plan.answers import Answer, Candidate
 from specdecode_operator.cli.plan.budget_terms import capacity_lines, charged_terms
 from specdecode_operator.cli.plan.engine_terms import outside_terms
+from specdecode_operator.cli.plan.tables import aligned
 from specdecode_operator.cli.plan.terms import CapacityLine, TermLine
 from specdecode_operator.cli.plan.text import gib, heading, plan_text
-from specdecode_operator.cli.tables import aligned
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.kv.capacity import request_blocks
 from specdecode_operator.sizing.memory.budget import tightest_grouping

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, Answer, Candidate
-from specdecode_operator.cli.tables import aligned
+from specdecode_operator.cli.plan.tables import aligned
 from specdecode_operator.deployment.spec.checkpoints import short_name
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.units import GIB

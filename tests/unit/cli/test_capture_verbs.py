@@ -164,7 +164,7 @@ class TestFetch:
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("specdecode_operator.cli.capture.verbs.fetch", interrupted)
+        monkeypatch.setattr("specdecode_operator.cli.capture.commands.fetch", interrupted)
         cluster.holds(published())
         out = tmp_path / "out"
         for command in (("fetch", "demo", out), ("run", "demo", f"--out={out}")):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.cli.import_text import report_lines
+from specdecode_operator.cli.import_deployment.report import report_lines
 from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.convert import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject

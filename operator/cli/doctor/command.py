@@ -53,7 +53,7 @@ def doctor_command(
 
 
 async def _findings(namespace: str | None, context: str | None) -> "list[Finding]":
-    from specdecode_operator.cli.doctor_reading import examine  # noqa: PLC0415
+    from specdecode_operator.cli.doctor.examination import examine  # noqa: PLC0415
     from specdecode_operator.cluster.inspection import open_cluster  # noqa: PLC0415
 
     async with open_cluster(context) as cluster:

@@ -1,8 +1,8 @@
-"""``specdecode capture up | run | status | fetch | down``: captures from beginning to end, through kubectl."""
+"""`specdecode capture`: the commands that drive a capture from beginning to end, through kubectl."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.capture.control.timing import wrap_up_s
 from specdecode_operator.cli.capture.fetch import FetchError, Place, fetch
+from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.capture.validate import validate_command
 from specdecode_operator.cli.capture.watch import (
     DEPLOYMENTS,
     FINAL,
@@ -31,7 +33,6 @@ from specdecode_operator.cli.capture.watch import (
     wait_until_it_serves,
     words_of,
 )
-from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 from specdecode_operator.kube.labels import CAPTURE_LABEL
 
 _ENGINE_TIMEOUT_S: Final = 3600
@@ -41,6 +42,10 @@ _LINE_START: Final = "\r\033[K"
 """Back to the beginning of a terminal's line, and clear it."""
 
 _OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
+
+capture_app = typer.Typer(
+    no_args_is_help=True, help="Captures from beginning to end: apply, follow, fetch, validate, free the GPUs."
+)
 
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
@@ -55,6 +60,7 @@ Image = Annotated[
 ]
 
 
+@capture_app.command("up")
 def up(
     file: Annotated[str, typer.Argument(help="YAML file with a SpecDecodeCapture; - for standard input.")],
     namespace: Namespace = None,
@@ -80,6 +86,7 @@ def up(
         typer.echo(f"capture {name}: {phase_of(capture)}: {words_of(capture)}")
 
 
+@capture_app.command("run")
 def run(  # noqa: PLR0913, PLR0917  options of a command
     name: Annotated[str | None, typer.Argument(help="Capture. Absent: the one that is not over.")] = None,
     namespace: Namespace = None,
@@ -114,6 +121,7 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
         _fetch(kubectl, name, out or Path("captures") / name, image)
 
 
+@capture_app.command("status")
 def status(
     name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace.")] = None,
     namespace: Namespace = None,
@@ -131,6 +139,7 @@ def status(
                 typer.echo(f"  data: {where}")
 
 
+@capture_app.command("fetch")
 def fetch_files(
     name: Annotated[str, typer.Argument(help="Capture; it may be gone, as long as its claim is there.")],
     out: Annotated[Path, typer.Argument(help="Folder for the files. What is there and right is not fetched again.")],
@@ -149,6 +158,7 @@ def fetch_files(
         _fetch(Kubectl(context, namespace), name, out, image)
 
 
+@capture_app.command("down")
 def down(
     name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace that are not over.")] = None,
     namespace: Namespace = None,
@@ -176,6 +186,9 @@ def down(
             typer.echo(f"{name}: is not there; nothing to free" if name else "no captures here; nothing to free")
             if name and (claim := _claim_of(kubectl, name)):
                 typer.echo(f"  data: claim {claim}")
+
+
+capture_app.command("validate")(validate_command)
 
 
 @contextmanager
@@ -314,12 +327,3 @@ def _where(capture: Body) -> str:
         return ""
     path = f", folder {status['path']}" if status.get("path") else ""
     return f"claim {status['claim']} in namespace {capture['metadata']['namespace']}{path}"
-
-
-COMMANDS: Final[dict[str, Callable[..., None]]] = {
-    "up": up,
-    "run": run,
-    "status": status,
-    "fetch": fetch_files,
-    "down": down,
-}

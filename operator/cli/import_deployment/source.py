@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cli.documents import Document, DocumentError, read_objects
+from specdecode_operator.cli.input_files import Document, DocumentError, read_objects
 from specdecode_operator.kube.untyped import mapping
 
 _FORMS: Final = ("deployment", "deployments", "deploy", "deployment.apps", "deployments.apps")

@@ -1,4 +1,4 @@
-"""`specdecode capture`: the verbs that drive captures, and the validation of their files without a cluster."""
+"""`specdecode capture validate`: whether files of captures can be trusted, without a cluster."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from specdecode_operator.cli.capture.verbs import COMMANDS
-
 if TYPE_CHECKING:
     from specdecode_operator.capture.validation.validate import Validation
 
 PATHS_HELP: Final = (
     "A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with captures in it."
 )
-
-capture_app = typer.Typer(
-    no_args_is_help=True, help="Captures from beginning to end: apply, follow, fetch, validate, free the GPUs."
-)
-for _name, _verb in COMMANDS.items():
-    capture_app.command(_name)(_verb)
 
 
 class Form(StrEnum):
@@ -51,7 +43,6 @@ class _Answer:
     validation: "Validation"
 
 
-@capture_app.command("validate")
 def validate_command(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help=PATHS_HELP)],
     *,

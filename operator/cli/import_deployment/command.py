@@ -49,8 +49,8 @@ def import_command(  # noqa: PLR0913  each is an option
     Exits with 0 when the object is complete, with 2 when something must be
     decided first or nothing can be imported.
     """
-    from specdecode_operator.cli.import_source import SourceError, read_source  # noqa: PLC0415
-    from specdecode_operator.cli.import_text import report_lines  # noqa: PLC0415
+    from specdecode_operator.cli.import_deployment.report import report_lines  # noqa: PLC0415
+    from specdecode_operator.cli.import_deployment.source import SourceError, read_source  # noqa: PLC0415
     from specdecode_operator.migration.builder import MigrationError  # noqa: PLC0415
     from specdecode_operator.migration.convert import migrate  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from specdecode_operator.calibration.engine_log import Given, Measurement
-    from specdecode_operator.cli.engine_runs import EngineRun
+    from specdecode_operator.cli.calibrate.engine_runs import EngineRun
     from specdecode_operator.sizing.pair.calibration import CalibrationEntry
 
 INVALID: Final = 2
@@ -79,7 +79,7 @@ def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> 
         UnusableObjectError,
         measure_deployment,
     )
-    from specdecode_operator.cli.documents import read_deployments  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import read_deployments  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import with_configs  # noqa: PLC0415
     from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN  # noqa: PLC0415
     from specdecode_operator.problems import InvalidSpecError  # noqa: PLC0415
@@ -113,7 +113,7 @@ def _runs(
     model: str, draft: str | None, shapes: list[str] | None, num_speculative_tokens: int, given: "Given"
 ) -> list["EngineRun"]:
     """Return the runs of vLLM that measure a model here."""
-    from specdecode_operator.cli.engine_runs import runs_of  # noqa: PLC0415
+    from specdecode_operator.cli.calibrate.engine_runs import runs_of  # noqa: PLC0415
 
     try:
         return runs_of(
@@ -207,7 +207,7 @@ def _folders(*models: str | None) -> list[str]:
 
 
 def _configs(named: list[str]) -> Mapping[str, dict[str, Any]]:
-    from specdecode_operator.cli.documents import DocumentError, read_model_config  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import DocumentError, read_model_config  # noqa: PLC0415
 
     configs = {}
     for text in named:
