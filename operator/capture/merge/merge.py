@@ -1,18 +1,15 @@
 """Merges what recorders and load generator wrote into the files of a capture.
 
-Everything is sorted on the volume in runs of 8 MiB, so memory does not grow with the capture:
+Everything is sorted and joined in tables on the volume, so memory does not grow with the capture:
 
-1. Requests of all segments are sorted by the client's id, and so are the client's lines. Walking both side by side
-   gives each request its phase, and leaves warm-up requests out.
-2. Their lines are sorted by the engine's stamp of the last chunk, which is the order in which requests finished.
-3. Steps of all engines are sorted by the engine's stamp. Steps before the first measured request are left out.
+1. Requests of all segments meet the client's line of their id, which gives each its phase and leaves warm-up requests
+   out. Those with tokens are sorted by the engine's stamp of the last chunk, which is the order in which they finished.
+2. Steps of all engines are sorted by the engine's stamp. Steps before the first measured request are left out.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +36,8 @@ from specdecode_operator.capture.merge.convert import (
     step_stats,
     trace_record,
 )
-from specdecode_operator.capture.merge.external_sort import Keyed, Sorter
 from specdecode_operator.capture.merge.request_ids import client_id
+from specdecode_operator.capture.merge.scratch import scratch_database
 from specdecode_operator.capture.merge.whole_engine import WholeEngine
 from specdecode_operator.capture.recorder.lines import Request, Step
 
@@ -49,32 +46,29 @@ _STEP: Final = msgspec.json.Decoder(Step)
 _CLIENT: Final = msgspec.json.Decoder(ClientRecord)
 _ENCODER: Final = msgspec.json.Encoder()
 
+_REQUEST_TABLE: Final = "CREATE TABLE requests (client TEXT, has_tokens INTEGER, moment_s REAL, line BLOB)"
+_CLIENT_TABLE: Final = "CREATE TABLE clients (id TEXT PRIMARY KEY, line BLOB)"
+_STEP_TABLE: Final = "CREATE TABLE steps (stamp_s REAL, line BLOB)"
+# Made when all lines are there: that sorts the keys alone, and once.
+_REQUEST_INDEX: Final = "CREATE INDEX in_order ON requests (has_tokens, moment_s, client)"
+_STEP_INDEX: Final = "CREATE INDEX in_order ON steps (stamp_s)"
+
+_JOINED: Final = """
+    SELECT requests.line, clients.line FROM requests LEFT JOIN clients ON clients.id = requests.client
+    WHERE has_tokens = ? ORDER BY moment_s, client, requests.rowid
+"""
+_STEPS: Final = "SELECT stamp_s, line FROM steps ORDER BY stamp_s, rowid"
+
 
 @dataclass(frozen=True)
 class Merged:
-    """What went into the files.
+    """What went into the files, and what did not."""
 
-    Attributes
-    ----------
-    records
-        Lines of the trace, without its first.
-    aborted
-        Requests that produced no token.
-    steps
-        Lines of step statistics.
-    warmup_records
-        Requests left out because they warmed up.
-    steps_without_stats
-        Messages whose statistics another API server got.
-    torn
-        Ends of segments that were cut off.
-    """
-
-    records: int
-    aborted: int
+    records: int  # lines of the trace, without its first
+    aborted: int  # requests that produced no token
     steps: int
     warmup_records: int
-    steps_without_stats: int
+    steps_without_stats: int  # messages whose statistics another API server got
     torn: tuple[Torn, ...]
 
 
@@ -94,103 +88,109 @@ def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
     ------
     CaptureError
         When a line of a segment or of the client cannot be read.
+    OSError
+        When the volume is full or fails.
     """
-    with ExitStack() as stack:
-        sorters = _Sorters(*(stack.enter_context(Sorter(folder, name)) for name in _Sorters.NAMES))
-        return _Merge(folder, Clock(zero_monotonic_s), sorters).run(meta)
-
-
-@dataclass(frozen=True)
-class _Sorters:
-    NAMES = ("requests", "clients", "steps", "finished", "aborted")
-
-    requests: Sorter
-    clients: Sorter
-    steps: Sorter
-    finished: Sorter
-    aborted: Sorter
+    merging = _Merge(folder, Clock(zero_monotonic_s))
+    with scratch_database(folder, "steps") as steps:
+        # Closed before the steps are written: the volume holds the segments too.
+        with scratch_database(folder, "requests") as requests:
+            merging.read_segments(requests, steps)
+            merging.read_client(requests)
+            records = merging.write_trace(requests, meta)
+            aborted = merging.write_aborted(requests)
+        step_count = merging.write_steps(steps)
+    return Merged(records, aborted, step_count, merging.warmup, merging.without_stats, tuple(merging.torn))
 
 
 class _Merge:
-    """The three walks of one merge and what they count."""
+    """One merge and what it counts."""
 
-    def __init__(self, folder: Path, clock: Clock, sorters: _Sorters) -> None:
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.torn: list[Torn] = []
+        self.without_stats = 0
+        self.warmup = 0
         self._folder = folder
         self._clock = clock
-        self._sorters = sorters
-        self._torn: list[Torn] = []
-        self._without_stats = 0
-        self._warmup = 0
         self._first_arrival_s = float("inf")
         self._whole: WholeEngine | None = None
 
-    def run(self, meta: TraceMeta) -> Merged:
-        self._read_segments()
-        self._read_client()
-        self._join()
-        # The volume holds the segments too: what is merged leaves its room to what comes.
-        self._sorters.requests.close()
-        self._sorters.clients.close()
-        records = self._write(TRACE, (line for _, line in self._sorters.finished), first=encode_meta(meta))
-        self._sorters.finished.close()
-        steps = self._write(STEP_STATS, self._step_lines())
-        aborted = self._write(ABORTED, (line for _, line in self._sorters.aborted))
-        if not aborted:
-            (self._folder / f"{ABORTED}{PART_SUFFIX}").unlink()
-        return Merged(records, aborted, steps, self._warmup, self._without_stats, tuple(self._torn))
-
-    def _read_segments(self) -> None:
+    def read_segments(self, requests: sqlite3.Connection, steps: sqlite3.Connection) -> None:
+        requests.execute(_REQUEST_TABLE)
+        steps.execute(_STEP_TABLE)
         segments = list_segments(self._folder / FOLDER)
         whole = WholeEngine() if any(each.header.client_count > 1 for each in segments) else None
         for number, segment in enumerate(segments):
-            requests, steps = 0, 0
-            for line in read_segment(segment.path, self._torn.append):
-                requests, steps = requests + isinstance(line, Request), steps + isinstance(line, Step)
+            request_count = step_count = 0
+            for line in read_segment(segment.path, self.torn.append):
                 if isinstance(line, Request):
-                    self._sorters.requests.add(client_id(line.external_id or line.id), _ENCODER.encode(line))
+                    request_count += 1
+                    _add_request(requests, line)
                     if whole:
                         whole.add_request(line)
                 elif isinstance(line, Step):
-                    self._take_step(line)
+                    step_count += 1
+                    self._add_step(steps, line)
                     if whole:
                         whole.add_step(number, line)
-            _check_counts(segment, requests, steps)
+            _check_counts(segment, request_count, step_count)
         if whole:
             whole.freeze()
         self._whole = whole
+        requests.execute(_REQUEST_INDEX)
+        steps.execute(_STEP_INDEX)
 
-    def _take_step(self, step: Step) -> None:
+    def _add_step(self, steps: sqlite3.Connection, step: Step) -> None:
         if step.scheduler is None:
-            self._without_stats += 1
+            self.without_stats += 1
         else:
-            self._sorters.steps.add(step.t, _ENCODER.encode(step))
+            steps.execute("INSERT INTO steps VALUES (?, ?)", (step.t, _ENCODER.encode(step)))
 
-    def _read_client(self) -> None:
+    def read_client(self, requests: sqlite3.Connection) -> None:
+        requests.execute(_CLIENT_TABLE)
         for client, line in read_client(self._folder / f"{CLIENT}{PART_SUFFIX}"):
-            self._sorters.clients.add(client.id, line)
+            # Accounting tells of an id that comes twice.
+            requests.execute("INSERT OR IGNORE INTO clients VALUES (?, ?)", (client.id, line))
 
-    def _join(self) -> None:
-        for _, clients, requests in side_by_side(iter(self._sorters.clients), iter(self._sorters.requests)):
-            client = _CLIENT.decode(clients[0]) if clients else None
-            for line in requests:
-                self._take_request(_REQUEST.decode(line), client)
+    def write_trace(self, requests: sqlite3.Connection, meta: TraceMeta) -> int:
+        def line(request: Request, client: ClientRecord | None) -> bytes:
+            return encode(trace_record(request, client, self._clock, self._whole))
 
-    def _take_request(self, request: Request, client: ClientRecord | None) -> None:
-        if client is not None and client.warmup:
-            self._warmup += 1
-            return
-        self._first_arrival_s = min(self._first_arrival_s, request.arrival_monotonic_s)
-        if has_tokens(request):
-            record = trace_record(request, client, self._clock, self._whole)
-            self._sorters.finished.add(request.chunk_s[-1], encode(record))
-        else:
-            line = encode(aborted_record(request, client, self._clock))
-            self._sorters.aborted.add(request.arrival_monotonic_s, line)
+        return self._write(TRACE, self._joined(requests, line, has_tokens=True), first=encode_meta(meta))
 
-    def _step_lines(self) -> Iterator[bytes]:
-        for stamp_s, line in self._sorters.steps:
+    def write_aborted(self, requests: sqlite3.Connection) -> int:
+        def line(request: Request, client: ClientRecord | None) -> bytes:
+            return encode(aborted_record(request, client, self._clock))
+
+        aborted = self._write(ABORTED, self._joined(requests, line, has_tokens=False))
+        if not aborted:
+            (self._folder / f"{ABORTED}{PART_SUFFIX}").unlink()
+        return aborted
+
+    def _joined(
+        self,
+        requests: sqlite3.Connection,
+        to_line: Callable[[Request, ClientRecord | None], bytes],
+        *,
+        has_tokens: bool,
+    ) -> Iterator[bytes]:
+        for request_line, client_line in requests.execute(_JOINED, (has_tokens,)):
+            request = _REQUEST.decode(request_line)
+            client = None if client_line is None else _CLIENT.decode(client_line)
+            if client is not None and client.warmup:
+                self.warmup += 1
+                continue
+            self._first_arrival_s = min(self._first_arrival_s, request.arrival_monotonic_s)
+            yield to_line(request, client)
+
+    def write_steps(self, steps: sqlite3.Connection) -> int:
+        """Write the steps; the requests come first, which say when the first of them arrived."""
+        return self._write(STEP_STATS, self._step_lines(steps))
+
+    def _step_lines(self, steps: sqlite3.Connection) -> Iterator[bytes]:
+        for stamp_s, line in steps.execute(_STEPS):
             step = _STEP.decode(line)
-            if float(stamp_s) >= self._first_arrival_s and step.scheduler is not None:
+            if stamp_s >= self._first_arrival_s and step.scheduler is not None:
                 yield encode(step_stats(step, step.scheduler, self._clock))
 
     def _write(self, name: str, lines: Iterator[bytes], first: bytes | None = None) -> int:
@@ -202,6 +202,13 @@ class _Merge:
                 stream.write(line + b"\n")
                 count += 1
         return count
+
+
+def _add_request(requests: sqlite3.Connection, request: Request) -> None:
+    # What orders the lines of the file that it goes to.
+    moment_s = request.chunk_s[-1] if has_tokens(request) else request.arrival_monotonic_s
+    row = (client_id(request.external_id or request.id), has_tokens(request), moment_s, _ENCODER.encode(request))
+    requests.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", row)
 
 
 def _check_counts(segment: Segment, requests: int, steps: int) -> None:
@@ -227,21 +234,3 @@ def read_client(path: Path) -> Iterator[tuple[ClientRecord, bytes]]:
             yield _CLIENT.decode(line.text), line.text
         except msgspec.DecodeError as error:
             raise CaptureError("ClientRecordUnreadable", f"{path.name}, line {line.number}: {error}") from error
-
-
-def side_by_side(left: Iterator[Keyed], right: Iterator[Keyed]) -> Iterator[tuple[str, list[bytes], list[bytes]]]:
-    """Return each key of two sorted streams with its lines in either."""
-    lefts, rights = groupby(left, itemgetter(0)), groupby(right, itemgetter(0))
-    on_left, on_right = _group(lefts), _group(rights)
-    while on_left or on_right:
-        key = min(group[0] for group in (on_left, on_right) if group)
-        of_left = on_left[1] if on_left and on_left[0] == key else []
-        of_right = on_right[1] if on_right and on_right[0] == key else []
-        yield key, of_left, of_right
-        on_left = _group(lefts) if of_left else on_left
-        on_right = _group(rights) if of_right else on_right
-
-
-def _group(groups: "groupby[float | str, Keyed]") -> tuple[str, list[bytes]] | None:
-    found = next(groups, None)
-    return (str(found[0]), [line for _, line in found[1]]) if found else None

@@ -5,8 +5,9 @@ The client's lines and the engine's are walked side by side in the order of thei
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +16,8 @@ import msgspec
 from specdecode_operator.capture.files.formats import ClientRecord
 from specdecode_operator.capture.files.lines import read_lines
 from specdecode_operator.capture.files.manifest import AccountingEntry
-from specdecode_operator.capture.merge.external_sort import Sorter
-from specdecode_operator.capture.merge.merge import read_client, side_by_side
+from specdecode_operator.capture.merge.merge import read_client
+from specdecode_operator.capture.merge.scratch import scratch_database
 from specdecode_operator.capture.validation.totals import BY_ENGINE
 
 _SHOWN: Final = 20
@@ -168,16 +169,24 @@ def account(client: Path, trace: Path, aborted: Path | None, scratch: Path) -> A
         A folder for what is sorted.
     """
     accounting = Accounting()
-    with ExitStack() as stack:
-        clients = stack.enter_context(Sorter(scratch, "account-clients"))
-        records = stack.enter_context(Sorter(scratch, "account-records"))
+    with scratch_database(scratch, "accounting") as database:
+        database.execute("CREATE TABLE lines (id TEXT, is_engine INTEGER, line BLOB)")
         for found, line in read_client(client):
-            clients.add(found.id, line)
+            database.execute("INSERT INTO lines VALUES (?, 0, ?)", (found.id, line))
         for path in (trace, aborted):
             for side in _engine_side(path) if path else ():
-                records.add(side.request_id or "", msgspec.json.encode(side))
-        for key, of_client, of_engine in side_by_side(iter(clients), iter(records)):
-            accounting.add(key, [*map(_CLIENT.decode, of_client)], [*map(_ENGINE_SIDE.decode, of_engine)])
+                row = (side.request_id or "", msgspec.json.encode(side))
+                database.execute("INSERT INTO lines VALUES (?, 1, ?)", row)
+        database.execute("CREATE INDEX in_order ON lines (id, is_engine)")
+        rows = database.execute("SELECT id, is_engine, line FROM lines ORDER BY id, is_engine, rowid")
+        for key, of_key in groupby(rows, itemgetter(0)):
+            of_client, of_engine = [], []
+            for _, is_engine, line in of_key:
+                if is_engine:
+                    of_engine.append(_ENGINE_SIDE.decode(line))
+                else:
+                    of_client.append(_CLIENT.decode(line))
+            accounting.add(key, of_client, of_engine)
     return accounting
 
 

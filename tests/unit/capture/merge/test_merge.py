@@ -1,7 +1,9 @@
 """Segments and client lines become the files of a capture."""
 
+import errno
+import subprocess
+import sys
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,10 @@ import pytest
 
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.formats import TraceMeta, encode
-from specdecode_operator.capture.merge import external_sort
 from specdecode_operator.capture.merge import merge as merging
-from specdecode_operator.capture.merge.external_sort import Sorter
 from specdecode_operator.capture.merge.merge import Merged, merge
 from specdecode_operator.capture.merge.request_ids import client_id
+from specdecode_operator.capture.merge.scratch import scratch_database
 from specdecode_operator.capture.validation.validate import validate_capture
 from tests.support.recordings import (
     ZERO_S,
@@ -285,69 +286,70 @@ class TestRequestIds:
         assert (found.accounting.sent, found.accounting.records, found.accounting.mismatches) == (1, 2, 0)
 
 
+SORTING = """
+import resource, sys
+from pathlib import Path
+from specdecode_operator.capture.merge.scratch import scratch_database
+
+def peak_kib():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+with scratch_database(Path(sys.argv[1]), "test") as database:
+    before_kib = peak_kib()
+    database.execute("CREATE TABLE lines (key REAL, line BLOB)")
+    for number in range(60_000):
+        database.execute("INSERT INTO lines VALUES (?, ?)", (-float(number), b"x" * 1000))
+    database.execute("CREATE INDEX in_order ON lines (key)")
+    last, rows = float("-inf"), 0
+    for key, line in database.execute("SELECT key, line FROM lines ORDER BY key, rowid"):
+        assert last < key and len(line) == 1000
+        last, rows = key, rows + 1
+print((peak_kib() - before_kib) // 1024, rows)
+"""
+
+
 class TestMemory:
-    def test_sorting_holds_one_run(self, tmp_path: Path) -> None:
-        line = b"x" * 1000
-        with Sorter(tmp_path, "test", run_bytes=200_000) as sorter:
-            tracemalloc.start()
-            for number in range(20_000):
-                sorter.add(float(-number), line + str(number).encode())
-            keys = (key for key, _ in sorter)
-            assert _is_ascending(keys) == 20_000
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-        # 20 MB were sorted; each of the 118 runs has a read buffer of 8 KiB.
-        assert peak < 4_000_000
+    def test_a_scratch_database_holds_its_cache_alone(self, tmp_path: Path) -> None:
+        """In a process of its own: what SQLite takes, only the system counts."""
+        found = subprocess.run([sys.executable, "-c", SORTING, tmp_path], capture_output=True, text=True, check=True)
+        peak_mib, rows = map(int, found.stdout.split())
+        assert rows == 60_000
+        assert peak_mib < 40, "60 MB were sorted"
         assert list(tmp_path.iterdir()) == []
 
     def test_the_volume_needs_no_room_for_what_is_merged_already(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(external_sort, "RUN_BYTES", 20_000)
         _write_many(tmp_path, 200)
         there: dict[str, set[str]] = {}
 
         def look_and_encode(line: msgspec.Struct) -> bytes:
-            runs = {path.name.partition(".")[0] for path in tmp_path.glob("*.run-*")}
-            there.setdefault(type(line).__name__, set()).update(runs)
+            there.setdefault(type(line).__name__, set()).update(path.name for path in tmp_path.glob("*.scratch"))
             return encode(line)
 
         monkeypatch.setattr(merging, "encode", look_and_encode)
         merge(tmp_path, META, ZERO_S)
-        assert there == {"TraceRecord": {"requests", "clients", "steps", "finished"}, "StepStats": {"steps"}}
+        assert there == {"TraceRecord": {"requests.scratch", "steps.scratch"}, "StepStats": {"steps.scratch"}}
+        assert not list(tmp_path.glob("*.scratch*"))
 
-    def test_more_runs_than_files_may_be_open(self, tmp_path: Path) -> None:
-        with Sorter(tmp_path, "test", run_bytes=1000) as sorter:
-            for number in range(2000):
-                sorter.add(float((number * 7919) % 2000), str(number).encode())
-            assert len(list(tmp_path.iterdir())) < 130
-            assert _is_ascending(key for key, _ in sorter) == 2000
+    def test_a_volume_that_is_full_is_told_as_any_file_tells_it(self, tmp_path: Path) -> None:
+        def fill() -> None:
+            with scratch_database(tmp_path, "a") as database:
+                database.execute("CREATE TABLE lines (line BLOB)")
+                database.execute("PRAGMA max_page_count = 4")
+                database.execute("INSERT INTO lines VALUES (zeroblob(100000))")
 
-    def test_equal_keys_keep_their_order(self, tmp_path: Path) -> None:
-        with Sorter(tmp_path, "test", run_bytes=500) as sorter:
-            for number in range(100):
-                sorter.add(str(number % 3), str(number).encode())
-            found = [int(line) for key, line in sorter if key == "1"]
-        assert found == sorted(found)
+        with pytest.raises(OSError, match="full") as failure:
+            fill()
+        assert failure.value.errno == errno.ENOSPC
+        assert list(tmp_path.iterdir()) == []
 
-    def test_merging_and_validating_do_not_grow_with_the_capture(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_merging_and_validating_do_not_grow_with_the_capture(self, tmp_path: Path) -> None:
         """Five times the lines must not need half as much memory again: 8 bytes a measure and request are held."""
-        monkeypatch.setattr(external_sort, "RUN_BYTES", 200_000)
         few, many = (_peak_of_a_capture(tmp_path / str(requests), requests) for requests in (200, 1000))
         size = sum(path.stat().st_size for path in (tmp_path / "1000").rglob("*.part"))
         assert many < 1.5 * few
         assert 2 * many < size
-
-
-def _is_ascending(keys: Iterator[float | str]) -> int:
-    count, last = 0, float("-inf")
-    for key in keys:
-        assert float(key) >= last
-        last = float(key)
-        count += 1
-    return count
 
 
 def _peak_of_a_capture(folder: Path, requests: int) -> int:

@@ -1,0 +1,40 @@
+"""Tables for what memory does not hold: SQLite sorts and joins them in a file on the volume."""
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+CACHE_KIB: Final = 8 * 1024
+"""What SQLite holds of a database in memory."""
+
+SUFFIX: Final = ".scratch"
+
+
+@contextmanager
+def scratch_database(folder: Path, name: str) -> Iterator[sqlite3.Connection]:
+    """Open a database in a folder for as long as the block lasts; its file goes with it.
+
+    Raises
+    ------
+    OSError
+        When the volume is full or fails.
+    """
+    path = folder / f"{name}{SUFFIX}"
+    # Nobody else opens it, so no locks, which some network file systems do not have. It is never read after a crash,
+    # so no journal either: all is one transaction that nobody commits.
+    database = sqlite3.connect(f"file:{quote(str(path))}?vfs=unix-none", uri=True, isolation_level=None)
+    try:
+        for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
+            database.execute(f"PRAGMA {setting}")
+        database.execute("BEGIN")
+        yield database
+    except sqlite3.OperationalError as error:
+        full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+    finally:
+        database.close()
+        path.unlink(missing_ok=True)
