@@ -9,6 +9,7 @@ from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.engine_pod import engine_timings
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
+from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollout import Rollout, beside, read_rollout
 from specdecode_operator.deployment.proof.residual import BudgetResidual, budget_residual
 from specdecode_operator.engine.metrics import Reading
@@ -38,7 +39,10 @@ class Observation:
     """What was seen of engines on several nodes before."""
 
     replaced_workload: Body | None = None
-    """What started engines before, while it is there beside the workload, or in its place."""
+    """The workload of another kind that ran the engines before, while it is there."""
+
+    blocked: Readiness | None = None
+    """Why the API server did not take what is desired."""
 
     @property
     def missed(self) -> bool:
@@ -49,11 +53,13 @@ class Observation:
 def observed_residual(desired: DesiredState, observation: Observation) -> BudgetResidual | None:
     """Return how far the engines are from the plan in force; None while there is nothing to compare."""
     outcome = desired.outcome
+    if observation.blocked:
+        return None
     return budget_residual(outcome.facts, outcome.plan, observation.readings) if isinstance(outcome, Launch) else None
 
 
 def rollout_of(outcome: Launch | RolledBack, observation: Observation) -> Rollout:
-    """Return how far the engines of a outcome are."""
+    """Return how far the engines are."""
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
         return beside(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)

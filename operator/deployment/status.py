@@ -1,4 +1,4 @@
-"""Says in the status of a SpecDecodeDeployment what is intended and what was seen."""
+"""The status of a SpecDecodeDeployment: what is desired and what was observed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _PROOFS: Final = ("SpeculationActive", "BudgetAccurate")
 class _Seen:
     """What the engines show, and the figures that the status has of them."""
 
-    summary: Readiness
+    readiness: Readiness
     conditions: list[ConditionUpdate]
     figures: ObservedStatus | None = None
 
@@ -48,15 +48,15 @@ def compose_status(
 ) -> SpecDecodeDeploymentStatus:
     """Say in the status what is intended and what was seen; schedules stay as they were where none are given."""
     seen = _seen(parent, desired, observation)
-    summary = name_claim_users(seen.summary, observation.claim_users)
-    if parent.suspended_for is not None and summary.status is TRUE:
-        summary = lent(parent.suspended_for)
-    conditions = [*summary.conditions(), *desired.conditions, *seen.conditions]
+    readiness = name_claim_users(seen.readiness, observation.claim_users)
+    if parent.suspended_for is not None and readiness.status is TRUE:
+        readiness = lent(parent.suspended_for)
+    conditions = [*readiness.conditions(), *desired.conditions, *seen.conditions]
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
         conditions=stamp(conditions, parent.status.conditions, parent.generation, now),
-        plan=desired.outcome.told,
+        plan=desired.outcome.plan_status,
         observed=seen.figures,
         captures=list(parent.status.captures if schedules is None else schedules),
         replicas=sum(each.get("replicas", 0) for each in counts),
@@ -66,27 +66,29 @@ def compose_status(
 
 
 def _seen(parent: Parent, desired: DesiredState, observation: Observation) -> _Seen:
+    if observation.blocked:
+        return _not_launched(observation.blocked, observation)
     match desired.outcome:
-        case NotLaunched() as obstacle:
-            return _not_launched(obstacle, observation)
+        case NotLaunched() as outcome:
+            return _not_launched(outcome.readiness, observation)
         case RolledBack() as outcome:
             return _earlier(outcome, observation)
-        case Launch() as launch:
-            return _in_force(parent, launch, observation)
+        case Launch() as outcome:
+            return _in_force(parent, outcome, observation)
 
 
-def _not_launched(obstacle: NotLaunched, observation: Observation) -> _Seen:
+def _not_launched(readiness: Readiness, observation: Observation) -> _Seen:
     """What there is to say while nothing is launched."""
     unproven = _unproven("NotLaunched", "nothing is launched for this spec")
-    return _Seen(obstacle.summary, [earlier_engines_condition(observation.workload), *unproven])
+    return _Seen(readiness, [earlier_engines_condition(observation.workload), *unproven])
 
 
 def _earlier(outcome: RolledBack, observation: Observation) -> _Seen:
     """What there is to say of engines that were put back."""
     rollout = rollout_of(outcome, observation)
-    summary = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
+    readiness = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
     unproven = _unproven(ROLLED_BACK, "the engines are those of an earlier spec")
-    return _Seen(summary, [available_condition(rollout), *unproven])
+    return _Seen(readiness, [available_condition(rollout), *unproven])
 
 
 def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen:
@@ -104,10 +106,10 @@ def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen
         speculation = kept(before.get(speculation.type), parent.generation) or speculation
         budget = kept(before.get(budget.type), parent.generation) or budget
     paused = facts.spec.rollout.paused
-    summary = without_engines(facts.spec) or summarize(
+    readiness = without_engines(facts.spec) or summarize(
         rollout, speculation, before.get("Ready"), parent.generation, paused=paused
     )
-    return _Seen(summary, [available_condition(rollout), speculation, budget], figures)
+    return _Seen(readiness, [available_condition(rollout), speculation, budget], figures)
 
 
 def _unproven(reason: str, message: str) -> list[ConditionUpdate]:

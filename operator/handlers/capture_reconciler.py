@@ -20,9 +20,9 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.reading import is_reader
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.hindrance import hindrance
 from specdecode_operator.handlers.inventory import BlockedError, Inventory, identity
 from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.writes import what_blocks
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
@@ -80,7 +80,7 @@ class CaptureReconciler:
             await self._report(capture, broken(capture, error))
             raise
         status_is_current = capture.status.observed_generation == capture.generation
-        summary = await hindrance(self._write(capture, decision.writes), status_is_current=status_is_current)
+        summary = await what_blocks(self._write(capture, decision.writes), status_is_current=status_is_current)
         await self._report(capture, decision if summary is None else hindered(decision, summary))
 
     async def _look(self, capture: Capture) -> Surroundings:

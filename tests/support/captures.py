@@ -6,8 +6,8 @@ from typing import Any
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.surroundings import DeploymentSeen, Surroundings
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.spec.parent import read_parent
+from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
 
 OPERATOR_IMAGE = "registry.example/operator:1"
@@ -33,7 +33,7 @@ def capture(spec: Body | None = None, *, labels: Body | None = None, status: Bod
 def deployment_seen(spec: Body | None = None, **seen: Any) -> DeploymentSeen:
     """The deployment `llama`, on CPU unless a spec says otherwise."""
     owner = read_parent(parent(spec or tiny_cpu()))
-    return DeploymentSeen(owner.key, owner.uid, owner.generation, intend(owner, ()), **seen)
+    return DeploymentSeen(owner.key, owner.uid, owner.generation, desired_state(owner, ()), **seen)
 
 
 def surroundings(**changes: Any) -> Surroundings:

@@ -1,19 +1,37 @@
 """What becomes of a SpecDecodeDeployment in a cluster with a node of H100s and one of H200s."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment import decision
+from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from tests.support.objects import H100, H200
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 H100_NODE, H200_NODE = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8)
+
+
+def desired_state(
+    owner: Parent,
+    nodes: tuple[NodeFacts, ...] = (),
+    entries: Mapping[str, str] = MappingProxyType({}),
+    pods: Sequence[Body] = (),
+    calibration: Calibration = UNCALIBRATED,
+    **cluster: Any,
+) -> DesiredState:
+    """Return what should exist for an object in a cluster; the rest as ClusterState has it."""
+    given = ClusterState(nodes, entries, pods, calibration=calibration, **cluster)
+    return decision.decide(owner, given)
 
 
 def decide(
@@ -21,7 +39,7 @@ def decide(
 ) -> tuple[DesiredState, SpecDecodeDeploymentStatus, dict[str, Condition]]:
     """Return what an object comes to there, its status, and that one's conditions by type."""
     owner = read_parent(body)
-    desired = intend(owner, nodes)
+    desired = desired_state(owner, nodes)
     status = compose_status(owner, desired, observation or Observation(), NOW)
     return desired, status, {condition.type: condition for condition in status.conditions}
 

@@ -12,13 +12,12 @@ from specdecode_operator.capture.control.status import is_outlived
 from specdecode_operator.capture.control.subject import read_capture
 from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
 from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, deployment_seen, surroundings
-from tests.support.decisions import NOW
+from tests.support.decisions import NOW, desired_state
 from tests.support.field_cases import FieldCase
 from tests.support.objects import Body, parent
 from tests.support.schedule_field_cases import schedule_outcomes
@@ -45,7 +44,7 @@ _LONG_AGO = {
 def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     """Objects that are wanted for a spec with what becomes of its captures, and its status."""
     owner = read_parent(parent(spec))
-    desired = intend(owner, case.nodes)
+    desired = desired_state(owner, case.nodes)
     status = compose_status(owner, desired, Observation(), NOW)
     scheduled = [
         dataclasses.replace(decision, create=[_created(body) for body in decision.create])

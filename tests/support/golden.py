@@ -19,13 +19,13 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.subject import read_capture
 from specdecode_operator.capture.control.surroundings import DeploymentSeen, Surroundings
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.download import wanted_downloads
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
+from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, Body, parent
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,9 @@ def _decided(text: str, *, downloaded: bool) -> DesiredState:
     body = json.loads(text)
     owner = read_parent(parent(body["spec"], name=body["metadata"]["name"]))
     sources = wanted_downloads(SpecDecodeDeploymentSpec.model_validate(body["spec"])).values() if downloaded else ()
-    return intend(owner, FLEET, groups=True, downloads={source.key: _COMMIT for source in sources})
+    return desired_state(
+        owner, FLEET, has_leader_worker_sets=True, downloads={source.key: _COMMIT for source in sources}
+    )
 
 
 def _children(body: Body) -> list[Body]:

@@ -4,12 +4,12 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
+from tests.support.decisions import desired_state
 from tests.support.objects import H200, Body, pair_70b, parent
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,7 +24,7 @@ def cached(**changes: Any) -> Body:
 
 
 def decide(spec: Body, pods: list[Body] | None = None, downloads: dict[str, str] | None = None) -> DesiredState:
-    return intend(read_parent(parent(spec)), NODES, pods=pods or [], downloads=downloads or {})
+    return desired_state(read_parent(parent(spec)), NODES, pods=pods or [], downloads=downloads or {})
 
 
 def jobs(desired: DesiredState) -> list[Body]:

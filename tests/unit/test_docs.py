@@ -173,7 +173,7 @@ def test_every_trouble_is_in_troubleshooting() -> None:
         "deployment/spec/model_storage.py": lambda code: re.findall(r'reason="(\w+)"', code),
         "handlers/inventory.py": lambda code: re.findall(r'"([A-Z][a-z]\w+)"', code),
         "handlers/launcher.py": lambda code: re.findall(r'"([A-Z][a-z]\w+)"', code),
-        "handlers/hindrance.py": lambda code: re.findall(r'(?:working|stalled)\("(\w+)"', code),
+        "handlers/writes.py": lambda code: re.findall(r'(?:working|stalled)\("(\w+)"', code),
     }
     for path, reasons in reasons_of.items():
         found = set(reasons((ROOT / "operator" / path).read_text()))

@@ -35,9 +35,9 @@ def deployment_hold(name: str, desired: DesiredState | None) -> Blocked | None:
     if isinstance(course, RolledBack):
         message = f"deployment {name} was rolled back ({course.failure}); goes on when its spec serves"
         return Blocked("DeploymentRolledBack", message, permanent=True)
-    why = f"{course.summary.reason}: {course.summary.message}"
+    why = f"{course.readiness.reason}: {course.readiness.message}"
     message = f"deployment {name} has no plan in force ({why}); goes on when it has one"
-    return Blocked("DeploymentNotPlanned", message, permanent=course.summary.stalled)
+    return Blocked("DeploymentNotPlanned", message, permanent=course.readiness.stalled)
 
 
 def engine_hold(facts: Facts, plan: Plan) -> Blocked | None:

@@ -267,7 +267,7 @@ def _settings(
 def _context(facts: Facts, source: Source, pod: Body, added: list[str]) -> dict[str, Any]:
     """Return what the manifest repeats: whose engine it was, and what was different in it."""
     engine = _engine_container(pod)
-    told: PlanStatus = source.launch.told
+    told: PlanStatus = source.launch.plan_status
     return {
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
         "image": engine["image"],

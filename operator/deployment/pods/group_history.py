@@ -3,7 +3,7 @@
 A LeaderWorkerSet makes the whole group anew: restart counters begin at zero
 and last words are gone with their pods, and it has no deadline of its own. So
 what pods said is kept while they were there. After a restart of the operator
-it is known from the object's memory (`rollback.Memory`), where a crash is written down.
+it is known from the object's last_good (`rollback.LastGood`), where a crash is written down.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Remembers the engines that served last, and puts them back when those of a new spec never do.
+"""The workload that served last, which is put back when engines of a new spec never serve.
 
-What is remembered lies in a ConfigMap beside the other children, so that it
+It lies in a ConfigMap beside the other children, so that it
 outlives the operator: what started the engines that served, and the attempt
 that failed. Nothing is written to the spec, and an attempt that failed is not made
 again before the spec or its plan changes.
@@ -9,14 +9,16 @@ again before the spec or its plan changes.
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.objects.workload import serving_template, with_pods_of, workload_name
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, as_data, from_data
 from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
 from specdecode_operator.kube.manifests import owned
+from specdecode_operator.sizing.choice.plan import Plan
 
 _CRASHES_BELIEVED: Final = 3
 """Starts after the first that an engine gets, where its last words do not say that more are in vain."""
@@ -48,7 +50,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Memory:
+class LastGood:
     """What is known of earlier engines of an object.
 
     Attributes
@@ -67,11 +69,11 @@ class Memory:
 
 
 def last_good_name(key: Key) -> str:
-    """Return the name of the ConfigMap that holds the memory of an object."""
+    """Return the name of the ConfigMap that holds the last good workload of an object."""
     return f"{key.name}-last-good"
 
 
-def read_last_good(config_map: Body | None) -> Memory | None:
+def read_last_good(config_map: Body | None) -> LastGood | None:
     """Return what a ConfigMap holds; None where there is none, or somebody broke it."""
     data = (config_map or {}).get("data") or {}
     try:
@@ -80,26 +82,29 @@ def read_last_good(config_map: Body | None) -> Memory | None:
         template = serving_template(workload)
         if not isinstance(template["spec"], dict) or template_hash(template) is None or not workload["apiVersion"]:
             return None
-        return Memory(workload, Failure(**failure) if failure else None, from_data(groups) if groups else None)
+        return LastGood(workload, Failure(**failure) if failure else None, from_data(groups) if groups else None)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def render_last_good(key: Key, uid: str, memory: Memory) -> Body:
-    """Return the ConfigMap for a memory."""
-    data = {_STARTER: json.dumps(memory.workload, indent=2, sort_keys=True)}
-    if memory.failure is not None:
-        data[_FAILURE] = json.dumps(asdict(memory.failure), indent=2, sort_keys=True)
-    if memory.groups is not None:
-        data[_GROUPS] = json.dumps(as_data(memory.groups), indent=2, sort_keys=True)
+def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
+    """Return the ConfigMap that holds it."""
+    data = {_STARTER: json.dumps(last_good.workload, indent=2, sort_keys=True)}
+    if last_good.failure is not None:
+        data[_FAILURE] = json.dumps(asdict(last_good.failure), indent=2, sort_keys=True)
+    if last_good.groups is not None:
+        data[_GROUPS] = json.dumps(as_data(last_good.groups), indent=2, sort_keys=True)
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": last_good_name(key)}, "data": data}
     return owned(body, key, uid)
 
 
-def attempt_of(spec: dict[str, Any], *place: object) -> str:
-    """Name what is tried: a spec, but for what changes no engine, at the place that the plan found for it."""
-    engines = {field: value for field, value in spec.items() if field not in _NOT_AN_ATTEMPT}
-    text = json.dumps([engines, *map(str, place)], sort_keys=True)
+def attempt_of(spec: SpecDecodeDeploymentSpec, plan: Plan) -> str:
+    """Return what tells one attempt from another: a spec, but for what changes no engine, at the place of its plan."""
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    engines = {field: value for field, value in fields.items() if field not in _NOT_AN_ATTEMPT}
+    chosen = plan.chosen
+    place = map(str, (chosen.product, chosen.tensor, chosen.gpus, chosen.nodes))
+    text = json.dumps([engines, *place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -109,36 +114,38 @@ def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
     return owned({**body, "metadata": {"name": workload_name(key, body["kind"])}}, key, uid)
 
 
-def remembered(memory: Memory | None, wanted: Body, attempt: str, rollout: Rollout) -> Memory | None:
+def remembered(last_good: LastGood | None, wanted: Body, attempt: str, rollout: Rollout) -> LastGood | None:
     """Return what is to be remembered now that the engines of a workload are where they are.
 
     ``wanted`` starts the engines of this attempt, not yet taken back.
     """
     if rollout.wanted == 0:
-        return memory
+        return last_good
     if rollout.complete:
-        return Memory({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
-    if memory is None or template_hash(serving_template(memory.workload)) == template_hash(serving_template(wanted)):
-        return memory
+        return LastGood({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
+    if last_good is None or template_hash(serving_template(last_good.workload)) == template_hash(
+        serving_template(wanted)
+    ):
+        return last_good
     reason = _why_in_vain(rollout)
-    return memory if reason is None else replace(memory, failure=Failure(attempt, *reason))
+    return last_good if reason is None else replace(last_good, failure=Failure(attempt, *reason))
 
 
-def with_crashes(memory: Memory | None, groups: GroupHistory) -> Memory | None:
-    """Return the memory with the crashes of groups, as far as another one of them would still change something.
+def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood | None:
+    """Return it with the crashes of groups, as far as another one of them would still change something.
 
     So a group that crashes for days is written down a few times.
     """
-    if memory is None:
+    if last_good is None:
         return None
     if not groups.crashed:
-        return replace(memory, groups=None)
-    kept = memory.groups or UNSEEN
+        return replace(last_good, groups=None)
+    kept = last_good.groups or UNSEEN
     earlier = kept if kept.template == groups.template else UNSEEN
     if earlier.crashed == groups.crashed or earlier.crashes >= _CRASHES_BELIEVED:
-        return memory
+        return last_good
     # How long was waited is counted anew at each look.
-    return replace(memory, groups=replace(groups, waited_s=0.0))
+    return replace(last_good, groups=replace(groups, waited_s=0.0))
 
 
 def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:

@@ -1,7 +1,7 @@
-"""One SpecDecodeDeployment as the API server has it, and the reading of its spec."""
+"""One SpecDecodeDeployment as the API server has it, its spec parsed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,56 +23,61 @@ class Parent:
     key: Key
     uid: str
     generation: int
-    spec: Body
+    raw_spec: Body
+    """As it is written, which may be invalid."""
+
+    spec: SpecDecodeDeploymentSpec | InvalidSpecError
+    """The spec with its types, or why it has none: then an older CRD is installed, for ours refuses such a spec."""
+
     status: SpecDecodeDeploymentStatus
     suspended_for: str | None = None
-    """The capture that has its GPUs."""
+    """The capture that has its GPUs: meanwhile the object is as if it were suspended."""
+
+    @property
+    def wants_no_engine(self) -> bool:
+        """Whether the spec asks for no engine, whatever else is wrong with it."""
+        return self.raw_spec.get("suspend") is True or self.raw_spec.get("replicas") == 0
+
+    @property
+    def schedules(self) -> list[CaptureSchedule] | None:
+        """The schedules of captures; None where the spec is invalid."""
+        if isinstance(self.spec, InvalidSpecError) or schedule_problems(self.spec.captures):
+            return None
+        return self.spec.captures
 
 
-def read_parent(body: Mapping[str, Any]) -> Parent:
-    """Take an object apart; a status that cannot be read counts as none."""
-    metadata = body["metadata"]
-    try:
-        # Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing.
-        status = SpecDecodeDeploymentStatus.model_validate(body.get("status") or {}, extra="ignore")
-    except ValidationError:
-        status = SpecDecodeDeploymentStatus()
+def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None) -> Parent:
+    """Return the object of a body; a status that cannot be read counts as none.
+
+    ``preempted_by`` is the capture that has the GPUs of its engines, if one has.
+    """
+    metadata, spec = body["metadata"], body.get("spec") or {}
+    if spec.get("suspend") or spec.get("replicas") == 0:
+        preempted_by = None  # it has no GPUs to give
+    if preempted_by is not None:
+        spec = {**spec, "suspend": True}
     return Parent(
         key=Key(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
         generation=metadata["generation"],
-        spec=body.get("spec") or {},
-        status=status,
+        raw_spec=spec,
+        spec=_parse_spec(spec),
+        status=_parse_status(body.get("status") or {}),
+        suspended_for=preempted_by,
     )
 
 
-def lend(parent: Parent, capture: str | None) -> Parent:
-    """Return the object as it holds while a capture has its GPUs: as if it were suspended."""
-    if capture is None or parent.spec.get("suspend") or parent.spec.get("replicas") == 0:
-        return parent
-    return replace(parent, spec={**parent.spec, "suspend": True}, suspended_for=capture)
-
-
-def parse_spec(spec: Body) -> SpecDecodeDeploymentSpec:
-    """Return the spec with its types; the CRD refuses what fails here, unless an older one is installed.
-
-    Fields of a newer CRD are passed over, as the API server passes over fields of no CRD.
-
-    Raises
-    ------
-    InvalidSpecError
-        When it does not hold together.
-    """
+def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:
+    """Fields of a newer CRD are passed over, as the API server passes over fields of no CRD."""
     try:
         return SpecDecodeDeploymentSpec.model_validate(spec, extra="ignore")
     except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error)) from error
+        return InvalidSpecError(spec_problems(error))
 
 
-def schedules_of(parent: Parent) -> list[CaptureSchedule] | None:
-    """Return the schedules of captures; None where the spec does not hold together."""
+def _parse_status(status: Body) -> SpecDecodeDeploymentStatus:
+    """Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing."""
     try:
-        schedules = parse_spec(parent.spec).captures
-    except InvalidSpecError:
-        return None
-    return None if schedule_problems(schedules) else schedules
+        return SpecDecodeDeploymentStatus.model_validate(status, extra="ignore")
+    except ValidationError:
+        return SpecDecodeDeploymentStatus()

@@ -10,7 +10,6 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from specdecode_operator.cli.main import app
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.proof.residual import share
@@ -19,6 +18,7 @@ from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, parse_calibration
+from tests.support.decisions import desired_state
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 from tests.unit.deployment.proof.test_residual import reading
@@ -32,7 +32,7 @@ def serving(
     """The object as kubectl prints it, while an engine serves that got so many blocks less than an estimate says."""
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", **parent(spec or pair_70b())}
     owner = read_parent(body)
-    plain, intent = intend(owner, NODES), intend(owner, NODES, calibration=calibration)
+    plain, intent = desired_state(owner, NODES), desired_state(owner, NODES, calibration=calibration)
     assert isinstance(plain.outcome, Launch)
     budget = plain.outcome.plan.chosen.budget
     blocks = budget.num_blocks - missing_blocks

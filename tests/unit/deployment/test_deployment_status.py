@@ -7,13 +7,12 @@ import pytest
 
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.conditions import news
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable
-from tests.support.decisions import NOW, decide, summary
+from tests.support.decisions import NOW, decide, desired_state, summary
 from tests.support.objects import deployment, ended, parent, pod, tiny_cpu, waiting
 from tests.support.scheduler_words import NO_ROOM, UNMOUNTABLE
 
@@ -274,7 +273,7 @@ def test_transition_times_stand_still_while_a_status_does() -> None:
     _, first, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
     owner = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
     lost = Observation(deployment(replicas=1, updated=1, available=0))
-    later = compose_status(owner, intend(owner, ()), lost, NOW + timedelta(hours=1))
+    later = compose_status(owner, desired_state(owner, ()), lost, NOW + timedelta(hours=1))
     times = {condition.type: condition.last_transition_time for condition in later.conditions}
     assert times["Ready"] == "2026-01-01T01:00:00Z"
     assert times["Planned"] == "2026-01-01T00:00:00Z"
@@ -284,7 +283,7 @@ def test_a_reconcile_that_finds_nothing_new_says_nothing_new() -> None:
     seen = Observation(SERVING, [], {"llama-1": reading()})
     _, first, _ = decide(parent(tiny_cpu()), seen)
     again = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
-    assert compose_status(again, intend(again, ()), seen, NOW + timedelta(hours=1)) == again.status
+    assert compose_status(again, desired_state(again, ()), seen, NOW + timedelta(hours=1)) == again.status
     assert news(first.conditions, first.conditions) == []
 
 

@@ -10,11 +10,11 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.resources import CHILDREN
+from tests.support.decisions import desired_state
 from tests.support.model_caches import cached
 from tests.support.objects import parent
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100
@@ -66,7 +66,11 @@ def launch(cluster: FakeCluster, *specs: Body, nodes: Sequence[tuple[NodeFacts, 
     launcher = Launcher(cast("Cluster", cluster), cache)
     for spec, present in zip_longest(specs, nodes, fillvalue=FOUR_H100):
         owner = read_parent(parent(cast("Body", spec)))
-        asyncio.run(launcher.launch(owner, intend(owner, cast("tuple[NodeFacts, ...]", present), groups=True)))
+        asyncio.run(
+            launcher.carry_out(
+                owner, desired_state(owner, cast("tuple[NodeFacts, ...]", present), has_leader_worker_sets=True)
+            )
+        )
         for resource in CHILDREN:
             live = [body for (kind, _), body in cluster.stored.items() if kind == resource.kind]
             cache.retain(resource.kind, live, 1)

@@ -13,13 +13,13 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
 from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
+from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
 
 RETENTION = {"count": 1}
@@ -87,12 +87,12 @@ def owner(*schedules: str, status_of: str) -> Parent:
 
 
 def keep(cluster: FakeCluster, cache: Cache, owner: Parent) -> list[ScheduleStatus]:
-    schedules = [CaptureSchedule.model_validate(each) for each in owner.spec["captures"]]
+    schedules = [CaptureSchedule.model_validate(each) for each in owner.raw_spec["captures"]]
     return asyncio.run(ScheduleKeeper(cast("Cluster", cluster), cache, Mute()).keep(owner, schedules))
 
 
 def status(owner: Parent, kept: list[ScheduleStatus]) -> Any:
-    return compose_status(owner, intend(owner, ()), Observation(), datetime.now(UTC), kept).captures
+    return compose_status(owner, desired_state(owner, ()), Observation(), datetime.now(UTC), kept).captures
 
 
 def test_retention_removes_the_older_claim_of_its_schedule() -> None:

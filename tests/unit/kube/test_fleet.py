@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
+from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
 PLAIN = {"nvidia.com/gpu.replicas": "1", "nvidia.com/gpu.sharing-strategy": "none", "nvidia.com/mig.capable": "true"}
@@ -30,8 +30,8 @@ def facts(body: dict[str, Any]) -> NodeFacts:
 
 
 def planned(*nodes: dict[str, Any], **spec: Any) -> str:
-    intent = intend(read_parent(parent(pair_70b(**spec))), tuple(facts(body) for body in nodes))
-    return next(finding.message for finding in intent.findings if finding.type == "Planned")
+    intent = desired_state(read_parent(parent(pair_70b(**spec))), tuple(facts(body) for body in nodes))
+    return next(condition.message for condition in intent.conditions if condition.type == "Planned")
 
 
 def test_whole_gpus_keep_their_exact_product() -> None:
@@ -87,8 +87,8 @@ def test_nodes_that_the_spec_does_not_mean_are_not_mentioned() -> None:
     message = planned(*nodes, accelerator={"product": [H200]})
     assert "slices" not in message
     assert "old" not in message
-    intent = intend(read_parent(parent(tiny_cpu())), (facts(node(MIG, "slices")),))
-    assert all("slices" not in finding.message for finding in intent.findings)
+    intent = desired_state(read_parent(parent(tiny_cpu())), (facts(node(MIG, "slices")),))
+    assert all("slices" not in condition.message for condition in intent.conditions)
 
 
 def test_a_thousand_nodes_make_a_short_message() -> None:
@@ -99,7 +99,7 @@ def test_a_thousand_nodes_make_a_short_message() -> None:
 
 
 def test_asking_for_a_slice_says_why_not() -> None:
-    intent = intend(read_parent(parent(pair_70b(accelerator={"product": [MIG]}))), ())
-    accepted = intent.findings[0]
+    intent = desired_state(read_parent(parent(pair_70b(accelerator={"product": [MIG]}))), ())
+    accepted = intent.conditions[0]
     assert accepted.status == "False"
     assert "is a MIG slice" in accepted.message

@@ -5,11 +5,11 @@ from typing import Any
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.migration.convert import migrate
+from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, parent
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
@@ -135,7 +135,7 @@ SPECS = st.builds(
 
 def rendered(spec: dict[str, Any]) -> dict[str, Any] | None:
     """The Deployment that the operator makes of a spec, as a person's own; None where it makes none."""
-    intent = intend(read_parent(parent(spec)), NODES)
+    intent = desired_state(read_parent(parent(spec)), NODES)
     for child in intent.children:
         if child["kind"] == "Deployment":
             # The hash counts the order of lists in, which says nothing where their elements have names.
@@ -166,7 +166,7 @@ def check(spec: dict[str, Any]) -> None:
     assert by_key(after["spec"]) == by_key(before["spec"])
 
 
-# Specs are large, and finding the smallest that fails takes minutes: what fails is told by the difference.
+# Specs are large, and condition the smallest that fails takes minutes: what fails is told by the difference.
 @settings(max_examples=100, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(SPECS)
 def test_an_object_survives_rendering_and_import(spec: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.base.eras import find_era
@@ -24,6 +23,7 @@ from specdecode_operator.sizing.pair.calibration import UNCALIBRATED
 from specdecode_operator.sizing.pair.pair import EngineLimits, Parallelism
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
+from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
 from tests.support.small_models import GEMMA4
 from tests.unit.sizing.conftest import PairFactory
@@ -229,5 +229,5 @@ class TestDefect10TheHubInsideAReconcile:
             monkeypatch.setattr(socket.socket, name, refuse)
         monkeypatch.setattr(socket, "getaddrinfo", refuse)
         spec = pair_70b(target={"model": "nobody/knows-this"})
-        intent = intend(read_parent(parent(spec)), (), {}, (), UNCALIBRATED)
+        intent = desired_state(read_parent(parent(spec)), (), {}, (), UNCALIBRATED)
         assert [child["kind"] for child in intent.children] == ["Job"]

@@ -268,7 +268,7 @@ class TestSettings:
         assert context["image"] == "localhost/engine:1"
         assert context["command"] == template["spec"]["containers"][0]["command"]
         assert isinstance(seen.desired.outcome, Launch)
-        assert context["plan"]["kvCacheTokens"] == seen.desired.outcome.told.kv_cache_tokens
+        assert context["plan"]["kvCacheTokens"] == seen.desired.outcome.plan_status.kv_cache_tokens
         assert context["deployment"] == {"name": "llama", "uid": "uid-1", "generation": 1}
 
     def test_names_are_those_of_what_runs_in_the_pod(self) -> None:

@@ -9,13 +9,13 @@ import pytest
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.pods.readiness import summarize
 from specdecode_operator.deployment.pods.rollout import read_rollout
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.pod_template import pod_template_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import NodeFacts
+from tests.support.decisions import desired_state
 from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8),)
@@ -24,7 +24,7 @@ OVERDUE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadline
 
 
 def child(spec: dict[str, Any], kind: str) -> Body:
-    children = intend(read_parent(parent(spec)), NODES).children
+    children = desired_state(read_parent(parent(spec)), NODES).children
     return next(each for each in children if each["kind"] == kind)
 
 

@@ -10,16 +10,15 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition
-from specdecode_operator.deployment.decision import intend
+from specdecode_operator.deployment.changes import objects_to_apply, objects_to_delete, workloads_to_scale
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
-from specdecode_operator.deployment.history import recall, update_group_history, update_last_good
+from specdecode_operator.deployment.history import update_group_history, update_last_good
 from specdecode_operator.deployment.objects.engine_pod import engine_timings
 from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, look
-from specdecode_operator.deployment.pods.rollback import Memory, read_last_good, render_last_good, with_crashes
+from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good, with_crashes
 from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
-from specdecode_operator.deployment.replacement import may_end, staying, wanted_now
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.labels import (
@@ -27,6 +26,7 @@ from specdecode_operator.kube.labels import (
     DEPLOYMENT_LABEL,
     TEMPLATE_HASH_ANNOTATION,
 )
+from tests.support.decisions import desired_state
 from tests.support.objects import ended, parent, waiting
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100, STAGES, ngram
 
@@ -78,7 +78,7 @@ def live(workload: Body, *, replicas: int = 1, updated: int = 1, ready: int = 1)
 
 
 def desired_state_of(spec: Body = STAGES) -> DesiredState:
-    return intend(read_parent(parent(spec)), FOUR_H100, groups=True)
+    return desired_state(read_parent(parent(spec)), FOUR_H100, has_leader_worker_sets=True)
 
 
 def workload_of(desired: DesiredState) -> Body:
@@ -219,7 +219,7 @@ class Story:
     """One object through its changes, as a reconciler would take it."""
 
     def __init__(self) -> None:
-        self.memory: Memory | None = None
+        self.memory: LastGood | None = None
         self.history: GroupHistory | None = None
         self.seconds = 0.0
         self.conditions: dict[str, Condition] = {}
@@ -229,7 +229,7 @@ class Story:
         owner = read_parent(parent(spec))
         kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
         memory = read_last_good(json.loads(json.dumps(kept)))
-        self.desired = recall(owner, intend(owner, FOUR_H100, groups=True), memory)
+        self.desired = desired_state(owner, FOUR_H100, has_leader_worker_sets=True, last_good=memory)
         workload = live(workload_of(self.desired), ready=ready)
         if pods is None:
             pods = pods_of(workload) if ready and workload["kind"] == "LeaderWorkerSet" else []
@@ -387,35 +387,48 @@ def spec_at(parallelism: dict[str, int], **changes: Any) -> Body:
 WIDE = {"tensor": 8, "pipeline": 2}
 
 
+EARLIER = spec_at({"tensor": 4})
+
+
+def ends_earlier(desired: DesiredState, successor: Body | None, pods: list[Body]) -> bool:
+    """Whether the Deployment of an earlier spec is deleted."""
+    earlier = live(workload_of(desired_state_of(EARLIER)))
+    return earlier in objects_to_delete(desired, [earlier], successor, pods)
+
+
 def test_where_gpus_are_scarce_the_old_kind_goes_before_the_new_one_serves() -> None:
     desired = desired_state_of(spec_at(WIDE))
-    assert may_end(desired, live(workload_of(desired), ready=0), [])
+    assert ends_earlier(desired, live(workload_of(desired), ready=0), [])
 
 
 def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
     desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
     workload = workload_of(desired)
-    assert not may_end(desired, None, [])
-    assert not may_end(desired, live(workload, ready=0), pods_of(workload, ready=False))
-    assert may_end(desired, live(workload), pods_of(workload))
+    assert not ends_earlier(desired, None, [])
+    assert not ends_earlier(desired, live(workload, ready=0), pods_of(workload, ready=False))
+    assert ends_earlier(desired, live(workload), pods_of(workload))
 
 
 def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_ends() -> None:
     desired = desired_state_of(spec_at(WIDE, rollout={"paused": True}))
-    earlier = live(workload_of(desired_state_of(spec_at({"tensor": 4}))))
-    assert not may_end(desired, None, [])
-    kinds = [child["kind"] for child in wanted_now(desired, [earlier])]
+    earlier = live(workload_of(desired_state_of(EARLIER)))
+    assert not ends_earlier(desired, None, [])
+    kinds = [child["kind"] for child in objects_to_apply(desired, [earlier])]
     assert "LeaderWorkerSet" not in kinds
     assert "Service" in kinds
-    assert "LeaderWorkerSet" in [child["kind"] for child in wanted_now(desired, [])], "a first start is no rollout"
+    assert "LeaderWorkerSet" in [child["kind"] for child in objects_to_apply(desired, [])], (
+        "a first start is no rollout"
+    )
 
 
 def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> None:
     spec = spec_at(WIDE, replicas=2, rollout={"paused": True})
-    desired, earlier = desired_state_of(spec), live(workload_of(desired_state_of(spec_at({"tensor": 4}))))
-    assert staying(desired, [earlier]) is earlier
-    assert staying(desired, [earlier, live(workload_of(desired))]) is None, "its successor started before the pause"
-    status = compose_status(read_parent(parent(spec)), desired, Observation(replaced_workload=earlier), NOW)
+    desired, earlier = desired_state_of(spec), live(workload_of(desired_state_of(EARLIER)))
+    owner = read_parent(parent(spec))
+    assert workloads_to_scale(owner, desired, [earlier]) == [(earlier, 2)]
+    both = [earlier, live(workload_of(desired))]
+    assert workloads_to_scale(owner, desired, both) == [], "its successor started before the pause"
+    status = compose_status(owner, desired, Observation(replaced_workload=earlier), NOW)
     ready = next(condition for condition in status.conditions if condition.type == "Ready")
     assert ready.reason == "RolloutPaused"
     assert "0 of 2 engines are of this spec, 1 serve in all" in ready.message
@@ -424,7 +437,7 @@ def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> Non
 
 def test_a_change_of_kind_is_complete_when_nothing_of_the_old_one_is_left() -> None:
     desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
-    workload, earlier = workload_of(desired), live(workload_of(desired_state_of(spec_at({"tensor": 4}))))
+    workload, earlier = workload_of(desired), live(workload_of(desired_state_of(EARLIER)))
     assert isinstance(desired.outcome, Launch)
     seen = Observation(live(workload), pods_of(workload))
     assert rollout_of(desired.outcome, seen).complete
@@ -435,7 +448,7 @@ def test_a_change_of_kind_is_complete_when_nothing_of_the_old_one_is_left() -> N
 def test_where_no_engine_is_wanted_none_of_the_old_kind_stays_for_a_surge(idle: Body) -> None:
     """A LeaderWorkerSet without groups has no counters at all."""
     desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}, **idle))
-    assert may_end(desired, {**live(workload_of(desired)), "status": {}}, [])
+    assert ends_earlier(desired, {**live(workload_of(desired)), "status": {}}, [])
 
 
 def test_labels_tell_who_serves_and_who_only_computes() -> None:

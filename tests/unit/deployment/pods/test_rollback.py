@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.status import Condition
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import DesiredState, RolledBack
-from specdecode_operator.deployment.history import recall, update_last_good
+from specdecode_operator.deployment.history import update_last_good
 from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.rollback import Failure, Memory, read_last_good, render_last_good
+from specdecode_operator.deployment.pods.rollback import Failure, LastGood, read_last_good, render_last_good
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
+from tests.support.decisions import desired_state
 from tests.support.objects import Body, ended, parent, pod, tiny_cpu, waiting
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ class Story:
     """One object through its changes, as a reconciler would take it."""
 
     def __init__(self) -> None:
-        self.memory: Memory | None = None
+        self.memory: LastGood | None = None
         self.generation = 0
         self.spec: Body = {}
         self.status: Body = {}
@@ -45,7 +45,7 @@ class Story:
         # What is remembered goes through the cluster: the operator may be another one each time.
         kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
         memory = read_last_good(json.loads(json.dumps(kept)))
-        self.desired: DesiredState = recall(owner, intend(owner, ()), memory)
+        self.desired: DesiredState = desired_state(owner, (), last_good=memory)
         observation = Observation(self._deployment(serving, replicas, overdue=overdue), list(pods))
         status = compose_status(owner, self.desired, observation, NOW)
         self.memory = update_last_good(self.desired, observation, memory)
@@ -93,11 +93,8 @@ def story() -> Story:
 def test_what_is_put_back_is_the_same_each_time(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
     owner, memory = read_parent(parent(story.spec, generation=story.generation)), story.memory
-    desired = intend(owner, ())
-    before = json.dumps(desired.children)
-    first, second = recall(owner, desired, memory).workload, recall(owner, desired, memory).workload
+    first, second = (desired_state(owner, last_good=memory).workload for _ in range(2))
     assert first == second
-    assert json.dumps(desired.children) == before, "the desired is remembered and used again"
 
 
 def crash_looping(times: int, container: Body = CRASHED) -> Body:
@@ -259,6 +256,6 @@ def test_a_memory_that_somebody_broke_is_none(data: dict[str, str]) -> None:
 
 
 def test_a_memory_survives_the_cluster() -> None:
-    memory = Memory(WORKLOAD, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
+    memory = LastGood(WORKLOAD, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
     owner = read_parent(parent(tiny_cpu()))
     assert read_last_good(render_last_good(owner.key, owner.uid, memory)) == memory

@@ -9,7 +9,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.group_history import UNSEEN, as_data
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
-from specdecode_operator.deployment.pods.rollback import Failure, Memory, put_back, render_last_good
+from specdecode_operator.deployment.pods.rollback import Failure, LastGood, put_back, render_last_good
 from specdecode_operator.deployment.pods.rollout import (
     Rollout,
     beside,
@@ -251,7 +251,7 @@ def test_groups_that_say_little_have_nothing() -> None:
 
 
 def test_what_is_remembered_is_a_config_map_of_the_object_that_people_can_read() -> None:
-    memory = Memory({"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), UNSEEN)
+    memory = LastGood({"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), UNSEEN)
     body = render_last_good(Key("default", "llama"), "uid-1", memory)
     assert (body["apiVersion"], body["kind"]) == ("v1", "ConfigMap")
     assert (body["metadata"]["name"], body["metadata"]["namespace"]) == ("llama-last-good", "default")

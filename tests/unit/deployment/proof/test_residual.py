@@ -7,7 +7,6 @@ import pytest
 
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.proof.proof import settle
@@ -18,7 +17,7 @@ from specdecode_operator.engine.metrics import EngineReading, Reading, Unreachab
 from specdecode_operator.handlers.metrics import ResidualCollector, serve_metrics
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.sizing.base.units import GIB
-from tests.support.decisions import NOW
+from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8),)
@@ -44,7 +43,7 @@ def report(
     *tokens: int | EngineReading | None, spec: dict[str, Any] | None = None
 ) -> tuple[BudgetResidual | None, Any, str]:
     owner = read_parent(parent(spec or pair_70b()))
-    desired = intend(owner, NODES)
+    desired = desired_state(owner, NODES)
     readings: dict[str, Reading] = {
         f"llama-{index}": told if isinstance(told, EngineReading) else reading(told)
         for index, told in enumerate(tokens)
@@ -87,7 +86,7 @@ def test_more_than_predicted_is_a_negative_residual() -> None:
 def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
     """Gemma 3: five of six layers forget what is beyond 1024 tokens, so its tokens are no measure of bytes."""
     spec = pair_70b(**GEMMA)
-    desired = intend(read_parent(parent(spec)), NODES)
+    desired = desired_state(read_parent(parent(spec)), NODES)
     assert isinstance(desired.outcome, Launch)
     budget = desired.outcome.plan.chosen.budget
     less = budget.num_blocks // 10
@@ -107,7 +106,7 @@ def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
 def test_the_margin_holds_for_models_with_states_too() -> None:
     """1 GiB less than promised is within the margin, whatever a token seems to take."""
     spec = pair_70b(target={"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, speculation={"method": "none"})
-    desired = intend(read_parent(parent(spec)), NODES)
+    desired = desired_state(read_parent(parent(spec)), NODES)
     assert isinstance(desired.outcome, Launch)
     budget = desired.outcome.plan.chosen.budget
 
@@ -137,8 +136,8 @@ def test_what_no_engine_reports_has_no_residual() -> None:
         assert status.observed is None or status.observed.kv_cache_residual_bytes is None
     owner = read_parent(parent(pair_70b()))
     silent = Observation(readings={"llama-0": Unreachable("no answer")})
-    assert observed_residual(intend(owner, NODES), silent) is None
-    assert observed_residual(intend(owner, ()), Observation(readings={"llama-0": reading(5)})) is None
+    assert observed_residual(desired_state(owner, NODES), silent) is None
+    assert observed_residual(desired_state(owner, ()), Observation(readings={"llama-0": reading(5)})) is None
 
 
 def test_cpu_engines_run_the_other_runner() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.objects.plan_config_map import matrix_table
 from specdecode_operator.deployment.observation import Observation
@@ -18,7 +17,7 @@ from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.sizing.families.catalogue import find_entry
-from tests.support.decisions import NOW
+from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H100, H200, pair_70b, parent
 
 H100_NODE, H200_NODE = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8)
@@ -43,7 +42,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 def decide(body: dict[str, Any], *nodes: NodeFacts) -> tuple[DesiredState, SpecDecodeDeploymentStatus]:
     owner = read_parent(body)
-    desired = intend(owner, nodes)
+    desired = desired_state(owner, nodes)
     return desired, compose_status(owner, desired, Observation(), NOW)
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.decision import intend, learn
+from specdecode_operator.deployment.decision import newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, Weights, pack_error, pack_facts
+from tests.support.decisions import desired_state
 from tests.support.objects import TINY_CONFIG, pair_70b, parent, tiny_cpu
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,7 +35,9 @@ def undescribed(**changes: Any) -> Body:
 
 
 def jobs(spec: Body, name: str = "tiny") -> list[Body]:
-    return [child for child in intend(read_parent(parent(spec, name=name)), ()).children if child["kind"] == "Job"]
+    return [
+        child for child in desired_state(read_parent(parent(spec, name=name)), ()).children if child["kind"] == "Job"
+    ]
 
 
 def container(job: Body) -> Body:
@@ -70,12 +73,12 @@ def outcome(desired: DesiredState, spec: Body) -> dict[str, tuple[str, str, str]
 def failed(spec: Body, **ended: Any) -> dict[str, tuple[str, str, str]]:
     """What the object says when the reader of its target failed so."""
     job = jobs(spec)[0]
-    return outcome(intend(read_parent(parent(spec)), (), pods=[pod(job, **ended)]), spec)
+    return outcome(desired_state(read_parent(parent(spec)), (), pods=[pod(job, **ended)]), spec)
 
 
 def test_models_that_nobody_describes_are_read_first() -> None:
     spec = undescribed()
-    desired = intend(read_parent(parent(spec)), ())
+    desired = desired_state(read_parent(parent(spec)), ())
     said = outcome(desired, spec)
     assert said["Planned"][:2] == ("Unknown", "ResolvingModel")
     assert said["Ready"][:2] == ("Unknown", "ResolvingModel")
@@ -150,20 +153,20 @@ def test_another_reader_has_another_name() -> None:
 def test_what_pods_found_leads_to_the_plan_of_an_inline_config() -> None:
     spec = undescribed()
     owner = read_parent(parent(spec))
-    entries = learn(owner, {}, answers(spec))
+    entries = newly_read_models(owner, {}, answers(spec))
     assert len(entries) == 2
-    desired = intend(owner, (), entries)
-    inline = intend(read_parent(parent(tiny_cpu())), ())
+    desired = desired_state(owner, (), entries)
+    inline = desired_state(read_parent(parent(tiny_cpu())), ())
     assert desired.children == inline.children
     assert outcome(desired, spec)["Planned"][:2] == ("True", "Fits")
 
 
 def test_what_is_known_is_known_to_all_objects_and_kept_once() -> None:
     spec = undescribed()
-    entries = learn(read_parent(parent(spec)), {}, answers(spec))
+    entries = newly_read_models(read_parent(parent(spec)), {}, answers(spec))
     other = read_parent(parent(undescribed(replicas=2), name="other"))
-    assert not [child for child in intend(other, (), entries).children if child["kind"] == "Job"]
-    assert learn(read_parent(parent(spec)), entries, answers(spec)) == {}
+    assert not [child for child in desired_state(other, (), entries).children if child["kind"] == "Job"]
+    assert newly_read_models(read_parent(parent(spec)), entries, answers(spec)) == {}
 
 
 @pytest.mark.parametrize(
@@ -175,28 +178,28 @@ def test_what_is_known_is_known_to_all_objects_and_kept_once() -> None:
 )
 def test_the_same_name_elsewhere_is_another_model(change: Body) -> None:
     spec = undescribed()
-    entries = learn(read_parent(parent(spec)), {}, answers(spec))
+    entries = newly_read_models(read_parent(parent(spec)), {}, answers(spec))
     elsewhere = read_parent(parent(undescribed(**change)))
-    assert [child["kind"] for child in intend(elsewhere, (), entries).children] == ["Job", "Job"]
-    assert not {*learn(elsewhere, entries, answers(undescribed(**change)))} & {*entries}, "both are kept"
+    assert [child["kind"] for child in desired_state(elsewhere, (), entries).children] == ["Job", "Job"]
+    assert not {*newly_read_models(elsewhere, entries, answers(undescribed(**change)))} & {*entries}, "both are kept"
 
 
 @pytest.mark.parametrize("text", ["", "null", "{}", "[1]", '{"checkpoint": 3}', "{" * 10_000])
 def test_an_entry_that_somebody_broke_is_read_anew(text: str) -> None:
     spec = undescribed()
     owner = read_parent(parent(spec))
-    entries = learn(owner, {}, answers(spec))
+    entries = newly_read_models(owner, {}, answers(spec))
     broken = {**entries, next(iter(entries)): text}
-    assert [child["kind"] for child in intend(owner, (), broken).children] == ["Job"]
+    assert [child["kind"] for child in desired_state(owner, (), broken).children] == ["Job"]
 
 
 def test_an_entry_for_another_model_is_not_taken() -> None:
     spec = undescribed()
     owner = read_parent(parent(spec))
-    entries = learn(owner, {}, answers(spec))
+    entries = newly_read_models(owner, {}, answers(spec))
     first, second = entries
     swapped = {first: entries[second], second: entries[first]}
-    assert len(intend(owner, (), swapped).children) == 2
+    assert len(desired_state(owner, (), swapped).children) == 2
 
 
 FAILURES: dict[str, tuple[str, str, str]] = {
@@ -248,7 +251,7 @@ def test_what_holds_the_reader_up_is_told() -> None:
     message = '0/1 nodes: persistentvolumeclaim "tiny-models" not found. not found'
     waits = pod(job)
     waits["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
-    said = outcome(intend(read_parent(parent(spec)), (), pods=[waits]), spec)
+    said = outcome(desired_state(read_parent(parent(spec)), (), pods=[waits]), spec)
     assert said["Ready"][:2] == ("Unknown", "WaitingForVolume")
     assert '"tiny-models" not found' in said["Planned"][2]
 
@@ -258,8 +261,8 @@ def test_the_newest_pod_speaks() -> None:
     job = jobs(spec)[0]
     old = pod(job, message=pack_error(CheckpointError("ModelNotFound", "gone")), exit_code=1)
     new = pod(job, message=pack_facts(Checkpoint(TINY_CONFIG, WEIGHTS)), created="2026-01-02T00:00:00Z")
-    assert len(learn(read_parent(parent(spec)), {}, [new, old])) == 1
-    said = outcome(intend(read_parent(parent(spec)), (), pods=[new, old]), spec)
+    assert len(newly_read_models(read_parent(parent(spec)), {}, [new, old])) == 1
+    said = outcome(desired_state(read_parent(parent(spec)), (), pods=[new, old]), spec)
     assert said["Ready"][1] == "ResolvingModel"
 
 
@@ -267,8 +270,8 @@ def test_a_shape_that_cannot_be_sized_is_named() -> None:
     spec = undescribed()
     job = jobs(spec)[0]
     found = pod(job, message=pack_facts(Checkpoint({**TINY_CONFIG, "architectures": ["Unheard"]}, WEIGHTS)))
-    entries = learn(read_parent(parent(spec)), {}, [found, answers(spec)[1]])
-    said = outcome(intend(read_parent(parent(spec)), (), entries), spec)
+    entries = newly_read_models(read_parent(parent(spec)), {}, [found, answers(spec)[1]])
+    said = outcome(desired_state(read_parent(parent(spec)), (), entries), spec)
     assert said["Accepted"][:2] == ("False", "Invalid")
     assert said["Accepted"][2].startswith("spec.target.model: pair/target: in its config.json: architectures")
 
@@ -284,7 +287,7 @@ def test_a_shape_that_cannot_be_sized_is_named() -> None:
 )
 def test_what_is_wrong_without_the_model_is_told_before_it_is_read(change: Body, words: str) -> None:
     spec = undescribed(**change)
-    desired = intend(read_parent(parent(spec)), ())
+    desired = desired_state(read_parent(parent(spec)), ())
     assert desired.children == []
     assert words in outcome(desired, spec)["Accepted"][2]
 
@@ -292,8 +295,8 @@ def test_what_is_wrong_without_the_model_is_told_before_it_is_read(change: Body,
 def test_files_of_another_model_are_told_beside_the_plan() -> None:
     spec = undescribed()
     owner = read_parent(parent(spec))
-    entries = learn(owner, {}, answers(spec))
-    said = outcome(intend(owner, (), entries), spec)["Planned"]
+    entries = newly_read_models(owner, {}, answers(spec))
+    said = outcome(desired_state(owner, (), entries), spec)["Planned"]
     assert said[:2] == ("True", "Fits")
     assert "the safetensors files of pair/draft hold" in said[2], "it has the bytes of the target here"
     assert "files of pair/target" not in said[2]
@@ -301,14 +304,14 @@ def test_files_of_another_model_are_told_beside_the_plan() -> None:
 
 def test_a_suspended_object_says_so_while_its_models_are_read() -> None:
     spec = undescribed(suspend=True)
-    desired = intend(read_parent(parent(spec)), ())
+    desired = desired_state(read_parent(parent(spec)), ())
     assert outcome(desired, spec)["Ready"][:2] == ("True", "Suspended")
     assert len(desired.children) == 2
 
 
 def test_entries_are_what_people_can_read() -> None:
     spec = undescribed()
-    entries = learn(read_parent(parent(spec)), {}, answers(spec))
+    entries = newly_read_models(read_parent(parent(spec)), {}, answers(spec))
     name, text = next(iter(entries.items()))
     assert name.startswith("pair.target-")
     body = json.loads(text)

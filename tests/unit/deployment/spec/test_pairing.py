@@ -6,7 +6,6 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import CudagraphMode, Method
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -18,7 +17,7 @@ from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.kv.layout import stage_weights
 from specdecode_operator.sizing.pair.pair import Parallelism
-from tests.support.decisions import NOW
+from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H200, TINY_CONFIG, pair_70b, parent, tiny_cpu
 
 QWEN, QWEN_HEAD = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3"
@@ -234,7 +233,7 @@ def test_everything_is_told_at_once() -> None:
 def planned_message(spec: dict[str, Any]) -> str:
     """What Planned says of a spec on H200s."""
     owner = read_parent(parent(spec))
-    desired = intend(owner, (H200_NODE,))
+    desired = desired_state(owner, (H200_NODE,))
     assert isinstance(desired.outcome, Launch)
     conditions = compose_status(owner, desired, Observation(), NOW).conditions
     return next(condition.message for condition in conditions if condition.type == "Planned")

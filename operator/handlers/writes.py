@@ -1,4 +1,4 @@
-"""Says in a summary what stood in the way of a write."""
+"""Writes to the cluster, with the readiness that says why one was refused."""
 
 from collections.abc import Awaitable
 
@@ -7,8 +7,8 @@ from specdecode_operator.deployment.pods.readiness import Readiness, stalled, wo
 from specdecode_operator.handlers.inventory import BlockedError
 
 
-async def hindrance(writing: Awaitable[None], *, hint: str = "", status_is_current: bool) -> Readiness | None:
-    """Write to the cluster; return what stands in the way, or None.
+async def what_blocks(writing: Awaitable[None], *, hint: str = "", status_is_current: bool) -> Readiness | None:
+    """Write to the cluster; return what blocks the object then, or None.
 
     Parameters
     ----------

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.control.preemption import holds_gpus, preempting_capture
-from specdecode_operator.deployment.decision import intend
 from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import lend, read_parent
+from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, capture_spec
+from tests.support.decisions import desired_state
 from tests.support.objects import Body, deployment, parent, tiny_cpu
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -89,8 +89,8 @@ def test_a_capture_waits_for_pods_that_hold_gpus_and_for_no_others(name: str) ->
 
 
 def ready(spec: Body, suspended_for: str | None) -> tuple[str, str]:
-    owner = lend(read_parent(parent(spec)), suspended_for)
-    desired = intend(owner, ())
+    owner = read_parent(parent(spec), preempted_by=suspended_for)
+    desired = desired_state(owner, ())
     observation = Observation(deployment(replicas=0, updated=0, available=0))
     status = compose_status(owner, desired, observation, NOW)
     (found,) = (each for each in status.conditions if each.type == "Ready")
@@ -108,8 +108,8 @@ def test_one_that_wants_no_engine_anyway_lends_nothing() -> None:
 
 
 def test_lending_changes_neither_plan_nor_pods() -> None:
-    own = intend(read_parent(parent(tiny_cpu())), ())
-    lent = intend(lend(read_parent(parent(tiny_cpu())), "demo"), ())
-    assert own.outcome.told == lent.outcome.told
+    own = desired_state(read_parent(parent(tiny_cpu())), ())
+    lent = desired_state(read_parent(parent(tiny_cpu()), preempted_by="demo"), ())
+    assert own.outcome.plan_status == lent.outcome.plan_status
     templates = [desired.children[-1]["spec"]["template"] for desired in (own, lent)]
     assert templates[0] == templates[1]

@@ -10,8 +10,8 @@ from specdecode_operator.cluster.errors import (
     NotFoundError,
     RefusedForNowError,
 )
-from specdecode_operator.handlers.hindrance import hindrance
 from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError
+from specdecode_operator.handlers.writes import what_blocks
 
 WAITS, STOPS = ("Unknown", True, False), ("False", False, True)
 
@@ -37,7 +37,7 @@ async def fail(error: Exception | None) -> None:
 async def test_what_the_status_can_say_is_said_each_time(
     error: Exception, reason: str, outcome: tuple[str, bool, bool], *, status_is_current: bool
 ) -> None:
-    found = await hindrance(fail(error), hint="; see podTemplate", status_is_current=status_is_current)
+    found = await what_blocks(fail(error), hint="; see podTemplate", status_is_current=status_is_current)
     assert found is not None
     assert (found.reason, (found.status, found.reconciling, found.stalled)) == (reason, outcome)
     assert found.message == str(error) + ("; see podTemplate" if reason == "ChildRefused" else "")
@@ -45,17 +45,17 @@ async def test_what_the_status_can_say_is_said_each_time(
 
 @pytest.mark.parametrize("kind", [ClusterError, ConflictError, NotFoundError])
 async def test_what_says_nothing_of_the_object_is_said_once_for_a_spec(kind: type[ClusterError]) -> None:
-    found = await hindrance(fail(kind("etcd is slow")), status_is_current=False)
+    found = await what_blocks(fail(kind("etcd is slow")), status_is_current=False)
     assert found is not None
     assert (found.reason, found.message, found.reconciling) == ("ApiServerError", "etcd is slow", True)
     with pytest.raises(kind):
-        await hindrance(fail(kind("etcd is slow")), status_is_current=True)
+        await what_blocks(fail(kind("etcd is slow")), status_is_current=True)
 
 
 async def test_errors_of_the_operator_itself_are_none_of_the_cluster() -> None:
     with pytest.raises(KeyError):
-        await hindrance(fail(KeyError("x")), status_is_current=False)
+        await what_blocks(fail(KeyError("x")), status_is_current=False)
 
 
 async def test_nothing_is_said_of_what_is_written() -> None:
-    assert await hindrance(fail(None), status_is_current=False) is None
+    assert await what_blocks(fail(None), status_is_current=False) is None

@@ -1,0 +1,80 @@
+"""What has to change in the cluster so that it holds what is desired: objects to apply, to scale, to delete.
+
+Within one kind of workload its own controller replaces pods by the rollout
+strategy. From a Deployment to a LeaderWorkerSet or back the operator does, by
+the same strategy.
+"""
+
+from collections.abc import Collection, Iterable
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.values import RolloutStrategy
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
+from specdecode_operator.deployment.objects.children import wanted_replicas
+from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.observation import Observation, rollout_of
+from specdecode_operator.deployment.pods.rollout import current_pods
+from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.kube.resources import JOB
+
+
+def objects_to_apply(desired: DesiredState, live: Collection[Body]) -> list[Body]:
+    """Return the children to apply; a paused rollout starts no workload of another kind beside the live one."""
+    paused = _paused_workload(desired, live) is not None
+    return [child for child in desired.children if not (paused and child is desired.workload)]
+
+
+def workloads_to_scale(parent: Parent, desired: DesiredState, live: Collection[Body]) -> list[tuple[Body, int]]:
+    """Return live workloads that are not applied, with the number of replicas that they should have."""
+    if desired.workload is not None and (paused := _paused_workload(desired, live)) is not None:
+        return [(paused, desired.workload["spec"]["replicas"])]
+    if isinstance(desired.outcome, NotLaunched) and parent.wants_no_engine:
+        return [(child, 0) for child in live if child["kind"] in WORKLOAD_KINDS]
+    return []
+
+
+def objects_to_delete(
+    desired: DesiredState, live: Iterable[Body], successor: Body | None, pods: list[Body]
+) -> list[Body]:
+    """Return the live children that are no longer wanted.
+
+    ``successor`` is the live workload that is wanted, ``pods`` are all of the object's. Without a launch the workload
+    of an earlier spec stays, with all that belongs to it, and only Jobs that read or fetch models go.
+    """
+    launched = not isinstance(desired.outcome, NotLaunched)
+    if not launched and _waits_with_what_there_is(desired):
+        return []
+    wanted = {(child["kind"], child["metadata"]["name"]) for child in desired.children}
+    unwanted = [child for child in live if (child["kind"], child["metadata"]["name"]) not in wanted]
+    if not launched:
+        return [child for child in unwanted if child["kind"] == JOB.kind]
+    may_replace = _may_replace(desired, successor, pods)
+    return [child for child in unwanted if child["kind"] not in WORKLOAD_KINDS or may_replace]
+
+
+def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None:
+    """Return the live workload that stays because a paused rollout holds back one of the other kind."""
+    outcome, workload = desired.outcome, desired.workload
+    if not isinstance(outcome, Launch) or workload is None or not outcome.facts.spec.rollout.paused:
+        return None
+    running = {child["kind"]: child for child in live if child["kind"] in WORKLOAD_KINDS}
+    return None if workload["kind"] in running else next(iter(running.values()), None)
+
+
+def _may_replace(desired: DesiredState, successor: Body | None, pods: list[Body]) -> bool:
+    """Whether a workload of the other kind may end: when its successor serves, or at once where GPUs are scarce.
+
+    Where no engine is wanted there is nothing to wait for.
+    """
+    outcome = desired.outcome
+    if isinstance(outcome, NotLaunched) or outcome.facts.spec.rollout.paused:
+        return False
+    if outcome.facts.spec.rollout.strategy is not RolloutStrategy.SURGE or wanted_replicas(outcome.facts) == 0:
+        return True
+    return rollout_of(outcome, Observation(successor, current_pods(pods, successor))).complete
+
+
+def _waits_with_what_there_is(desired: DesiredState) -> bool:
+    """Whether something is away that was there, such as nodes: a download that goes on is not begun anew for that."""
+    outcome = desired.outcome
+    return isinstance(outcome, NotLaunched) and outcome.readiness.reconciling and not desired.children

@@ -1,0 +1,31 @@
+"""All of the cluster that a decision depends on, besides the object itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.deployment.pods.rollback import LastGood
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What one SpecDecodeDeployment finds in its cluster. Two that are equal lead to the same decision."""
+
+    nodes: tuple[NodeFacts, ...] = ()
+    model_facts: Mapping[str, str] = field(default_factory=dict)
+    """What Jobs have read of models in the object's namespace, by the key of their source."""
+
+    model_pods: Sequence[Body] = ()
+    """Pods of the object that read a model or download one."""
+
+    downloads: Mapping[str, str] = field(default_factory=dict)
+    """Commits in the object's cache of models, by the key of their source."""
+
+    last_good: LastGood | None = None
+    calibration: Calibration = UNCALIBRATED
+    host_paths: tuple[str, ...] = ()
+    """Directories of nodes that specs may mount."""
+
+    has_leader_worker_sets: bool = False
