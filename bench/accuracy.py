@@ -13,12 +13,13 @@ from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from specdecode_operator.sizing.base.units import GIB, ceil_div, gib_to_bytes
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.capacity import pool_capacity, rank_blocks
-from specdecode_operator.sizing.kv.groups import kv_groups
+from specdecode_operator.sizing.kv.capacity import pool_blocks
+from specdecode_operator.sizing.kv.groups import stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.kv.settings import KvSettings
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Parallelism, estimate
 from specdecode_operator.sizing.model.precision import Precision
+from tests.support.kv_logs import printed_tokens
 
 LOGS: Final = Path(__file__).parents[1] / "tests/unit/sizing/groundtruth"
 H100: Final = "NVIDIA-H100-80GB-HBM3"
@@ -222,11 +223,11 @@ def _token_row(run: dict[str, Any]) -> TokenRow:
         v2_runner=False,
         prefix_caching=True,
     )
-    groups = kv_groups(tuple(_layers(run)), settings)
+    groups = stage_groups((tuple(_layers(run)),), settings)[0]
     length = observed.get("max_concurrency_len") or run["max_model_len"] or 8192
 
     def tokens(gib: float) -> int:
-        return pool_capacity(groups, rank_blocks(groups, int(gib * GIB)), length).printed_tokens
+        return printed_tokens(groups, settings.version, pool_blocks([groups], [int(gib * GIB)]), length)
 
     memory = observed["available_kv_gib"]
     return TokenRow(

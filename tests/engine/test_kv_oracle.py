@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.kv.capacity import engine_starts, largest_length, pool_blocks, pool_capacity
+from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.groups import stage_groups
 from tests.engine.differences import assert_none, differing_terms
 from tests.engine.kv_draws import CASES, case, described
+from tests.support.kv_logs import engine_starts, largest_length
 
 
 def ours(one: dict[str, Any]) -> dict[str, Any]:
@@ -21,8 +22,8 @@ def ours(one: dict[str, Any]) -> dict[str, Any]:
         "bytes_per_block": [grouping.bytes_per_block for grouping in groupings],
         "tokens": capacity.tokens,
         "max_concurrency": capacity.max_concurrency,
-        "starts": engine_starts(groupings[0], blocks, one["max_model_len"]),
-        "largest_length": largest_length(groupings[0], blocks, one["max_model_len"]),
+        "starts": engine_starts(groupings[0], one["settings"].version, blocks, one["max_model_len"]),
+        "largest_length": largest_length(groupings[0], one["settings"].version, blocks, one["max_model_len"]),
     }
 
 

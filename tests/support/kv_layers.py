@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.capacity import KvCapacity, pool_capacity, rank_blocks
-from specdecode_operator.sizing.kv.groups import Layers, kv_groups
+from specdecode_operator.sizing.kv.capacity import KvCapacity, pool_blocks, pool_capacity
+from specdecode_operator.sizing.kv.groups import KvGrouping, Layers, stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.kv.settings import KvSettings
 
@@ -42,7 +42,12 @@ def runs(*pairs: tuple[int, KvLayer]) -> Layers:
     return tuple(LayerRun(layer, count) for count, layer in pairs)
 
 
+def kv_groups(layers: Layers, settings: KvSettings) -> KvGrouping:
+    """The KV cache of a model without pipeline stages."""
+    return stage_groups((layers,), settings)[0]
+
+
 def capacity(layers: Layers, settings: KvSettings, length: int, space: float = SPACE) -> KvCapacity:
     """What a space holds of requests of a length."""
     grouping = kv_groups(layers, settings)
-    return pool_capacity(grouping, rank_blocks(grouping, int(space)), length)
+    return pool_capacity(grouping, pool_blocks([grouping], [int(space)]), length)

@@ -1,14 +1,18 @@
 """Lays out how a budget is counted, for `explain`."""
 
 from specdecode_operator.cli.plan.answers import Answer, Candidate
-from specdecode_operator.cli.plan.budget_terms import capacity_lines, charged_terms
-from specdecode_operator.cli.plan.engine_terms import outside_terms
 from specdecode_operator.cli.plan.tables import aligned
-from specdecode_operator.cli.plan.terms import CapacityLine, TermLine
 from specdecode_operator.cli.plan.text import gib, heading, plan_text
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.kv.capacity import request_blocks
 from specdecode_operator.sizing.memory.budget import tightest_grouping
+from specdecode_operator.sizing.memory.explain import (
+    Term,
+    capacity_figures,
+    charged_terms,
+    cpu_terms,
+    outside_terms,
+)
 
 
 def explain_text(answer: Answer) -> str:
@@ -17,72 +21,89 @@ def explain_text(answer: Answer) -> str:
     if facts is None or not answer.candidates:
         return plan_text(answer, matrix=False)
     chosen = answer.candidates[0]
-    budget = chosen.budget
-    capacity = capacity_lines(facts, budget, chosen.split)
     unit = "per GPU"
     if facts.on_cpu:
         unit = "per replica" if chosen.split.tensor == 1 else "per rank"
+    counted = _cpu_terms(facts, chosen) if facts.on_cpu else _gpu_terms(facts, chosen)
+    verdict = _verdict_terms(facts, chosen)
+    figures = capacity_figures(facts.pair, chosen.split, chosen.budget)
     return "\n".join(
         [
             heading(answer, facts),
             "",
             f"Memory {unit} on {chosen.label}:",
-            *_table(_cpu_lines(facts, chosen) if facts.on_cpu else _gpu_lines(facts, chosen)),
+            *_table(counted),
             "",
             "What the KV cache holds:",
-            *_capacity_table(capacity),
+            *aligned([(figure.name, figure.formula, f"= {figure.result}") for figure in figures], left=2),
             "",
             "Verdict:",
-            *_table(_verdict_lines(facts, chosen)),
+            *_table(verdict),
             f"  {answer.verdict}: {answer.explanation}",
+            "",
+            "Sources:",
+            *_sources([*counted, *verdict]),
         ]
     )
 
 
-def _gpu_lines(facts: Facts, chosen: Candidate) -> list[TermLine]:
+def _gpu_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, percent = chosen.budget, facts.pair.limits.memory_utilization_percent
+    charged = charged_terms(facts.pair, chosen.split, budget)
     return [
-        TermLine("memory of the GPU", "as CUDA reports it (sizing/data/devices.json)", budget.total_bytes),
-        TermLine("budget", f"ceil({budget.total_bytes:,} x {percent} / 100)", budget.requested_bytes),
-        *(TermLine(f"- {term.name}", term.formula, term.size_bytes) for term in charged_terms(facts, chosen)),
-        TermLine("= left for KV cache", "the budget less all terms above", budget.available_kv_bytes),
+        Term("memory of the GPU", budget.total_bytes, "as CUDA reports it", "sizing/data/devices.json"),
+        Term(
+            "budget",
+            budget.requested_bytes,
+            f"ceil({budget.total_bytes:,} x {percent} / 100)",
+            "vLLM, v1/worker/utils.py, request_memory",
+        ),
+        *(term._replace(name=f"- {term.name}") for term in charged),
+        Term("= left for KV cache", budget.available_kv_bytes, "the budget less all terms above"),
     ]
 
 
-def _cpu_lines(facts: Facts, chosen: Candidate) -> list[TermLine]:
+def _cpu_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, given, tensor = chosen.budget, facts.spec.accelerator, chosen.split.tensor
     share = f" / {tensor} ranks" if tensor > 1 else ""
     return [
-        TermLine("KV cache", f"accelerator.kvCacheGiB {given.kv_cache_gib}{share}", budget.available_kv_bytes),
-        *(TermLine(f"+ {term.name}", term.formula, term.size_bytes) for term in charged_terms(facts, chosen)),
-        TermLine("= memory needed", "all terms above", budget.requested_bytes),
-        TermLine("memory given", f"accelerator.memoryGiB {given.memory_gib}{share}", budget.total_bytes),
+        Term("KV cache", budget.available_kv_bytes, f"accelerator.kvCacheGiB {given.kv_cache_gib}{share}"),
+        *(term._replace(name=f"+ {term.name}") for term in cpu_terms(facts.pair, tensor, budget)),
+        Term("= memory needed", budget.requested_bytes, "all terms above"),
+        Term("memory given", budget.total_bytes, f"accelerator.memoryGiB {given.memory_gib}{share}"),
     ]
 
 
-def _verdict_lines(facts: Facts, chosen: Candidate) -> list[TermLine]:
+def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, limits = chosen.budget, facts.pair.limits
     grouping = tightest_grouping(facts.pair, chosen.split, budget)
+    blocks = request_blocks(grouping, limits.max_model_len)
+    needed = f"({limits.min_concurrency} requests x {blocks:,} + the null block) x {grouping.bytes_per_block:,}"
     spare = budget.available_kv_bytes - budget.needed_kv_bytes
     if facts.on_cpu:
         spare = budget.total_bytes - budget.requested_bytes
     return [
-        TermLine(
-            "KV cache needed",
-            f"({limits.min_concurrency} requests x {request_blocks(grouping, limits.max_model_len):,} + the null block)"
-            f" x {grouping.bytes_per_block:,}",
-            budget.needed_kv_bytes,
+        Term("KV cache needed", budget.needed_kv_bytes, needed),
+        Term("to spare", spare, "memory given less needed" if facts.on_cpu else "left less needed"),
+        Term(
+            "margin",
+            budget.margin_bytes,
+            "to spare at least for Fits: how far the estimates may be off",
+            "sizing/data/memory.json; docs/accuracy.md",
         ),
-        TermLine("to spare", "memory given less needed" if facts.on_cpu else "left less needed", spare),
-        TermLine("margin", "to spare at least for Fits: how far the estimates may be off", budget.margin_bytes),
         *([] if facts.on_cpu else outside_terms(facts.pair, chosen.split, budget)),
     ]
 
 
-def _table(lines: list[TermLine]) -> list[str]:
-    rows = [(line.name, line.formula, f"{line.size_bytes:,}", gib(line.size_bytes)) for line in lines]
+def _table(terms: list[Term]) -> list[str]:
+    rows = [(term.name, term.formula, f"{term.size_bytes:,}", gib(term.size_bytes)) for term in terms]
     return aligned([("term", "formula", "= bytes", "GiB"), *rows], left=2)
 
 
-def _capacity_table(lines: list[CapacityLine]) -> list[str]:
-    return aligned([(line.name, line.formula, f"= {line.result}") for line in lines], left=2)
+def _sources(terms: list[Term]) -> list[str]:
+    """Return one line a source: where it is, and the terms that follow from it."""
+    by_source: dict[str, list[str]] = {}
+    for term in terms:
+        if term.source:
+            by_source.setdefault(term.source, []).append(term.name.lstrip("-+ "))
+    return aligned([(source, "; ".join(names)) for source, names in by_source.items()], left=2)

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.sizing.base.datafiles import read_data
+from specdecode_operator.sizing.base.formula import Named
 from specdecode_operator.sizing.base.units import gib_to_bytes
 
 _MIB = 2**20
@@ -141,19 +142,32 @@ def memory_coefficients() -> MemoryCoefficients:
     data = read_data("memory.json")
     gpu, non_torch = data["gpu"], data["non_torch_gib"]
     return MemoryCoefficients(
-        cublas_workspace_bytes=gpu["cublas_workspace_mib"] * _MIB,
-        l2_bytes=gpu["l2_mib"] * _MIB,
+        cublas_workspace_bytes=Named(gpu["cublas_workspace_mib"] * _MIB, "of cuBLAS"),
+        l2_bytes=Named(gpu["l2_mib"] * _MIB, "of the L2 cache"),
         multiprocessors=gpu["multiprocessors"],
         resident_threads=gpu["multiprocessors"] * gpu["threads_per_multiprocessor"],
         default_stack_bytes=gpu["default_stack_bytes"],
-        non_torch=NonTorch(**{key: gib_to_bytes(value) for key, value in non_torch.items() if key != "source"}),
+        non_torch=NonTorch(**{key: _of_non_torch(key, size) for key, size in non_torch.items() if key != "source"}),
         graphs=_graph_memory(data["cuda_graphs"]),
-        context_bytes=gib_to_bytes(data["context_gib"]["value"]),
-        slack_reserve_bytes=gib_to_bytes(data["slack_reserve_gib"]["value"]),
+        context_bytes=Named(gib_to_bytes(data["context_gib"]["value"]), "of CUDA's context"),
+        slack_reserve_bytes=Named(gib_to_bytes(data["slack_reserve_gib"]["value"]), "for tables"),
         cpu_overhead_bytes=gib_to_bytes(data["cpu_overhead_gib"]["value"]),
         cpu_rank_overhead_bytes=gib_to_bytes(data["cpu_rank_overhead_gib"]["value"]),
         cpu_margin_bytes=gib_to_bytes(data["cpu_margin_gib"]["value"]),
     )
+
+
+_NON_TORCH_WORDS: Final = {
+    "one_gpu": "under V1 on one GPU",
+    "pipeline_only": "under V1 on one GPU of a stage",
+    "v2_one_gpu": "under V2 on one GPU of a stage",
+    "v2_several_gpus": "under V2 on several GPUs, NCCL among them",
+}
+
+
+def _of_non_torch(key: str, gib: float) -> int:
+    size_bytes, words = gib_to_bytes(gib), _NON_TORCH_WORDS.get(key)
+    return Named(size_bytes, words) if words else size_bytes
 
 
 def _graph_memory(graphs: dict[str, Any]) -> GraphMemory:
@@ -172,7 +186,7 @@ def _graph_memory(graphs: dict[str, Any]) -> GraphMemory:
         v2=gib_to_bytes(graphs["v2_gib"]),
         v2_size=mib("v2_size_mib"),
         v2_draft_head=gib_to_bytes(graphs["v2_draft_head_gib"]),
-        v2_pool=gib_to_bytes(graphs["v2_pool_gib"]),
+        v2_pool=Named(gib_to_bytes(graphs["v2_pool_gib"]), "that graphs really take"),
     )
 
 

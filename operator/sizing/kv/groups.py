@@ -22,7 +22,6 @@ from specdecode_operator.sizing.kv.pages import (
     layer_pages,
 )
 from specdecode_operator.sizing.kv.settings import (
-    KvRules,
     KvSettings,
     in_flight_tokens,
     kv_rules,
@@ -87,13 +86,10 @@ class KvGrouping:
         At least one.
     bytes_per_block
         What one block of the pool takes: the bytes of the widest group.
-    rules
-        The rules of the version, for what is printed and checked.
     """
 
     groups: tuple[KvGroup, ...]
     bytes_per_block: int
-    rules: KvRules
 
     @property
     def groups_of_draft(self) -> int:
@@ -108,21 +104,13 @@ class KvGrouping:
         return sum(group.blocks_per_request(max_model_len) for group in groups)
 
 
-def kv_groups(layers: Layers, settings: KvSettings) -> KvGrouping:
-    """Return how the engine divides the KV cache of a model without pipeline stages.
-
-    v1/core/kv_cache_utils.py, get_kv_cache_groups. Raises SizingError for a
-    mix with which the engine does not start.
-    """
-    return stage_groups((layers,), settings)[0]
-
-
 @lru_cache(maxsize=4096)
 def stage_groups(stages: tuple[Layers, ...], settings: KvSettings) -> tuple[KvGrouping, ...]:
     """Return how the engine divides the KV cache of each pipeline stage.
 
-    Groups are formed over the layers of all stages, then each stage keeps its
-    part of every group (get_kv_cache_configs, _project_kv_cache_groups_to_worker).
+    Groups are formed over the layers of all stages (v1/core/kv_cache_utils.py, get_kv_cache_groups), then each stage
+    keeps its part of every group (get_kv_cache_configs, _project_kv_cache_groups_to_worker). Raises SizingError for a
+    mix with which the engine does not start.
     """
     runs = [(run, stage) for stage, layers in enumerate(stages) for run in layers if run.count]
     held = {stage for _, stage in runs}
@@ -176,7 +164,7 @@ def _single_group(
         num_layers[stage] += count
         block_bytes[stage] += count * page.page_bytes
     return tuple(
-        _grouping((_group(pages[0], layers, size, settings),), settings)
+        _grouping((_group(pages[0], layers, size, settings),))
         for layers, size in zip(num_layers, block_bytes, strict=True)
     )
 
@@ -210,8 +198,7 @@ def _several_groups(  # noqa: PLR0913, PLR0917 (what is known of each run of lay
                     _group(page, stages.count(stage), stages.count(stage) * page.page_bytes, settings), of_draft=drafts
                 )
                 for page, stages, drafts in dealt
-            ),
-            settings,
+            )
         )
         for stage in range(num_stages)
     )
@@ -243,5 +230,5 @@ def _group(page: Page, num_layers: int, block_bytes: int, settings: KvSettings) 
     return KvGroup(page.layer.kind, num_layers, page.block_size, block_bytes, held, extra)
 
 
-def _grouping(groups: tuple[KvGroup, ...], settings: KvSettings) -> KvGrouping:
-    return KvGrouping(groups, max(group.block_bytes for group in groups), kv_rules(settings.version))
+def _grouping(groups: tuple[KvGroup, ...]) -> KvGrouping:
+    return KvGrouping(groups, max(group.block_bytes for group in groups))

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Final
 
 from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.kv.groups import KvGrouping, stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
@@ -14,8 +16,14 @@ from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS, IndexRows, index_buffer_bytes
 from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, MTP, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.sizing.weights.weights import allocation_bytes, copied_bytes, loaded_head_bytes, weight_bytes
+from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
+from specdecode_operator.sizing.weights.weights import Tables, allocation_bytes, copied_bytes, weight_parts
+
+ALLOCATOR: Final = "allocator"
+"""Part of the target's weights that only a GPU has."""
+
+
+_INDEX_BUFFERS: Final = "tokens that indexers chose"
 
 
 @dataclass(frozen=True)
@@ -32,15 +40,30 @@ def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
     loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split)
     if not pair.target.has_sparse_attention:
         return loaded
-    limits = pair.limits
-    decoding_tokens = limits.max_num_seqs * (pair.num_speculative_tokens + 1)
-    rows = IndexRows(limits.max_num_batched_tokens, decoding_tokens)
+    rows = _index_rows(pair)
     target_buffers = [index_buffer_bytes(stage.layers, rows) for stage in stages(pair.target, split.pipeline)]
     draft_buffers = [0] * (split.pipeline - 1) + [index_buffer_bytes(draft.layers, rows) if draft else 0]
     return tuple(
         StageWeights(weights.target_bytes + of_target, weights.draft_bytes + of_draft)
         for weights, of_target, of_draft in zip(loaded, target_buffers, draft_buffers, strict=True)
     )
+
+
+def stage_parts(pair: Pair, split: Parallelism, number: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what stage_weights counts for one pipeline stage, part by part: the target's and the draft's."""
+    stage, rows = stages(pair.target, split.pipeline)[number], _index_rows(pair)
+    of_target = target_parts(pair.target, pair.target_precision, split, stage)
+    of_target[_INDEX_BUFFERS] = index_buffer_bytes(stage.layers, rows)
+    draft = loaded_draft(pair)
+    if draft is None or not stage.is_last:
+        return of_target, {}
+    of_draft = draft_parts(pair.target, *draft, split)
+    return of_target, {**of_draft, _INDEX_BUFFERS: index_buffer_bytes(draft[0].layers, rows)}
+
+
+def _index_rows(pair: Pair) -> IndexRows:
+    decoding_tokens = pair.limits.max_num_seqs * (pair.num_speculative_tokens + 1)
+    return IndexRows(pair.limits.max_num_batched_tokens, decoding_tokens)
 
 
 def parameter_weights(pair: Pair, tensor: int) -> StageWeights:
@@ -68,23 +91,39 @@ def _stage_weights(
 @cache
 def _target_bytes(target: ModelGeometry, precision: Precision, split: Parallelism) -> tuple[int, ...]:
     """Return the target's part of each stage, whatever draft stands beside it."""
-    ropes = sum(rope.size_bytes(target.dtype_bytes) for rope in target.ropes)
     return tuple(
-        ropes
-        + weight_bytes(target, precision, split.layer_split, stage=stage)
-        + allocation_bytes(target, precision, split.layer_split, stage=stage)
-        for stage in stages(target, split.pipeline)
+        sum(target_parts(target, precision, split, stage).values()) for stage in stages(target, split.pipeline)
     )
 
 
 @cache
 def _draft_bytes(target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism) -> int:
-    ropes = sum(rope.size_bytes(draft.dtype_bytes) for rope in draft.ropes if rope not in target.ropes)
-    if draft.head is None:
-        return ropes + weight_bytes(draft, precision, split.layer_split)
-    reaches = _reaches_embedding(target, draft.head, split)
-    own = loaded_head_bytes(draft, precision, split.layer_split, shares_embedding=reaches)
-    return ropes + own + copied_bytes(draft, split.tensor)
+    return sum(draft_parts(target, draft, precision, split).values())
+
+
+def target_parts(target: ModelGeometry, precision: Precision, split: Parallelism, stage: Stage) -> dict[str, int]:
+    """Return what a rank of one pipeline stage loads of the target, by what people call it."""
+    added = allocation_bytes(target, precision, split.layer_split, stage=stage)
+    return {
+        **weight_parts(target, precision, split.layer_split, stage),
+        "rotary table": sum(rope.size_bytes(target.dtype_bytes) for rope in target.ropes),
+        ALLOCATOR: named(added, "in whole segments of torch's allocator"),
+    }
+
+
+def draft_parts(
+    target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism
+) -> dict[str, int]:
+    """Return what a rank loads of the draft beside its target, by what people call it."""
+    tables = Tables.OWN
+    if draft.head is not None:
+        tables = Tables.SHARED if _reaches_embedding(target, draft.head, split) else Tables.OWN_EMBEDDING
+    return {
+        **weight_parts(draft, precision, split.layer_split, whole_model(draft), tables),
+        "second keys and values": copied_bytes(draft, split.tensor),
+        # Equal tables are loaded once (vLLM, rotary_embedding/__init__.py, _ROPE_DICT).
+        "rotary table": sum(rope.size_bytes(draft.dtype_bytes) for rope in draft.ropes if rope not in target.ropes),
+    }
 
 
 def _reaches_embedding(target: ModelGeometry, head: HeadParts, split: Parallelism) -> bool:
@@ -169,6 +208,5 @@ def _kv_bytes_per_token(
     return max(_token_bytes(stage) for stage in cached_layers(target, draft, tensor, pipeline, element_bytes))
 
 
-@cache
 def _token_bytes(stage: tuple[LayerRun, ...]) -> int:
     return sum(run.count * run.layer.token_bytes for run in stage if run.layer.kind is not CacheKind.STATE)

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import (
@@ -57,11 +58,12 @@ def _runs(
     stage: Stage, geometry: ModelGeometry, tensor: int, element_bytes: int | None, *, of_draft: bool
 ) -> tuple[LayerRun, ...]:
     width = element_bytes or geometry.dtype_bytes
-    return tuple(
-        LayerRun(_kv_layer(mixer, tensor, width, geometry.dtype_bytes, of_draft=of_draft), count)
-        for layer, count in stage.distinct_layers
-        for mixer in _keeping(layer)
-    )
+    runs = []
+    for layer, count in stage.distinct_layers:
+        for mixer in _keeping(layer):
+            kept = _kv_layer(mixer, tensor, width, geometry.dtype_bytes, of_draft=of_draft)
+            runs.append(LayerRun(kept, named(count, f"{kept.kind.value} layers", like=geometry.hidden_size)))
+    return tuple(runs)
 
 
 def _is_severed(stage: Stage) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.formula import described
 from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
@@ -42,14 +43,18 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
         kept += 2 * states_bytes
     # Hidden states of its layers that the target hands to the draft (EAGLE-3, DFlash, DSpark).
     given = draft[0].head.auxiliary_states * states_bytes if draft and draft[0].head else 0
-    peak = given + scratch + forward_bytes(pair, target, stage, pair.target_precision, split)
+    step = forward_bytes(pair, target, stage, pair.target_precision, split) + given + scratch
+    peak = described(step, "in the target's step")
     if stage.is_last:
-        drafting = states_bytes + given + _draft_pass_bytes(pair, draft, split)
-        peak = max(peak, drafting, profiled_sampling_bytes(pair, split.tensor))
+        drafting = _draft_pass_bytes(pair, draft, split) + states_bytes + given
+        sampling = profiled_sampling_bytes(pair, split.tensor)
+        peak = max(peak, described(drafting, "in the draft's step"), described(sampling, "in sampling"))
+    kept = described(kept, "held beside it")
     if not target.tower.item_tokens:
-        return kept + peak
+        return peak + kept
     encoding, encoded = _encoder_bytes(pair, split, stage)
-    return kept + max(encoding, encoded + peak)
+    encoding, encoded = described(encoding, "in encoding"), described(encoded, "of encoded images")
+    return max(encoding, peak + encoded) + kept
 
 
 def _draft_pass_bytes(pair: Pair, draft: _Draft | None, split: Parallelism) -> int:

@@ -219,7 +219,7 @@ def _budget(engine: _Engine, rank: _Rank, grouping: KvGrouping, blocks: int) -> 
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
     needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
     margin = _margin_bytes(pair.era, correction)
-    overrun, slack = runtime_overrun_bytes(pair, split.tensor), slack_bytes(pair, device, requested, split)
+    overrun, slack = runtime_overrun_bytes(pair, split.tensor), slack_bytes(pair, device.total_bytes, requested, split)
     term = _broken_term(engine, rank, available - needed, margin, slack - overrun)
     return Budget(
         total_bytes=device.total_bytes,
@@ -349,9 +349,14 @@ def needed_kv_bytes(pair: Pair, tensor: int) -> int:
 
 def tightest_grouping(pair: Pair, split: Parallelism, budget: Budget) -> KvGrouping:
     """Return the KV cache groups of the pipeline stage whose GPU a budget is of."""
-    by_stage = cache_layout(pair, split)
-    found = [each for each in by_stage if budget.available_kv_bytes // each.bytes_per_block == budget.num_blocks]
-    return found[-1] if found else by_stage[-1]
+    return cache_layout(pair, split)[tightest_stage(pair, split, budget)]
+
+
+def tightest_stage(pair: Pair, split: Parallelism, budget: Budget) -> int:
+    """Return the number of the pipeline stage whose GPU a budget is of."""
+    by_stage = enumerate(cache_layout(pair, split))
+    found = [n for n, each in by_stage if budget.available_kv_bytes // each.bytes_per_block == budget.num_blocks]
+    return found[-1] if found else split.pipeline - 1
 
 
 def verdict_of(term: Term | None) -> Verdict:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.formula import Named, described, named
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages
@@ -12,7 +13,7 @@ INT32_BYTES: Final = 4
 BITS_PER_MASK_WORD: Final = 32
 """Vocabulary entries in one int32 of a bit mask."""
 
-SAMPLER_BYTES_PER_REQUEST: Final = 1024 * 12 + 128 * 4 + 1024 * 4 + 129 * 4 + 128 * 4
+SAMPLER_BYTES_PER_REQUEST: Final = Named(1024 * 12 + 128 * 4 + 1024 * 4 + 129 * 4 + 128 * 4, "of tables")
 """Logit biases, allowed ids, stop ids, bad words and ids to log of one request (vLLM, v1/worker/gpu/sample)."""
 
 NGRAM_PAGE_TOKENS: Final = 256
@@ -33,15 +34,15 @@ def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> i
     if stage is None:
         stage = stages(pair.target, split.pipeline)[-1]
     target, v2 = pair.target, pair.era.runner is Runner.V2
-    size_bytes = _level_bytes(pair)
+    size_bytes = _sampler_bytes(pair) if stage.is_last and v2 else 0
+    size_bytes += _level_bytes(pair)
     if not stage.is_first and v2:
-        size_bytes += 2 * _step_states_bytes(pair)
+        size_bytes += described(2 * _step_states_bytes(pair), "of states from the stage before")
     if target.tower.item_tokens and (stage.is_first or not v2):
-        size_bytes += _step_states_bytes(pair)
-    if not stage.is_last:
-        return size_bytes
-    of_sampler = _sampler_bytes(pair) + draft_logits_bytes(pair) if v2 else 0
-    return size_bytes + _hidden_state_bytes(pair) + of_sampler
+        size_bytes += described(_step_states_bytes(pair), "of embeddings of images")
+    if stage.is_last:
+        size_bytes += _hidden_state_bytes(pair) + (_draft_logits_bytes(pair) if v2 else 0)
+    return size_bytes
 
 
 def _step_states_bytes(pair: Pair) -> int:
@@ -55,7 +56,8 @@ def charged_state_bytes(pair: Pair, split: Parallelism, stage: Stage) -> int:
 
 def _level_bytes(pair: Pair) -> int:
     """Return what is made with the model for further levels of its encoder (qwen3_vl.py, deepstack_input_embeds)."""
-    return (pair.target.tower.output_levels - 1) * _step_states_bytes(pair)
+    levels = pair.target.tower.output_levels - 1
+    return described(levels * _step_states_bytes(pair), "of levels of the encoder") if levels else 0
 
 
 def _sampler_bytes(pair: Pair) -> int:
@@ -68,15 +70,16 @@ def _sampler_bytes(pair: Pair) -> int:
     requests = pair.limits.max_num_seqs
     vocabulary = pair.target.vocab_size
     mask = ceil_div(vocabulary, BITS_PER_MASK_WORD) * INT32_BYTES
-    masks = 1 + (pair.num_speculative_tokens + 1)
+    masks = named(1 + (pair.num_speculative_tokens + 1), "masks")
     size_bytes = requests * (vocabulary * INT32_BYTES + masks * mask + SAMPLER_BYTES_PER_REQUEST)
     if pair.method in _WITH_TOKEN_TABLE:
         length = pair.limits.max_model_len
-        size_bytes += requests * (length * INT32_BYTES + ceil_div(length, NGRAM_PAGE_TOKENS) * NGRAM_PAGE_BYTES)
+        tables = requests * (length * INT32_BYTES + ceil_div(length, NGRAM_PAGE_TOKENS) * NGRAM_PAGE_BYTES)
+        size_bytes += described(tables, "of token tables")
     return size_bytes
 
 
-def draft_logits_bytes(pair: Pair) -> int:
+def _draft_logits_bytes(pair: Pair) -> int:
     """Return the logits that a draft which samples keeps until they are checked.
 
     vLLM, v1/worker/gpu/spec_decode/speculator.py: draft_logits of every
@@ -86,7 +89,7 @@ def draft_logits_bytes(pair: Pair) -> int:
     if draft is None:
         return 0
     requests, tokens = pair.limits.max_num_seqs, pair.num_speculative_tokens
-    return requests * tokens * draft[0].vocab_size * pair.target.dtype_bytes
+    return described(requests * tokens * draft[0].vocab_size * pair.target.dtype_bytes, "of draft logits")
 
 
 def _hidden_state_bytes(pair: Pair) -> int:
@@ -95,4 +98,5 @@ def _hidden_state_bytes(pair: Pair) -> int:
     if draft is None:
         return 0
     geometry, _ = draft
-    return pair.limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes
+    states = pair.limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes
+    return described(states, "of hidden states for the draft")

@@ -2,7 +2,7 @@
 
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.kv.capacity import pool_capacity, rank_blocks
+from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout, parameter_weights
 from specdecode_operator.sizing.memory.budget import (
     Budget,
@@ -27,7 +27,7 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
     overhead, margin = _overhead_and_margin_bytes(tensor)
     requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead
     grouping = cache_layout(pair, Parallelism(tensor))[0]
-    capacity = pool_capacity(grouping, rank_blocks(grouping, kv_cache_bytes), pair.limits.max_model_len)
+    capacity = pool_capacity(grouping, pool_blocks([grouping], [kv_cache_bytes]), pair.limits.max_model_len)
     needed = needed_kv_bytes(pair, tensor)
     term = _broken_term(kv_cache_bytes - needed, memory_bytes - requested, margin)
     return Budget(

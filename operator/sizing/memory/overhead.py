@@ -3,8 +3,9 @@
 from functools import cache
 from typing import Final
 
-from specdecode_operator.sizing.base.devices import Device, memory_coefficients
+from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner, Sampler
+from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.memory.buffers import state_bytes
 from specdecode_operator.sizing.memory.sampling import verification_bytes
@@ -30,7 +31,7 @@ def non_torch_bytes(pair: Pair, split: Parallelism) -> int:
     sizes = memory_coefficients().non_torch
     if era.runner is Runner.V2:
         return sizes.v2_one_gpu if shares_no_layer(pair, split) else sizes.v2_several_gpus
-    layers = ceil_div(pair.target.num_layers, split.pipeline)
+    layers = named(ceil_div(pair.target.num_layers, split.pipeline), "layers", like=split.tensor)
     if split.tensor == 1:
         base = sizes.one_gpu if split.pipeline == 1 else sizes.pipeline_only
     elif split.tensor == 2:  # noqa: PLR2004 (measured for two apart)
@@ -39,7 +40,9 @@ def non_torch_bytes(pair: Pair, split: Parallelism) -> int:
         base = sizes.more_gpus + sizes.more_gpus_per_layer * layers
     else:
         base = sizes.eight_gpus + sizes.eight_gpus_per_layer * layers
-    return base + (_local_memory_bytes(pair.target.vocab_size) if era.sampler is Sampler.TRITON else 0)
+    if era.sampler is not Sampler.TRITON:
+        return base
+    return base + named(_local_memory_bytes(pair.target.vocab_size), "of stacks of the top-k kernel", like=split.tensor)
 
 
 def shares_no_layer(pair: Pair, split: Parallelism) -> bool:
@@ -68,10 +71,12 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
         return 0
     sizes = memory_coefficients().graphs
     if era.runner is Runner.V2:
+        of_sizes = (capture_sizes(pair) - 1 + further_graphs(pair)) * sizes.v2_size
+        if pair.method not in METHODS_WITH_HIDDEN_STATES:
+            return sizes.v2 + of_sizes
         # A head's decoding is captured for each number above 1 (spec_decode/target_dependent_ar/cudagraph_utils.py).
         lengths = 1 + len(pair.other_draft_lengths - {0, 1})
-        draft = sizes.v2_draft_head * lengths if pair.method in METHODS_WITH_HIDDEN_STATES else 0
-        return sizes.v2 + (capture_sizes(pair) - 1 + further_graphs(pair)) * sizes.v2_size + draft
+        return sizes.v2 + of_sizes + named(sizes.v2_draft_head * lengths, "of the drafter", like=of_sizes)
     per_layer = sizes.v1_layer + (sizes.v1_expert_layer if pair.target.has_experts else 0)
     full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_quantization_step
     return full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
@@ -96,6 +101,8 @@ def further_graphs(pair: Pair) -> int:
     pieces as well: an upper bound. V1 captures in pieces alone then (config/vllm.py,
     _maybe_override_dynamic_sd_cudagraph_mode), so that what is counted for it is one, too.
     """
+    if not pair.other_draft_lengths:
+        return 0
     largest, requests = _largest_graph(pair), pair.limits.max_num_seqs
     count = 0
     for verified in (tokens + 1 for tokens in pair.other_draft_lengths):
@@ -110,8 +117,14 @@ def graph_layers(pair: Pair, split: Parallelism) -> tuple[int, int]:
     So a draft's count half.
     """
     draft = loaded_draft(pair)
-    layers = ceil_div(pair.target.num_layers, split.pipeline)
-    return layers, ceil_div(draft[0].num_layers, 2) if draft else 0
+    layers, drafting = (
+        ceil_div(pair.target.num_layers, split.pipeline),
+        ceil_div(draft[0].num_layers, 2) if draft else 0,
+    )
+    return (
+        named(layers, "layers of the target", like=split.tensor),
+        named(drafting, "of the drafter", like=split.tensor),
+    )
 
 
 def quantization_steps(pair: Pair) -> int:
@@ -121,7 +134,7 @@ def quantization_steps(pair: Pair) -> int:
 
 def capture_sizes(pair: Pair) -> int:
     """Return for how many batch sizes graphs are captured (config/vllm.py, _set_cudagraph_sizes)."""
-    return len(_sizes(_largest_graph(pair)))
+    return named(len(_sizes(_largest_graph(pair))), "sizes", like=pair.limits.max_num_seqs)
 
 
 def _largest_graph(pair: Pair) -> int:
@@ -140,11 +153,11 @@ def runtime_overrun_bytes(pair: Pair, tensor: int) -> int:
     return verification_bytes(pair, tensor)
 
 
-def slack_bytes(pair: Pair, device: Device, requested_bytes: int, split: Parallelism) -> int:
+def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Parallelism) -> int:
     """Return what stays outside the budget once the CUDA context, what is not charged, and a reserve are there."""
     coefficients, era = memory_coefficients(), pair.era
     uncharged = 0 if era.charges_state else state_bytes(pair, split)
     if not era.charges_graphs:
         uncharged += graph_pool_bytes(pair, split)
-    taken = requested_bytes + coefficients.context_bytes + uncharged
-    return device.total_bytes - taken - coefficients.slack_reserve_bytes
+    free = total_bytes - requested_bytes - coefficients.context_bytes - coefficients.slack_reserve_bytes
+    return free - named(uncharged, "that is not charged") if uncharged else free

@@ -4,11 +4,15 @@ from typing import Final
 
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner, Sampler
+from specdecode_operator.sizing.base.formula import Named, named
 from specdecode_operator.sizing.base.units import GIB, ceil_div
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft
 from specdecode_operator.sizing.weights.weights import padded_vocabulary
 
 _FLOAT32_BYTES: Final = 4
+
+_LARGEST_PIECE_BYTES: Final = Named(GIB, "of a piece in float32")
+"""V2 copies logits to float32 in pieces of at most so much (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
 
 
 def profiled_sampling_bytes(pair: Pair, tensor: int) -> int:
@@ -41,11 +45,11 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     proposed = pair.num_speculative_tokens
     if not proposed:
         return 0
-    rows = min(limits.max_num_seqs * (proposed + 1), limits.max_num_batched_tokens)
+    rows = named(min(limits.max_num_seqs * (proposed + 1), limits.max_num_batched_tokens), "rows")
     logits = rows * vocabulary * pair.target.dtype_bytes
     if pair.era.runner is Runner.V2:
-        gathered = logits if tensor > 1 else 0
-        return logits + ceil_div(logits, tensor) + gathered + min(rows * vocabulary * _FLOAT32_BYTES, GIB)
+        gathered = 2 * logits if tensor > 1 else logits
+        return gathered + ceil_div(logits, tensor) + min(rows * vocabulary * _FLOAT32_BYTES, _LARGEST_PIECE_BYTES)
     requests = ceil_div(rows, proposed + 1)
     verified = _v1_rejection_bytes(pair, requests, proposed * requests)
     gathered = _v1_probabilities_bytes(pair, proposed * requests)

@@ -5,6 +5,7 @@ from enum import Enum, auto
 from functools import cache
 from typing import Final, NamedTuple
 
+from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.layers import Layer, SelfAttention
@@ -23,12 +24,15 @@ _SPLIT_FROM: Final = 2**20
 
 _SIXTEEN_BITS: Final = WeightFormat(Precision.BF16)
 
+_MOST_KINDS: Final = 3
+"""Kinds of layers up to which a formula shows each: more make no readable line."""
+
 _FEED_FORWARD: Final = ("mlp", "experts")
 """How the modules of feed-forward layers begin (rank_layers.py)."""
 
 
-class _Tables(Enum):
-    """Which tables a draft head has for itself."""
+class Tables(Enum):
+    """Which of embedding and output head a draft head has for itself."""
 
     OWN = auto()
     OWN_EMBEDDING = auto()
@@ -50,7 +54,7 @@ def parameter_count(geometry: ModelGeometry) -> int:
     head = geometry.head
     if head is not None:
         total += head.whole_elements + head.split_elements + head.whole_bytes // 8
-    tables = _vocabulary_rows(geometry, whole_model(geometry), _Tables.OWN) * geometry.hidden_size
+    tables = _vocabulary_rows(geometry, whole_model(geometry), Tables.OWN) * geometry.hidden_size
     tower = geometry.tower.split_elements + geometry.tower.whole_elements
     beside = geometry.split_elements + geometry.whole_elements
     return total + tables + geometry.final_norms * geometry.hidden_size + tower + beside
@@ -71,7 +75,7 @@ def weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, *,
     stage
         Which layers the rank holds; None for all of them.
     """
-    return _weight_bytes(geometry, precision, split, stage or whole_model(geometry), _Tables.OWN)
+    return _weight_bytes(geometry, precision, split, stage or whole_model(geometry), Tables.OWN)
 
 
 def loaded_head_bytes(
@@ -81,7 +85,7 @@ def loaded_head_bytes(
 
     The embedding is out of reach where it lies on another pipeline stage.
     """
-    tables = _Tables.SHARED if shares_embedding else _Tables.OWN_EMBEDDING
+    tables = Tables.SHARED if shares_embedding else Tables.OWN_EMBEDDING
     return _weight_bytes(geometry, precision, split, whole_model(geometry), tables)
 
 
@@ -118,7 +122,7 @@ def allocation_bytes(geometry: ModelGeometry, precision: Precision, split: Split
             tensor_bytes = linear.copies * linear.inputs * linear.outputs * _weight_bits(stored_as) // 8
             total += count * _rounding(tensor_bytes)
     rows = padded_vocabulary(geometry.vocab_size) // split.tensor
-    tables = _vocabulary_rows(geometry, where, _Tables.OWN) // padded_vocabulary(geometry.vocab_size)
+    tables = _vocabulary_rows(geometry, where, Tables.OWN) // padded_vocabulary(geometry.vocab_size)
     return total + tables * _rounding(rows * geometry.hidden_size * geometry.dtype_bytes)
 
 
@@ -137,29 +141,40 @@ def _rounding(tensor_bytes: int) -> int:
 
 
 @cache
-def _weight_bytes(
-    geometry: ModelGeometry,
-    precision: Precision,
-    split: Split,
-    stage: Stage,
-    tables: _Tables,
-) -> int:
-    weight_format = geometry.weight_format(precision)
-    layers = sum(
-        count * sum(layer_bytes(layer, geometry, weight_format, split)) for layer, count in stage.distinct_layers
-    )
+def _weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, stage: Stage, tables: Tables) -> int:
+    return sum(weight_parts(geometry, precision, split, stage, tables).values())
+
+
+def weight_parts(
+    geometry: ModelGeometry, precision: Precision, split: Split, stage: Stage, tables: Tables = Tables.OWN
+) -> dict[str, int]:
+    """Return the bytes of each part of a model on one rank, by what people call it."""
+    width, hidden, tensor = geometry.dtype_bytes, geometry.hidden_size, split.tensor
+    tower, head = geometry.tower, geometry.head
     rows = _vocabulary_rows(geometry, stage, tables)
-    elements = rows // split.tensor * geometry.hidden_size
+    vocabulary = "embedding" if rows == padded_vocabulary(geometry.vocab_size) else "embedding, output head"
+    parts = {
+        vocabulary: rows // tensor * hidden * width,
+        "layers": _layers_bytes(geometry, stage, geometry.weight_format(precision), split),
+        # Every stage loads the encoder, though only the first runs it.
+        "encoder": (tower.split_elements // tensor + tower.whole_elements) * width,
+        "beside the layers": (geometry.split_elements // tensor + geometry.whole_elements) * width,
+    }
     if stage.is_last or geometry.norm_on_every_stage:
-        elements += geometry.final_norms * geometry.hidden_size
-    # Every stage loads the encoder, though only the first runs it.
-    elements += geometry.tower.split_elements // split.tensor + geometry.tower.whole_elements
-    elements += geometry.split_elements // split.tensor + geometry.whole_elements
-    head_bytes = 0
-    if geometry.head is not None:
-        elements += geometry.head.whole_elements + geometry.head.split_elements // split.tensor
-        head_bytes = geometry.head.whole_bytes
-    return layers + elements * geometry.dtype_bytes + head_bytes
+        parts["layers"] += named(geometry.final_norms * hidden * width, "of the last norm")
+    if head is not None:
+        parts["joining layers"] = (head.whole_elements + head.split_elements // tensor) * width + head.whole_bytes
+    return parts
+
+
+def _layers_bytes(geometry: ModelGeometry, stage: Stage, weight_format: WeightFormat, split: Split) -> int:
+    size_bytes = sum(
+        named(count, "layers", like=geometry.hidden_size) * sum(layer_bytes(layer, geometry, weight_format, split))
+        for layer, count in stage.distinct_layers
+    )
+    if len(stage.distinct_layers) > _MOST_KINDS:
+        return named(size_bytes, f"in layers of {len(stage.distinct_layers)} kinds")
+    return size_bytes
 
 
 class LayerBytes(NamedTuple):
@@ -184,7 +199,12 @@ def layer_bytes(layer: Layer, geometry: ModelGeometry, weight_format: WeightForm
         else:
             mixers += size_bytes
     scales = sum(attention_scale_bytes(weight_format, mixer) for mixer in layer.mixers)
-    return LayerBytes(mixers, feed_forward, on_rank.elements * geometry.dtype_bytes + on_rank.fixed_bytes + scales)
+    rest = on_rank.elements * geometry.dtype_bytes + on_rank.fixed_bytes + scales
+    return LayerBytes(
+        named(mixers, "attention" if geometry.attentions else "mixer"),
+        named(feed_forward, "feed-forward"),
+        named(rest, "norms" if weight_format.precision is Precision.BF16 else "norms and scales"),
+    )
 
 
 def _padded_for_marlin(linear: LinearLayer) -> LinearLayer:
@@ -206,21 +226,22 @@ def linear_format(linear: LinearLayer, layer: Layer, weight_format: WeightFormat
     return weight_format
 
 
-def _vocabulary_rows(geometry: ModelGeometry, stage: Stage, tables: _Tables) -> int:
+def _vocabulary_rows(geometry: ModelGeometry, stage: Stage, tables: Tables) -> int:
     """Return the rows of embedding and output head that a rank's stage holds, before they are split."""
     embedding = padded_vocabulary(geometry.vocab_size)
     head = geometry.head
     if head is not None:
         return _head_rows(head, embedding, tables)
     if geometry.tables_on_every_stage:
-        return embedding * (1 if geometry.tie_word_embeddings else 2)
+        return (1 if geometry.tie_word_embeddings else 2) * embedding
     # A tied output head needs the embedding on the last stage, too (vLLM, the models' __init__).
     tied_here = stage.is_last and geometry.tie_word_embeddings
-    own = embedding if stage.is_first or tied_here or geometry.embedding_on_every_stage else 0
-    return own + (embedding if stage.is_last and not geometry.tie_word_embeddings else 0)
+    has_embedding = stage.is_first or tied_here or geometry.embedding_on_every_stage
+    has_output_head = stage.is_last and not geometry.tie_word_embeddings
+    return (has_embedding + has_output_head) * embedding
 
 
-def _head_rows(head: HeadParts, embedding: int, tables: _Tables) -> int:
-    embeds = head.embeds and not (tables is _Tables.SHARED and head.shares_embedding)
-    outputs = head.output_heads if tables is _Tables.OWN or not head.shares_output else 0
+def _head_rows(head: HeadParts, embedding: int, tables: Tables) -> int:
+    embeds = head.embeds and not (tables is Tables.SHARED and head.shares_embedding)
+    outputs = head.output_heads if tables is Tables.OWN or not head.shares_output else 0
     return embedding * embeds + outputs * (padded_vocabulary(head.output_rows) if head.output_rows else 0)

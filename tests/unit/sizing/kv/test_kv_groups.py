@@ -8,18 +8,12 @@ import pytest
 
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.capacity import (
-    KvCapacity,
-    blocks_for,
-    engine_starts,
-    largest_length,
-    pool_blocks,
-    rank_blocks,
-)
-from specdecode_operator.sizing.kv.groups import Layers, kv_groups, stage_groups
+from specdecode_operator.sizing.kv.capacity import KvCapacity, blocks_for, pool_blocks
+from specdecode_operator.sizing.kv.groups import Layers, stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.kv.settings import KvSettings, concurrent_batches
-from tests.support.kv_layers import NEWEST, SPACE, capacity, chunked, full, latent, linear, runs, sliding
+from tests.support.kv_layers import NEWEST, SPACE, capacity, chunked, full, kv_groups, latent, linear, runs, sliding
+from tests.support.kv_logs import printed_tokens
 
 IN_STEP = replace(NEWEST, async_scheduling=False)
 V019 = replace(NEWEST, version="0.19.0", v2_runner=False, prefix_caching=False)
@@ -55,7 +49,7 @@ def test_full_attention_is_one_group_whatever_its_width(
 
 def test_a_draft_of_full_attention_joins_latent_caches() -> None:
     settings = replace(NEWEST, block_size=64)
-    assert capacity(runs((61, latent())), settings, 32_768) == KvCapacity(4774, 305_536, 4774 / 512, 305_536)
+    assert capacity(runs((61, latent())), settings, 32_768) == KvCapacity(4774, 305_536, 4774 / 512)
     assert capacity(runs((61, latent()), (1, latent())), settings, 32_768).tokens == 300_608
     joined = kv_groups(runs((61, latent()), (1, full(8, 128))), settings)
     assert [group.num_layers for group in joined.groups] == [62]
@@ -65,8 +59,8 @@ def test_a_draft_of_full_attention_joins_latent_caches() -> None:
 def test_tokens_depend_on_a_length_off_the_block_boundary() -> None:
     assert capacity(runs(LLAMA_70B), NEWEST, 8192).tokens == 131_072
     assert capacity(runs(LLAMA_70B), NEWEST, 8200).tokens == 130_944
-    before = replace(NEWEST, version="0.20.0")
-    assert capacity(runs(LLAMA_70B), before, 8200).printed_tokens == 131_072
+    blocks = capacity(runs(LLAMA_70B), NEWEST, 8200).num_blocks
+    assert printed_tokens(kv_groups(runs(LLAMA_70B), NEWEST), "0.20.0", blocks, 8200) == 131_072
 
 
 @pytest.mark.parametrize(
@@ -111,7 +105,7 @@ def test_states_raise_the_block_and_take_one_more_for_each_speculated_token(
     settings = replace(NEWEST, num_speculative_tokens=speculated, prefix_caching=caching)
     grouping = kv_groups(layers, settings)
     assert {group.block_size for group in grouping.groups if group.kind is CacheKind.FULL} == {544}
-    assert rank_blocks(grouping, SPACE) == num_blocks
+    assert pool_blocks([grouping], [SPACE]) == num_blocks
     assert grouping.blocks_per_request(32_768) == blocks_per_request
 
 
@@ -262,32 +256,21 @@ def test_chained_prediction_modules_keep_tokens_beyond_the_window() -> None:
 
 def test_a_version_that_is_no_version_is_refused() -> None:
     with pytest.raises(SizingError, match=r"write it as 0\.32\.0"):
-        kv_groups(runs(LLAMA_70B), replace(NEWEST, version="latest"))
+        kv_groups(GEMMA_27B, replace(NEWEST, version="latest"))
 
 
 def test_a_newer_version_follows_the_newest_rules() -> None:
     assert kv_groups(GEMMA_27B, replace(NEWEST, version="0.41.2")) == kv_groups(GEMMA_27B, NEWEST)
 
 
-def test_the_start_check_sets_one_block_aside_since_0_29() -> None:
-    exact = 512
-    for version, starts in (("0.28.0", True), ("0.29.0", False)):
-        grouping = kv_groups(runs(LLAMA_70B), replace(NEWEST, version=version))
-        assert engine_starts(grouping, exact, 8192) is starts
-        assert engine_starts(grouping, exact + 1, 8192)
-        assert blocks_for(grouping, 8192, requests=1) == exact + 1
-        assert blocks_for(grouping, 8192, requests=3) == 3 * exact + 1
-
-
-@pytest.mark.parametrize(
-    ("num_blocks", "limit", "length"), [(101, 8192, 1600), (101, 900, 900), (1, 8192, 0), (0, 8, 0)]
-)
-def test_the_largest_length_that_fits(num_blocks: int, limit: int, length: int) -> None:
-    assert largest_length(kv_groups(runs(LLAMA_70B), NEWEST), num_blocks, limit) == length
+def test_requests_need_the_block_that_the_pool_holds_back() -> None:
+    exact, grouping = 512, kv_groups(runs(LLAMA_70B), NEWEST)
+    assert blocks_for(grouping, 8192, requests=1) == exact + 1
+    assert blocks_for(grouping, 8192, requests=3) == 3 * exact + 1
 
 
 def test_nothing_available_holds_nothing() -> None:
-    assert capacity(runs(LLAMA_70B), NEWEST, 8192, -5 * GIB) == KvCapacity(0, 0, 0.0, 0)
+    assert capacity(runs(LLAMA_70B), NEWEST, 8192, -5 * GIB) == KvCapacity(0, 0, 0.0)
 
 
 def test_a_length_of_nothing_is_refused() -> None:
@@ -339,6 +322,8 @@ def test_equals_what_a_public_log_printed(
 ) -> None:
     """The log rounds the memory to 0.01 GiB, so tokens lie between what the ends of that range hold."""
     least, most = (capacity(layers, settings, length, (available_gib + half) * GIB) for half in (-0.005, 0.005))
-    assert least.printed_tokens <= printed <= most.printed_tokens
+    grouping = kv_groups(layers, settings)
+    tokens = [printed_tokens(grouping, settings.version, each.num_blocks, length) for each in (least, most)]
+    assert tokens[0] <= printed <= tokens[1]
     if concurrency is not None:
         assert least.max_concurrency - 0.005 <= concurrency <= most.max_concurrency + 0.005

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.capacity import engine_starts, largest_length
-from specdecode_operator.sizing.kv.groups import Layers, kv_groups
-from tests.support.kv_layers import NEWEST, capacity, chunked, full, linear, runs, sliding
+from specdecode_operator.sizing.kv.groups import Layers
+from tests.support.kv_layers import NEWEST, capacity, chunked, full, kv_groups, linear, runs, sliding
 
 
 @st.composite
@@ -26,14 +25,6 @@ def mixes(draw: st.DrawFn) -> Layers:
 def test_more_memory_never_holds_less(layers: Layers, spaces: list[int], length: int) -> None:
     found = [capacity(layers, NEWEST, length, space) for space in sorted(spaces)]
     assert all(smaller.tokens <= larger.tokens for smaller, larger in pairwise(found))
-
-
-@given(layers=mixes(), num_blocks=st.integers(0, 50_000), limit=st.integers(1, 200_000))
-def test_the_largest_length_fits_and_one_more_does_not(layers: Layers, num_blocks: int, limit: int) -> None:
-    grouping = kv_groups(layers, NEWEST)
-    length = largest_length(grouping, num_blocks, limit)
-    assert length == 0 or engine_starts(grouping, num_blocks, length)
-    assert length == limit or not engine_starts(grouping, num_blocks, length + 1)
 
 
 @given(layers=mixes())

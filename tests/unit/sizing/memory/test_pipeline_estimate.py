@@ -88,7 +88,9 @@ def test_graphs_that_are_not_charged_eat_the_slack(make_pair: PairFactory) -> No
     assert device is not None
 
     def slack(**limits: Any) -> int:
-        return slack_bytes(make_pair("FP8", None, **limits), device, device.total_bytes * 9 // 10, Parallelism(2))
+        return slack_bytes(
+            make_pair("FP8", None, **limits), device.total_bytes, device.total_bytes * 9 // 10, Parallelism(2)
+        )
 
     assert slack(engine_version="0.19.0", enforce_eager=True) - slack(engine_version="0.19.0") > GIB
     assert slack(engine_version="0.20.0", enforce_eager=True) == slack(engine_version="0.20.0")
