@@ -1,16 +1,20 @@
-"""Writes the generated parts of the documents anew: what commands print, and the table of models."""
+"""Writes the generated parts of the documents anew: what commands print, and the tables of the reference."""
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from typer.testing import CliRunner
 
 from bench.accuracy import report
+from bench.field_tables import capture_fields, deployment_fields
 from bench.launch_tables import with_launch_tables
+from bench.reason_tables import reason_tables
 from specdecode_operator.cli.main import app
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_geometry, published_heads
@@ -19,6 +23,8 @@ from specdecode_operator.sizing.weights.weights import parameter_count
 ROOT: Final = Path(__file__).parents[1]
 MODELS: Final = ROOT / "operator/sizing/data/models"
 _BLOCK: Final = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<output>(?:.*\n)*?)```$", re.MULTILINE)
+_YAML: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PART: Final = re.compile(r"^<!-- generated: (?P<name>.+) -->\n(?:.*\n)*?<!-- end -->$", re.MULTILINE)
 _MODEL_ROWS: Final = re.compile(r"^(?:\| `.*\n)+", re.MULTILINE)
 _HEAD_ROWS: Final = re.compile(r"^(?:\| eagle3 \|.*\n)+", re.MULTILINE)
 
@@ -30,7 +36,9 @@ def documents() -> list[Path]:
 
 def refreshed(document: Path) -> str:
     """Return a document with its generated parts as they are now; what is timed stays."""
-    text = _BLOCK.sub(_fresh_block, document.read_text())
+    text = document.read_text()
+    text = _BLOCK.sub(lambda block: _fresh_block(block, text), text)
+    text = _PART.sub(lambda part: f"<!-- generated: {part['name']} -->\n\n{_PARTS[part['name']]()}\n<!-- end -->", text)
     if document.name == "models.md":
         text = _MODEL_ROWS.sub("".join(_model_rows()), text)
         text = _HEAD_ROWS.sub("".join(_head_rows()), text)
@@ -39,18 +47,29 @@ def refreshed(document: Path) -> str:
     return text
 
 
-def _fresh_block(block: re.Match[str]) -> str:
+def _fresh_block(block: re.Match[str], text: str) -> str:
     command = block["command"]
-    output = _OUTPUTS[command]() if command in _OUTPUTS else _specdecode(command) or block["output"]
+    shown = _YAML.findall(text[: block.start()])
+    output = _OUTPUTS[command]() if command in _OUTPUTS else _specdecode(command, shown[-1:]) or block["output"]
     return f"```console\n$ {command}\n{output}```"
 
 
-def _specdecode(command: str) -> str | None:
-    """What the command line prints, in the folder of the project; None for another program."""
+def _specdecode(command: str, shown: list[str]) -> str | None:
+    """What the command line prints, in the folder of the project; None for another program.
+
+    A YAML file that is not in the project is the last one that the document shows above.
+    """
     program, *arguments = command.split()
     if program != "specdecode":
         return None
-    return CliRunner().invoke(app, [str(ROOT / each) if (ROOT / each).exists() else each for each in arguments]).stdout
+    with TemporaryDirectory() as folder:
+        for position, each in enumerate(arguments):
+            if (ROOT / each).exists():
+                arguments[position] = str(ROOT / each)
+            elif each.endswith(".yaml"):
+                arguments[position] = str(Path(folder) / each)
+                Path(arguments[position]).write_text(shown[0])
+        return CliRunner().invoke(app, arguments).stdout
 
 
 def _accuracy() -> str:
@@ -58,6 +77,12 @@ def _accuracy() -> str:
 
 
 _OUTPUTS: Final[dict[str, Callable[[], str]]] = {".venv/bin/python bench/accuracy.py": _accuracy}
+_PARTS: Final[dict[str, Callable[[], str]]] = {
+    "fields of SpecDecodeDeployment": deployment_fields,
+    "fields of SpecDecodeCapture": capture_fields,
+    "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
+    "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
+}
 
 
 def _model_rows() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""docs/reference/launch.md says what the code does; its generated tables are compared in test_docs.py."""
+"""docs/reference/launch.md says what the code does; its generated tables are compared in tests/unit/docs."""
 
 import re
 from pathlib import Path

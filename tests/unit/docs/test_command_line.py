@@ -1,0 +1,51 @@
+"""docs/reference/cli.md describes the command line as it is."""
+
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from specdecode_operator.cli.main import app
+from specdecode_operator.cli.plan.command import ExitCode
+from specdecode_operator.estimate.estimate import CASE_KEYS
+from tests.support.documents import ROOT, sections, table
+
+DOCUMENT = ROOT / "docs/reference/cli.md"
+
+
+def commands(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Commands that people see, by their whole name; those of a group one by one."""
+    found = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands") and not command.hidden:
+            found |= commands(command, f"{prefix}{name} ")
+        elif not command.hidden:
+            found[f"{prefix}{name}"] = command
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+EXPLAINED = sorted(set(COMMANDS) - {"crds"})
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_the_options_of_a_command_are_those_in_its_section(name: str) -> None:
+    section = sections(DOCUMENT)[name]
+    options = [set(each.opts) for each in COMMANDS[name].params if each.param_type_name == "option"]
+    known = {spelling for option in options for spelling in option} | {"--help"}
+    (usage, *_) = re.findall(r"^```\n(specdecode .*?)^```$", section, re.MULTILINE | re.DOTALL)
+    spelling = r"(?<![\w-])--?[a-z][a-z-]*"
+    assert set(re.findall(spelling, usage)) <= known, f"specdecode {name} has no such option"
+    for option in options:
+        assert option & set(re.findall(spelling, section)), f"cli.md lacks {'/'.join(sorted(option))} of {name}"
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    documented = {int(row[0]) for row in table(DOCUMENT, "exit code") if row[0].isdigit()}
+    assert documented == {code.value for code in ExitCode}
+
+
+def test_the_keys_of_a_case_are_the_documented_ones() -> None:
+    rows = table(DOCUMENT, "key")
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row[0])} == set(CASE_KEYS)

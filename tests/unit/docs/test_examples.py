@@ -1,0 +1,66 @@
+"""Objects in the examples and the documents are valid, and the README shows one that exists."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.api.base import API_VERSION
+from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.spec.validation import valid_facts
+from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
+from tests.support.objects import H100
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def deployments(text: str) -> Iterator[dict[str, Any]]:
+    for document in yaml.safe_load_all(text):
+        if document and document.get("kind") == KIND:
+            yield document
+
+
+def check_deployment(body: dict[str, Any]) -> None:
+    """Its fields are those of the models, and its spec holds together."""
+    assert body["apiVersion"] == API_VERSION
+    assert set(body) == {"apiVersion", "kind", "metadata", "spec"}
+    valid_facts(SpecDecodeDeploymentSpec.model_validate(body["spec"]))
+
+
+def test_deployments_in_the_readme_hold_together() -> None:
+    found = [body for block in fenced_blocks(ROOT / "README.md", "yaml") for body in deployments(block)]
+    assert found, "the README shows a deployment"
+    for body in found:
+        check_deployment(body)
+
+
+def test_every_yaml_block_in_the_documents_parses() -> None:
+    for document in DOCUMENTS:
+        for block in fenced_blocks(document, "yaml"):
+            assert list(yaml.safe_load_all(block))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative)
+def test_examples_hold_together(example: Path) -> None:
+    text = example.read_text()
+    assert all(body.get("kind") for body in yaml.safe_load_all(text))
+    for body in deployments(text):
+        assert body["metadata"]["name"] in example.stem, "named like its file"
+        check_deployment(body)
+
+
+def test_the_readme_shows_an_example_that_has_to_do_with_h100() -> None:
+    """It needs neither a token to be planned nor a larger GPU: what is left out is what makes the example fit."""
+    (shown,) = (body for block in fenced_blocks(ROOT / "README.md", "yaml") for body in deployments(block))
+    example = yaml.safe_load((ROOT / "examples/llama-70b.yaml").read_text())
+    assert H100 in example["spec"]["accelerator"]["product"]
+    del example["spec"]["models"]
+    assert shown == {**example, "spec": {**example["spec"], "accelerator": {"product": [H100]}}}
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    listed = {re.findall(r"\((.+?)\)", row[0])[0] for row in table(ROOT / "examples/README.md", "file")}
+    assert listed == {path.name for path in EXAMPLES}

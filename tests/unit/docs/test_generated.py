@@ -1,0 +1,81 @@
+"""What is generated is up to date, and figures are those of the code."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.accuracy import mean_error, memory_rows, token_rows, worst_row
+from bench.documents import refreshed
+from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.memory.budget import Pair, estimate
+from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.sizing.pair.calibration import parse_calibration
+from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
+from tests.support.llama import ARTICLE_LIMITS
+
+PRODUCTS = {"H100": "NVIDIA-H100-80GB-HBM3", "H200": "NVIDIA-H200"}
+GENERATED = {
+    "README.md": "```console\n$ specdecode plan -f llama-70b.yaml\n",
+    "docs/explanation/accuracy.md": "```console\n$ .venv/bin/python bench/accuracy.py\n",
+    "docs/reference/capture-fields.md": "<!-- generated: fields of SpecDecodeCapture -->\n",
+    "docs/reference/cli.md": "```console\n$ specdecode plan -f examples/llama-70b.yaml\n",
+    "docs/reference/deployment-fields.md": "<!-- generated: fields of SpecDecodeDeployment -->\n",
+    "docs/reference/reasons.md": "<!-- generated: reasons of SpecDecodeDeployment -->\n",
+}
+"""Where a generated part begins, so that none is lost from the first test."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_generated_parts_are_up_to_date(document: Path) -> None:
+    assert document.read_text() == refreshed(document), f"{relative(document)} is stale: run ./just docs"
+
+
+@pytest.mark.parametrize("document", GENERATED)
+def test_generated_parts_are_there(document: str) -> None:
+    assert GENERATED[document] in (ROOT / document).read_text()
+
+
+def test_the_refusal_in_the_readme_is_one() -> None:
+    assert "least change first:" in (ROOT / "README.md").read_text().lower()
+
+
+def test_the_readme_has_the_figures_of_bench() -> None:
+    rows, tokens = memory_rows(), token_rows()
+    exact = sum(row.exact for row in tokens)
+    figures = [
+        f"mean error {100 * mean_error(rows):.2f} %, worst {100 * abs(worst_row(rows).error):.2f} %",
+        f"{exact} of {len(tokens)} exact to the log's rounding",
+    ]
+    for figure in figures:
+        assert figure in (ROOT / "README.md").read_text(), f"./just bench says: {figure}"
+
+
+def test_the_calibration_file_in_the_documents_is_one() -> None:
+    (example,) = fenced_blocks(ROOT / "docs/how-to/calibrate.md", "json")
+    assert parse_calibration(example).entries
+
+
+def llama_pair(target: str, draft: str) -> Pair:
+    """The 70B pair with the settings that docs/explanation/sizing.md names."""
+    geometry, draft_geometry = (find_geometry(f"meta-llama/Llama-3.1-{size}-Instruct") for size in ("70B", "8B"))
+    assert geometry is not None
+    if draft == "none":
+        return Pair(geometry, Precision(target), None, None, "none", 0, ARTICLE_LIMITS)
+    return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, ARTICLE_LIMITS)
+
+
+@pytest.mark.parametrize("row", table(ROOT / "docs/explanation/sizing.md", "GPU"), ids=" ".join)
+def test_the_sizing_table_is_what_sizing_says(row: list[str]) -> None:
+    product, target, draft, *figures = row
+    device = find_device(PRODUCTS[product])
+    assert device is not None
+    budget = estimate(llama_pair(target, draft), device, 2)
+    assert figures == [
+        f"{budget.weights_bytes / GIB:.2f}",
+        f"{budget.available_kv_bytes / GIB:.2f}",
+        f"{budget.kv_cache_tokens:,}",
+        f"{budget.max_concurrency:.1f}",
+        budget.verdict.value,
+    ]

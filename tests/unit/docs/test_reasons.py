@@ -1,0 +1,113 @@
+"""The table of reasons holds every reason that the code gives, and no other.
+
+A reason is one word in CamelCase. So every such word in the code that decides is a reason of the table, or one of the
+other words below: a new reason is found wherever it is written and however it is handed on.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+import pytest
+
+from bench.reason_tables import read_reasons
+from specdecode_operator.api.capture import KIND as CAPTURE
+from specdecode_operator.api.deployment import KIND as DEPLOYMENT
+from specdecode_operator.sizing.memory.budget import Verdict
+from tests.support.documents import ROOT
+
+OPERATOR = ROOT / "operator"
+OF_DEPLOYMENTS = ("deployment/", "resolver/", "capture/control/schedules.py")
+OF_CAPTURES = ("capture/control/", "capture/files/", "capture/job/", "capture/merge/")
+OF_BOTH = ("handlers/", "problems.py", "deployment/pods/")
+VERDICTS = {verdict.value for verdict in Verdict}
+
+OTHER_WORDS = {
+    *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
+    *("Succeeded", "WaitingForGPUs", "True", "False", "Normal", "Warning", "Event"),
+    # What Kubernetes says of nodes, pods and Jobs.
+    *("BackoffLimitExceeded", "Complete", "CreateContainerConfigError", "CreateContainerError", "DisruptionTarget"),
+    *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),
+    *("NodeShutdown", "Pending", "PodScheduled", "ProgressDeadlineExceeded", "Progressing", "ReplicaFailure"),
+    *("RunContainerError", "Running", "Shutdown", "Terminated"),
+    # What it is told.
+    *("Always", "ConfigMap", "Directory", "Exists", "Gi", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
+    # Classes of models, what the hub's library raises, a header of HTTP, and what a sentence begins with.
+    *("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "MedusaModel", "GatedRepoError", "RepositoryNotFoundError"),
+    *("RevisionNotFoundError", "Range", "Volume"),
+}
+
+
+def words(*rooms: str) -> set[str]:
+    """CamelCase words that stand as strings in the code of some rooms."""
+    files = [path for path in OPERATOR.rglob("*.py") if path.relative_to(OPERATOR).as_posix().startswith(rooms)]
+    assert len(files) >= len(rooms)
+    return set(chain.from_iterable(words_of(ast.parse(path.read_text())) for path in files))
+
+
+def words_of(tree: ast.Module) -> Iterator[str]:
+    """CamelCase words of a module, but for types in quotes."""
+    nodes = list(ast.walk(tree))
+    types = {id(inner) for node in nodes for part in annotations(node) for inner in ast.walk(part)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in types:
+            yield from re.findall(r"\A[A-Z][a-z]+[A-Za-z]*\Z", node.value)
+
+
+def annotations(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.AnnAssign(annotation=found) | ast.arg(annotation=ast.AST() as found):
+            yield found
+        case ast.FunctionDef(returns=ast.AST() as found) | ast.AsyncFunctionDef(returns=ast.AST() as found):
+            yield found
+        case ast.Call(func=ast.Name(id="cast"), args=[found, *_]):
+            yield found
+
+
+def reasons(kind: str) -> list[str]:
+    return [name for table in read_reasons()[kind].values() for name in table]
+
+
+@pytest.mark.parametrize(
+    ("given", "tables"),
+    [
+        (words(*OF_DEPLOYMENTS), [DEPLOYMENT]),
+        (words(*OF_CAPTURES) - words("capture/control/schedules.py"), [CAPTURE]),
+        (words(*OF_BOTH), [DEPLOYMENT, CAPTURE]),
+    ],
+    ids=["deployments", "captures", "both"],
+)
+def test_every_reason_that_is_given_is_in_the_table(given: set[str], tables: list[str]) -> None:
+    explained = set(chain.from_iterable(reasons(kind) for kind in tables))
+    assert given - explained - OTHER_WORDS == set(), "explain it in operator/api/reasons.toml"
+
+
+@pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, OF_CAPTURES)])
+def test_every_reason_of_the_table_is_given(kind: str, rooms: tuple[str, ...]) -> None:
+    assert set(reasons(kind)) - words(*rooms, *OF_BOTH) - VERDICTS == set()
+
+
+def test_no_other_word_is_left_over() -> None:
+    assert OTHER_WORDS - words(*OF_DEPLOYMENTS, *OF_CAPTURES, *OF_BOTH) == set()
+    assert OTHER_WORDS.isdisjoint(reasons(DEPLOYMENT))
+
+
+def test_every_verdict_is_explained() -> None:
+    """The condition Planned has the verdict for its reason."""
+    assert set(reasons(DEPLOYMENT)) >= VERDICTS
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+def test_a_reason_is_explained_once_in_plain_words(kind: str) -> None:
+    assert len(reasons(kind)) == len(set(reasons(kind)))
+    for table in read_reasons()[kind].values():
+        for name, texts in table.items():
+            assert 1 <= len(texts) <= 2, name
+            assert all(text and not text.endswith(".") and "|" not in text for text in texts), name
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+def test_reasons_that_an_explanation_points_to_are_explained(kind: str) -> None:
+    text = " ".join(text for table in read_reasons()[kind].values() for texts in table.values() for text in texts)
+    assert set(re.findall(r"(?:as for|see) `([A-Z]\w+)`", text)) <= set(reasons(kind))
