@@ -19,11 +19,10 @@ from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, read_dataset
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
 from specdecode_operator.capture.load.phases import run_phase
-from specdecode_operator.capture.load.progress import Progress, print_line
+from specdecode_operator.capture.load.progress import PhaseResult, Progress, print_line
 from specdecode_operator.capture.load.prompts import DatasetSource, PromptSource, SyntheticSource
 from specdecode_operator.capture.load.sender import RunParts, Sender
 from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.tally import PhaseResult
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
 
 _WARMUP_CLIENTS = 4

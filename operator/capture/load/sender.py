@@ -6,8 +6,8 @@ from specdecode_operator.capture.files.formats import ClientRecord
 from specdecode_operator.capture.load.client import CompletionRequest, EngineClient
 from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.exchange import Exchange
+from specdecode_operator.capture.load.progress import Tally
 from specdecode_operator.capture.load.prompts import Prompt, PromptSource, TemperatureMix
-from specdecode_operator.capture.load.tally import Tally
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
 
 
