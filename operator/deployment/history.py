@@ -4,11 +4,11 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
-from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, observe_groups
 from specdecode_operator.deployment.pods.rollback import (
     LastGood,
+    after_rollout,
     attempt_of,
-    remembered,
     with_crashes,
 )
 from specdecode_operator.deployment.pods.rollout import template_hash
@@ -24,7 +24,7 @@ def update_last_good(desired: DesiredState, observation: Observation, last_good:
         return last_good
     if outcome.facts.spec.rollout.paused:
         return last_good
-    known = remembered(
+    known = after_rollout(
         last_good, workload, attempt_of(outcome.facts.spec, outcome.plan), rollout_of(outcome, observation)
     )
     return with_crashes(known, observation.groups)
@@ -48,7 +48,7 @@ def update_group_history(
     serve = rollout_of(outcome, observation).complete
     awaited = wanted_replicas(outcome.facts) > 0 and not outcome.facts.spec.rollout.paused
     template = template_hash(serving_template(workload))
-    return look(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
+    return observe_groups(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
 
 
 def _known_groups(last_good: LastGood | None) -> GroupHistory:

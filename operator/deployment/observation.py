@@ -10,7 +10,7 @@ from specdecode_operator.deployment.objects.engine_pod import engine_timings
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from specdecode_operator.deployment.pods.readiness import Readiness
-from specdecode_operator.deployment.pods.rollout import Rollout, beside, read_rollout
+from specdecode_operator.deployment.pods.rollout import Rollout, read_rollout, with_replaced
 from specdecode_operator.deployment.proof.residual import BudgetResidual, budget_residual
 from specdecode_operator.engine.metrics import Reading
 from specdecode_operator.kube.resources import LEADER_WORKER_SET
@@ -62,9 +62,9 @@ def rollout_of(outcome: Launch | RolledBack, observation: Observation) -> Rollou
     """Return how far the engines are."""
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
-        return beside(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)
+        return with_replaced(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)
     deadline_s = (
         engine_timings(outcome.facts, outcome.plan).progress_deadline_s if isinstance(outcome, Launch) else None
     )
     rollout = read_group_rollout(workload, observation.pods, wanted, observation.groups, deadline_s)
-    return beside(rollout, observation.replaced_workload)
+    return with_replaced(rollout, observation.replaced_workload)

@@ -15,10 +15,10 @@ from specdecode_operator.deployment.pods.readiness import (
     Readiness,
     available_condition,
     earlier_engines_condition,
-    lent,
     name_claim_users,
     rolled_back,
     summarize,
+    suspended_for_capture,
     without_engines,
 )
 from specdecode_operator.deployment.proof import proof
@@ -50,7 +50,7 @@ def compose_status(
     seen = _seen(parent, desired, observation)
     readiness = name_claim_users(seen.readiness, observation.claim_users)
     if parent.suspended_for is not None and readiness.status is TRUE:
-        readiness = lent(parent.suspended_for)
+        readiness = suspended_for_capture(parent.suspended_for)
     conditions = [*readiness.conditions(), *desired.conditions, *seen.conditions]
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(

@@ -235,5 +235,5 @@ class Reconciler:
         if status.observed != parent.status.observed:
             self._records[parent.key].figures_written_s = time.monotonic()
         if change := plan_change(parent.status.plan, status.plan):
-            await self._reporter.tell(parent.key, parent.uid, "PlanChanged", change)
+            await self._reporter.post_event(parent.key, parent.uid, "PlanChanged", change)
         await self._reporter.post_changes(parent.key, parent.uid, parent.status.conditions, status.conditions)

@@ -57,9 +57,9 @@ class Reporter:
                 "%s: %s is %s: %s: %s", key, condition.type, condition.status, condition.reason, condition.message
             )
             message = f"{condition.type} is {condition.status}: {condition.message}"
-            await self.tell(key, uid, condition.reason, message, warns=_is_bad(condition))
+            await self.post_event(key, uid, condition.reason, message, warns=_is_bad(condition))
 
-    async def tell(self, key: Key, uid: str, reason: str, message: str, *, warns: bool = False) -> None:
+    async def post_event(self, key: Key, uid: str, reason: str, message: str, *, warns: bool = False) -> None:
         """Post an Event; one that cannot be posted is only logged."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {

@@ -43,7 +43,7 @@ class ScheduleKeeper:
             _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
             return parent.status.captures
         for told in decision.news:
-            await self._reporter.tell(parent.key, parent.uid, told.reason, told.message, warns=told.warns)
+            await self._reporter.post_event(parent.key, parent.uid, told.reason, told.message, warns=told.warns)
         return decision.statuses
 
     async def _carry_out(self, decision: SchedulingDecision) -> None:

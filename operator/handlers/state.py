@@ -71,7 +71,7 @@ class OperatorState:
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
-        await self._look_at_everything(cluster)
+        await self._list_everything(cluster)
         reconciler = Reconciler(
             cluster, self.cache, probe, self.residuals, self.calibration, host_paths=self.host_paths
         )
@@ -112,7 +112,7 @@ class OperatorState:
         if self.cache.parent(key) is not None:
             self.queue.add(key)
 
-    async def _look_at_everything(self, cluster: Cluster) -> None:
+    async def _list_everything(self, cluster: Cluster) -> None:
         """See nodes, children, pods and objects in full.
 
         At the start, because watches bring them in any order, and a serving
@@ -127,9 +127,9 @@ class OperatorState:
         for resource in WATCHED:
             if resource != LEADER_WORKER_SET:
                 await self._list_children(cluster, resource)
-        await self._look_at_groups(cluster)
+        await self._list_groups(cluster)
         for resource in _OUR_KINDS:
-            await self._look_at_objects(cluster, resource)
+            await self._list_objects(cluster, resource)
 
     async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
         bodies, version = await cluster.list(resource, OWNED_SELECTOR)
@@ -137,7 +137,7 @@ class OperatorState:
             self.cache.put(resource.kind, body)
         self.cache.retain(resource.kind, bodies, version)
 
-    async def _look_at_groups(self, cluster: Cluster) -> None:
+    async def _list_groups(self, cluster: Cluster) -> None:
         """See the LeaderWorkerSets, where the cluster has them; they may come at any time."""
         try:
             await self._list_children(cluster, LEADER_WORKER_SET)
@@ -145,7 +145,7 @@ class OperatorState:
         except (NotFoundError, ForbiddenError):
             self.cache.has_groups = False
 
-    async def _look_at_objects(self, cluster: Cluster, resource: Resource) -> None:
+    async def _list_objects(self, cluster: Cluster, resource: Resource) -> None:
         with suppress(NotFoundError):  # without its CRD there is no such kind
             bodies, version = await cluster.list(resource)
             for body in bodies:
@@ -158,12 +158,12 @@ class OperatorState:
             await asyncio.sleep(_RESYNC_S)
             try:
                 if round_ % _ROUNDS_TO_RELIST == 0:
-                    await self._look_at_everything(cluster)
+                    await self._list_everything(cluster)
                 else:
-                    await self._look_at_groups(cluster)
+                    await self._list_groups(cluster)
                     for resource in _OUR_KINDS:
                         if resource.kind not in self.watched:
-                            await self._look_at_objects(cluster, resource)
+                            await self._list_objects(cluster, resource)
             except ClusterError as error:
                 _logger.warning("a list is put off: %s", error)
             for key in self.cache.parents():

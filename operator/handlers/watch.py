@@ -54,7 +54,7 @@ async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
         memo.add_all()
 
 
-async def on_belonging(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
+async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
     """Look at the object that a child or a pod belongs to, or at all that share what is known of models."""
     body: dict[str, Any] = dict(event["object"])
     remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
@@ -71,4 +71,4 @@ for _resource in WATCHED:
     kopf.on.event(
         *filter(None, [_resource.group, _resource.api_version.rpartition("/")[2], _resource.plural]),
         labels={MANAGED_BY_LABEL: MANAGER},
-    )(on_belonging)
+    )(on_child)

@@ -8,7 +8,7 @@ from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.outcome import engine_restarts, read_failure, read_summary, taken_away
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.rollout import is_about_volumes, pod_trouble
+from specdecode_operator.deployment.pods.rollout import blocked_pod, is_about_volumes
 from specdecode_operator.kube.drift import is_owned
 
 _CRASHES_BELIEVED = 3
@@ -124,17 +124,17 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
         )
     if _is(pod, LOAD, "terminated"):
         return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
-    trouble = pod_trouble(pod) if pod.get("status", {}).get("phase") in {"Pending", "Running"} else None
-    if trouble is None:
+    blocked = blocked_pod(pod) if pod.get("status", {}).get("phase") in {"Pending", "Running"} else None
+    if blocked is None:
         message = "the volume is looked at, then the engine starts"
         return Progress(CapturePhase.STARTING, "Starting", message, started_at=started_at)
     failure = None
-    if trouble.permanent or engine_restarts(pod) >= _CRASHES_BELIEVED:
-        failure = Blocked(trouble.reason, f"the engine did not start: {trouble.message}", permanent=True)
+    if blocked.permanent or engine_restarts(pod) >= _CRASHES_BELIEVED:
+        failure = Blocked(blocked.reason, f"the engine did not start: {blocked.message}", permanent=True)
     return Progress(
         CapturePhase.FAILED if failure else CapturePhase.STARTING,
-        trouble.reason,
-        failure.message if failure else trouble.message,
+        blocked.reason,
+        failure.message if failure else blocked.message,
         failure=failure,
         started_at=started_at,
     )

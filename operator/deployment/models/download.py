@@ -18,7 +18,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
-from specdecode_operator.deployment.pods.rollout import pod_trouble
+from specdecode_operator.deployment.pods.rollout import blocked_pod
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET, ModelSource, served_models
 from specdecode_operator.deployment.spec.model_storage import (
@@ -82,11 +82,11 @@ def downloading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]
     for field, source in sources.items():
         for pod in _pods_of(pods, source):
             ended = _ended(pod)
-            trouble = pod_trouble(pod) if ended is None else _failure(ended)
-            if trouble is not None:
-                remedy = _REMEDIES.get(trouble.reason, "").format(field=field, claim=source.claim)
-                parts = [f"{field}.model: {source.model}: {trouble.message}", remedy, "it is tried again by itself"]
-                return Blocked(trouble.reason, "; ".join(filter(None, parts)))
+            blocked = blocked_pod(pod) if ended is None else _failure(ended)
+            if blocked is not None:
+                remedy = _REMEDIES.get(blocked.reason, "").format(field=field, claim=source.claim)
+                parts = [f"{field}.model: {source.model}: {blocked.message}", remedy, "it is tried again by itself"]
+                return Blocked(blocked.reason, "; ".join(filter(None, parts)))
     return None
 
 
@@ -106,8 +106,8 @@ def download_first(
     models = " and ".join(dict.fromkeys(source.model for source in lacking.values()))
     message = f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}"
     summary = working("DownloadingModels", message)
-    if trouble := downloading_trouble(pods, lacking):
-        summary = working(trouble.reason, trouble.message)
+    if blocked := downloading_trouble(pods, lacking):
+        summary = working(blocked.reason, blocked.message)
     known = [render_downloads(key, uid, sources, commits)] if len(lacking) < len(sources) else []
     return without_engines(facts.spec) or summary, [*known, *jobs]
 

@@ -11,7 +11,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import AcceleratorType
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.rollout import pod_trouble
+from specdecode_operator.deployment.pods.rollout import blocked_pod
 from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import hub_environment, model_path, models_volume
 from specdecode_operator.deployment.spec.pod_template import merge
@@ -73,9 +73,9 @@ def reading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]) ->
     for field, source in sources.items():
         for pod in pods_of(pods, source):
             ended = _ended(pod)
-            trouble = pod_trouble(pod) if ended is None else _answer(ended)
-            if isinstance(trouble, Blocked):
-                return _told(trouble, field, source)
+            blocked = blocked_pod(pod) if ended is None else _answer(ended)
+            if isinstance(blocked, Blocked):
+                return _told(blocked, field, source)
     return None
 
 
@@ -116,13 +116,13 @@ def _answer(ended: Body) -> Checkpoint | Blocked:
         return Blocked("ReaderFailed", f"the reader ended with exit code {ended.get('exitCode')}: {last_line}")
 
 
-def _told(trouble: Blocked, field: str, source: ModelSource) -> Blocked:
-    """The trouble with the field, its value and the fix."""
-    remedy = _REMEDIES.get(trouble.reason, "").format(field=field)
-    parts = [f"{field}.model: {source}: {trouble.message}", *filter(None, [remedy])]
-    if not trouble.permanent:
+def _told(blocked: Blocked, field: str, source: ModelSource) -> Blocked:
+    """The blocked with the field, its value and the fix."""
+    remedy = _REMEDIES.get(blocked.reason, "").format(field=field)
+    parts = [f"{field}.model: {source}: {blocked.message}", *filter(None, [remedy])]
+    if not blocked.permanent:
         parts.append("it is tried again by itself")
-    return Blocked(trouble.reason, "; ".join(parts), trouble.permanent)
+    return Blocked(blocked.reason, "; ".join(parts), blocked.permanent)
 
 
 def _job(key: Key, uid: str, spec: SpecDecodeDeploymentSpec, profile: EngineProfile, source: ModelSource) -> Body:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.rollout import pod_trouble
+from specdecode_operator.deployment.pods.rollout import blocked_pod
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -35,7 +35,7 @@ class GroupHistory:
         Whether they did.
     crashed
         Pods whose container ended, each as group, worker and UID.
-    trouble
+    blocked
         What the first of the pods that crashed last suffered from.
     """
 
@@ -44,7 +44,7 @@ class GroupHistory:
     waited_s: float = 0.0
     served: bool = False
     crashed: frozenset[tuple[str, str, str]] = frozenset()
-    trouble: Blocked | None = None
+    blocked: Blocked | None = None
 
     @property
     def crashes(self) -> int:
@@ -57,17 +57,21 @@ UNSEEN: Final = GroupHistory()
 
 def as_data(history: GroupHistory) -> dict[str, Any]:
     """Return a history for JSON."""
-    return asdict(history) | {"crashed": sorted(map(list, history.crashed))}
+    data = asdict(history) | {"crashed": sorted(map(list, history.crashed))}
+    data["trouble"] = data.pop("blocked")  # its name in ConfigMaps that exist already
+    return data
 
 
 def from_data(data: dict[str, Any]) -> GroupHistory:
     """Return the history that `as_data` wrote. Raises TypeError or KeyError for anything else."""
-    trouble = data["trouble"]
-    crashed = frozenset((str(group), str(worker), str(uid)) for group, worker, uid in data["crashed"])
-    return GroupHistory(**data | {"crashed": crashed, "trouble": Blocked(**trouble) if trouble else None})
+    fields, blocked = dict(data), data["trouble"]
+    fields["crashed"] = frozenset((str(group), str(worker), str(uid)) for group, worker, uid in data["crashed"])
+    fields["blocked"] = Blocked(**blocked) if blocked else None
+    del fields["trouble"]
+    return GroupHistory(**fields)
 
 
-def look(  # noqa: PLR0913  all that is seen at once
+def observe_groups(  # noqa: PLR0913  all that is seen at once
     before: GroupHistory,
     template: str | None,
     pods: list[Body],
@@ -99,7 +103,7 @@ def look(  # noqa: PLR0913  all that is seen at once
     if not awaited:
         before = replace(before, first_seen_s=now_s)
     elif serve:
-        return replace(before, served=True, waited_s=0.0, crashed=frozenset(), trouble=None)
+        return replace(before, served=True, waited_s=0.0, crashed=frozenset(), blocked=None)
     waited_s = 0.0 if before.served else now_s - before.first_seen_s
     # A pod that is being deleted was ended with its group, whatever its exit code says.
     crashed = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _crash_time(pod)]
@@ -110,7 +114,7 @@ def look(  # noqa: PLR0913  all that is seen at once
         before,
         waited_s=waited_s,
         crashed=before.crashed | {_named(pod) for pod in crashed},
-        trouble=pod_trouble(first) or before.trouble,
+        blocked=blocked_pod(first) or before.blocked,
     )
 
 

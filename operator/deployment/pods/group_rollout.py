@@ -3,7 +3,7 @@
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.pods.group_history import GroupHistory
-from specdecode_operator.deployment.pods.rollout import Rollout, first_trouble
+from specdecode_operator.deployment.pods.rollout import Rollout, first_blocked
 
 
 def read_group_rollout(
@@ -38,7 +38,7 @@ def read_group_rollout(
         updated=updated,
         available=min(status.get("readyReplicas", 0), sum(map(_is_ready, leaders)) + earlier),
         settled="replicas" in status,
-        trouble=first_trouble(pods) or history.trouble,
+        blocked=first_blocked(pods) or history.blocked,
         overdue=deadline_s is not None and history.waited_s >= deadline_s,
         deadline_s=deadline_s,
         crashes=history.crashes,

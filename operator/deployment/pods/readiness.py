@@ -68,7 +68,7 @@ def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readines
     return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
 
 
-def lent(capture: str) -> Readiness:
+def suspended_for_capture(capture: str) -> Readiness:
     """Sum up an object whose GPUs a capture has for the time being."""
     return Readiness(
         TRUE, "SuspendedForCapture", f"capture {capture} has its GPUs; the engines come back when it ended, however"
@@ -93,7 +93,7 @@ def rolled_back(rollout: Rollout, failure: str) -> Readiness:
     if rollout.complete:
         message += f" are back, {counts}; this spec is not tried again before it changes"
         return Readiness(FALSE, ROLLED_BACK, message, stalled=True)
-    why = f": {rollout.trouble.reason}: {rollout.trouble.message}" if rollout.trouble else ""
+    why = f": {rollout.blocked.reason}: {rollout.blocked.message}" if rollout.blocked else ""
     return Readiness(FALSE, ROLLED_BACK, f"{message} are being put back, {counts}{why}", reconciling=True)
 
 
@@ -105,19 +105,19 @@ def _paused(rollout: Rollout) -> str:
 
 
 def _not_complete(rollout: Rollout, *, was_ready: bool) -> Readiness:
-    trouble = rollout.trouble
-    if trouble is not None and trouble.permanent:
-        return stalled(trouble.reason, trouble.message)
+    blocked = rollout.blocked
+    if blocked is not None and blocked.permanent:
+        return stalled(blocked.reason, blocked.message)
     if was_ready:
-        why = f": {trouble.message}" if trouble else ""
+        why = f": {blocked.message}" if blocked else ""
         message = f"{rollout.available} of {rollout.wanted} engines serve{why}"
         return Readiness(FALSE, REPLICAS_LOST, message, reconciling=True)
-    if rollout.overdue and not (trouble and trouble.waits):
-        why = f"{trouble.reason}: {trouble.message}" if trouble else "the logs of its pods tell how far it got"
+    if rollout.overdue and not (blocked and blocked.waits):
+        why = f"{blocked.reason}: {blocked.message}" if blocked else "the logs of its pods tell how far it got"
         message = f"no engine of this spec was ready within the {rollout.deadline_s} s given to it; {why}"
         return stalled("EngineReadyTimeout", message)
-    if trouble is not None:
-        return working(trouble.reason, trouble.message)
+    if blocked is not None:
+        return working(blocked.reason, blocked.message)
     current = min(rollout.available, rollout.updated) if rollout.settled else 0
     return working(
         "Starting", f"{current} of {rollout.wanted} engines serve this spec, {rollout.wanted - current} to come"
@@ -131,8 +131,8 @@ def available_condition(rollout: Rollout) -> ConditionUpdate:
         return ConditionUpdate("Available", TRUE, "NoEngineWanted", "no engine is asked for")
     if rollout.complete:
         return ConditionUpdate("Available", TRUE, "EnginesServe", counts)
-    if rollout.trouble is not None:
-        return ConditionUpdate("Available", FALSE, rollout.trouble.reason, f"{counts}: {rollout.trouble.message}")
+    if rollout.blocked is not None:
+        return ConditionUpdate("Available", FALSE, rollout.blocked.reason, f"{counts}: {rollout.blocked.message}")
     return ConditionUpdate("Available", FALSE, "Starting", counts)
 
 

@@ -114,7 +114,7 @@ def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
     return owned({**body, "metadata": {"name": workload_name(key, body["kind"])}}, key, uid)
 
 
-def remembered(last_good: LastGood | None, wanted: Body, attempt: str, rollout: Rollout) -> LastGood | None:
+def after_rollout(last_good: LastGood | None, wanted: Body, attempt: str, rollout: Rollout) -> LastGood | None:
     """Return what is to be remembered now that the engines of a workload are where they are.
 
     ``wanted`` starts the engines of this attempt, not yet taken back.
@@ -150,12 +150,12 @@ def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood |
 
 def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:
     """Why the engines of the current template will not serve; None while they may."""
-    trouble = rollout.trouble
-    if trouble is not None and (trouble.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not trouble.waits)):
-        return trouble.reason, trouble.message
+    blocked = rollout.blocked
+    if blocked is not None and (blocked.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not blocked.waits)):
+        return blocked.reason, blocked.message
     if not rollout.overdue:
         return None
-    if trouble is not None:
-        return trouble.reason, trouble.message
+    if blocked is not None:
+        return blocked.reason, blocked.message
     message = f"no engine was ready within the {rollout.deadline_s} s given to it, and none said why: it may hang"
     return "EngineReadyTimeout", message

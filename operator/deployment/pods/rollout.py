@@ -47,7 +47,7 @@ class Rollout:
     settled: bool
     """Whether the controller has seen the current template."""
 
-    trouble: Blocked | None
+    blocked: Blocked | None
     overdue: bool = False
     """Whether the current template is given up: no progress within its deadline."""
 
@@ -66,7 +66,7 @@ class Rollout:
 def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:
     """Return how far the engines are; a Deployment that is not there yet counts as nothing."""
     if deployment is None:
-        return Rollout(wanted, 0, 0, 0, settled=False, trouble=None)
+        return Rollout(wanted, 0, 0, 0, settled=False, blocked=None)
     status = deployment.get("status", {})
     settled = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
     return Rollout(
@@ -75,14 +75,14 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
         updated=status.get("updatedReplicas", 0),
         available=status.get("availableReplicas", 0),
         settled=settled,
-        trouble=first_trouble(pods) or (_controller_trouble(status) if settled else None),
+        blocked=first_blocked(pods) or (_blocked_by_controller(status) if settled else None),
         overdue=settled and _is_overdue(status),
         deadline_s=deployment.get("spec", {}).get("progressDeadlineSeconds"),
         crashes=max((_restarts(pod) for pod in pods), default=0),
     )
 
 
-def beside(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
+def with_replaced(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
     """Return the same with the engines that a workload of another kind still has."""
     status = (replaced_workload or {}).get("status", {})
     available = status.get("availableReplicas", status.get("readyReplicas", 0))
@@ -119,16 +119,16 @@ def template_hash(body: Body) -> str | None:
     return value
 
 
-def first_trouble(pods: list[Body]) -> Blocked | None:
-    """Return the trouble of the newest pod that has any."""
+def first_blocked(pods: list[Body]) -> Blocked | None:
+    """Return the blocked of the newest pod that has any."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"]]
     # A pod whose node is gone is being deleted too; it says why one is missing when no other does.
-    troubles = [*map(pod_trouble, staying), *map(_node_trouble, newest_first)]
-    return next((trouble for trouble in troubles if trouble is not None), None)
+    found = [*map(blocked_pod, staying), *map(_blocked_by_node, newest_first)]
+    return next((blocked for blocked in found if blocked is not None), None)
 
 
-def _controller_trouble(status: Body) -> Blocked | None:
+def _blocked_by_controller(status: Body) -> Blocked | None:
     """Why there are no pods at all: a quota, or a policy that admits none."""
     for condition in status.get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
@@ -136,7 +136,7 @@ def _controller_trouble(status: Body) -> Blocked | None:
     return None
 
 
-def _node_trouble(pod: Body) -> Blocked | None:
+def _blocked_by_node(pod: Body) -> Blocked | None:
     """Why the node took the pod away."""
     status = pod.get("status", {})
     for condition in status.get("conditions") or []:
@@ -152,7 +152,7 @@ def _lost(pod: Body, why: str) -> Blocked:
     return Blocked("NodeLost", f"{name} was taken from its node: {why}; another is started where one fits", waits=True)
 
 
-def pod_trouble(pod: Body) -> Blocked | None:
+def blocked_pod(pod: Body) -> Blocked | None:
     """Return what holds a pod up, or None while nothing does."""
     status = pod.get("status", {})
     for condition in status.get("conditions") or []:
@@ -161,16 +161,16 @@ def pod_trouble(pod: Body) -> Blocked | None:
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         if container.get("ready"):
             continue
-        trouble = _container_trouble(pod, container)
-        if trouble is not None:
-            return trouble
+        blocked = _blocked_container(pod, container)
+        if blocked is not None:
+            return blocked
     return None
 
 
 def waits_for_claim(pod: Body) -> bool:
     """Whether a pod waits for a claim that takes one pod at a time."""
-    trouble = pod_trouble(pod)
-    return trouble is not None and trouble.reason == VOLUME_IN_USE
+    blocked = blocked_pod(pod)
+    return blocked is not None and blocked.reason == VOLUME_IN_USE
 
 
 def is_about_volumes(unscheduled: str) -> bool:
@@ -193,7 +193,7 @@ def _unscheduled(message: str) -> Blocked:
     return Blocked("Unschedulable", f"no node takes the pod: {message}", waits=True)
 
 
-def _container_trouble(pod: Body, container: Body) -> Blocked | None:
+def _blocked_container(pod: Body, container: Body) -> Blocked | None:
     waiting = container.get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:

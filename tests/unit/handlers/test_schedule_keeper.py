@@ -49,7 +49,7 @@ class Mute(Reporter):
     def __init__(self) -> None:
         pass
 
-    async def tell(self, key: Key, uid: str, reason: str, message: str, *, warns: bool) -> None:
+    async def post_event(self, key: Key, uid: str, reason: str, message: str, *, warns: bool) -> None:
         """Say nothing."""
 
 

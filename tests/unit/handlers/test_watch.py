@@ -72,7 +72,7 @@ async def looked_at(state: OperatorState) -> list[Key]:
 async def belonging(state: OperatorState, kind: str, type_: str, seen: Body) -> list[Key]:
     resource = next(each for each in WATCHED if each.kind == kind)
     known = kopf.Resource(resource.group, "v1", resource.plural, kind=kind)
-    await watch.on_belonging(event(type_, seen), known, state)
+    await watch.on_child(event(type_, seen), known, state)
     return await looked_at(state)
 
 
@@ -180,7 +180,7 @@ def test_every_kind_that_belongs_to_an_object_is_watched_by_our_label() -> None:
     found = {
         (str(each.selector.group or ""), each.selector.any_name or each.selector.plural): each.labels
         for each in handlers
-        if each.fn is cast("Any", watch.on_belonging)
+        if each.fn is cast("Any", watch.on_child)
     }
     ours = {"app.kubernetes.io/managed-by": "specdecode-operator"}
     assert found == {(each.group, each.plural): ours for each in WATCHED}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.deployment.pods.rollout import pod_trouble
+from specdecode_operator.deployment.pods.rollout import blocked_pod
 from tests.support.objects import Body, pod, tiny_cpu, waiting
 from tests.unit.deployment.objects.test_children import render
 
@@ -80,10 +80,10 @@ SECRETS = {
 def test_a_secret_that_is_missing_or_lacks_its_key_is_told_with_its_field(said: str, field: str, fix: str) -> None:
     spec = engine_pod(**SECRETS)["spec"]
     held = pod(containerStatuses=[waiting("CreateContainerConfigError", said)]) | {"spec": spec}
-    trouble = pod_trouble(held)
-    assert trouble is not None
-    assert (trouble.reason, trouble.waits) == ("WaitingForSecret", True)
-    assert trouble.message.startswith(f"{said} ({field}): {fix}")
+    blocked = blocked_pod(held)
+    assert blocked is not None
+    assert (blocked.reason, blocked.waits) == ("WaitingForSecret", True)
+    assert blocked.message.startswith(f"{said} ({field}): {fix}")
 
 
 def test_the_pool_of_the_document_selects_engine_pods_at_their_port() -> None:

@@ -180,12 +180,12 @@ def test_what_the_controller_said_of_an_earlier_spec_says_nothing_of_this_one() 
     refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
     live["status"]["conditions"] = [OVERDUE, refused]
     earlier = read_rollout(live, [], 2)
-    assert (earlier.overdue, earlier.trouble) == (False, None)
+    assert (earlier.overdue, earlier.blocked) == (False, None)
     live["status"]["observedGeneration"] = 2
     present = read_rollout(live, [], 2)
     assert present.overdue
-    assert present.trouble is not None
-    assert (present.trouble.reason, present.trouble.message) == (
+    assert present.blocked is not None
+    assert (present.blocked.reason, present.blocked.message) == (
         "PodsRefused",
         "no engine pod can be created: exceeded quota",
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from specdecode_operator.deployment.pods.engine_errors import ENGINE_ERRORS, find_error, telling_line
-from specdecode_operator.deployment.pods.rollout import pod_trouble
+from specdecode_operator.deployment.pods.rollout import blocked_pod
 from tests.support.objects import ended, pod
 
 NO_KV_CACHE = """\
@@ -96,12 +96,12 @@ WORDS = {
 @pytest.mark.parametrize("reason", WORDS)
 def test_an_engine_that_fails_says_why_and_what_helps(reason: str) -> None:
     words, said, fix = WORDS[reason]
-    trouble = pod_trouble(pod(containerStatuses=[ended(1, words)]))
-    assert trouble is not None
-    assert trouble.reason == reason
-    assert said in trouble.message
-    assert fix in trouble.message
-    assert "\n" not in trouble.message
+    blocked = blocked_pod(pod(containerStatuses=[ended(1, words)]))
+    assert blocked is not None
+    assert blocked.reason == reason
+    assert said in blocked.message
+    assert fix in blocked.message
+    assert "\n" not in blocked.message
 
 
 def test_every_error_of_the_table_has_its_words() -> None:
@@ -140,14 +140,14 @@ def test_of_unknown_words_the_most_telling_line_is_shown(words: str, line: str) 
 
 @pytest.mark.parametrize("exit_code", [137, 143])
 def test_an_engine_that_was_killed_is_told_from_one_that_failed(exit_code: int) -> None:
-    trouble = pod_trouble(pod(containerStatuses=[ended(exit_code, "INFO loading weights")]))
-    assert trouble is not None
-    assert (trouble.reason, trouble.permanent) == ("EngineKilled", False)
-    assert "loading weights" in trouble.message
+    blocked = blocked_pod(pod(containerStatuses=[ended(exit_code, "INFO loading weights")]))
+    assert blocked is not None
+    assert (blocked.reason, blocked.permanent) == ("EngineKilled", False)
+    assert "loading weights" in blocked.message
 
 
 def test_an_engine_that_ends_without_an_error_is_in_trouble_too() -> None:
-    trouble = pod_trouble(pod(containerStatuses=[ended(0, "INFO [shutdown] API server: shutting down")]))
-    assert trouble is not None
-    assert trouble.reason == "EngineFailed"
-    assert pod_trouble(pod(initContainerStatuses=[ended(0, container="download-target")])) is None
+    blocked = blocked_pod(pod(containerStatuses=[ended(0, "INFO [shutdown] API server: shutting down")]))
+    assert blocked is not None
+    assert blocked.reason == "EngineFailed"
+    assert blocked_pod(pod(initContainerStatuses=[ended(0, container="download-target")])) is None

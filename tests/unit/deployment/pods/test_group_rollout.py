@@ -16,7 +16,7 @@ from specdecode_operator.deployment.history import update_group_history, update_
 from specdecode_operator.deployment.objects.engine_pod import engine_timings
 from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
-from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, look
+from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, observe_groups
 from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good, with_crashes
 from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -161,11 +161,11 @@ def crashed(template: Body, worker: int = 1, at: str = "2026-01-01T00:10:00Z", w
 
 
 def test_a_crash_is_known_after_the_pods_are_gone(template: Body) -> None:
-    history = look(UNSEEN, "a", [crashed(template, words="RuntimeError: NCCL error")], 0.0, serve=False)
-    history = look(history, "a", [], 5.0, serve=False)
+    history = observe_groups(UNSEEN, "a", [crashed(template, words="RuntimeError: NCCL error")], 0.0, serve=False)
+    history = observe_groups(history, "a", [], 5.0, serve=False)
     assert history.crashes == 1
-    assert history.trouble is not None
-    assert "NCCL error" in history.trouble.message
+    assert history.blocked is not None
+    assert "NCCL error" in history.blocked.message
 
 
 def test_every_new_group_that_crashes_counts_once(template: Body) -> None:
@@ -173,30 +173,32 @@ def test_every_new_group_that_crashes_counts_once(template: Body) -> None:
     for second in range(3):
         pods = [crashed(template, worker) for worker in (0, 1)]
         for _ in range(2):
-            history = look(history, "a", pods, float(second), serve=False)
+            history = observe_groups(history, "a", pods, float(second), serve=False)
     assert history.crashes == 3
 
 
 def test_the_pod_that_crashed_first_tells_why(template: Body) -> None:
     first = crashed(template, 1, "2026-01-01T00:10:00Z", "RuntimeError: the root of it")
     later = crashed(template, 0, "2026-01-01T00:10:07Z", "RuntimeError: lost a peer")
-    history = look(UNSEEN, "a", [later, first], 0.0, serve=False)
-    assert history.trouble is not None
-    assert "the root of it" in history.trouble.message
+    history = observe_groups(UNSEEN, "a", [later, first], 0.0, serve=False)
+    assert history.blocked is not None
+    assert "the root of it" in history.blocked.message
 
 
 def test_pods_that_end_with_their_group_did_not_crash(template: Body) -> None:
     container = ended(143, "") | {"restartCount": 1}
     ending = pod_of(template, 0, 1, ready=False, deleted=True, containerStatuses=[container])
-    assert look(UNSEEN, "a", [ending], 0.0, serve=False).crashes == 0
+    assert observe_groups(UNSEEN, "a", [ending], 0.0, serve=False).crashes == 0
 
 
 def test_waiting_is_counted_from_the_first_look_until_all_serve_and_anew_for_another_template() -> None:
-    history = look(UNSEEN, "a", [], 100.0, serve=False)
-    assert look(history, "a", [], 160.0, serve=False).waited_s == 60
-    served = look(history, "a", [], 170.0, serve=True)
-    assert look(served, "a", [], 9999.0, serve=False).waited_s == 0, "what befalls them later is no failed start"
-    assert look(history, "b", [], 9999.0, serve=False).waited_s == 0
+    history = observe_groups(UNSEEN, "a", [], 100.0, serve=False)
+    assert observe_groups(history, "a", [], 160.0, serve=False).waited_s == 60
+    served = observe_groups(history, "a", [], 170.0, serve=True)
+    assert observe_groups(served, "a", [], 9999.0, serve=False).waited_s == 0, (
+        "what befalls them later is no failed start"
+    )
+    assert observe_groups(history, "b", [], 9999.0, serve=False).waited_s == 0
 
 
 def test_groups_that_never_serve_are_overdue_when_their_time_is_up() -> None:

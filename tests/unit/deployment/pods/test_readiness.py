@@ -27,7 +27,7 @@ DRAFTS = ConditionUpdate("SpeculationActive", TRUE, "Drafting", "it drafts")
 
 def rollout(available: int = 1, updated: int = 2, **changes: Any) -> Rollout:
     """Two engines are wanted."""
-    fields: dict[str, Any] = {"wanted": 2, "replicas": 2, "settled": True, "trouble": None, **changes}
+    fields: dict[str, Any] = {"wanted": 2, "replicas": 2, "settled": True, "blocked": None, **changes}
     return Rollout(available=available, updated=updated, **fields)
 
 
@@ -36,7 +36,7 @@ def rollout(available: int = 1, updated: int = 2, **changes: Any) -> Rollout:
     [
         (rollout(0, 0, wanted=0, replicas=0), TRUE, "NoEngineWanted", "no engine is asked for"),
         (rollout(2), TRUE, "EnginesServe", "2 of 2 engines serve"),
-        (rollout(trouble=CRASHED), FALSE, "EngineFailed", "1 of 2 engines serve: engine ended with exit code 1"),
+        (rollout(blocked=CRASHED), FALSE, "EngineFailed", "1 of 2 engines serve: engine ended with exit code 1"),
         (rollout(), FALSE, "Starting", "1 of 2 engines serve"),
     ],
     ids=["none wanted", "all", "one crashed", "one starts"],
@@ -65,11 +65,11 @@ GIVEN_UP = "no engine of this spec was ready within the 600 s given to it; "
 SUMMARIES = {
     "serves": (rollout(2), Readiness(TRUE, "Serving", "2 of 2 engines serve")),
     "permanent trouble": (
-        rollout(trouble=PERMANENT),
+        rollout(blocked=PERMANENT),
         Readiness(FALSE, "OutOfKVCache", "no room for the cache", stalled=True),
     ),
-    "trouble": (
-        rollout(trouble=CRASHED),
+    "blocked": (
+        rollout(blocked=CRASHED),
         Readiness(UNKNOWN, "EngineFailed", "engine ended with exit code 1", reconciling=True),
     ),
     "starting": (
@@ -81,11 +81,11 @@ SUMMARIES = {
         Readiness(FALSE, "EngineReadyTimeout", GIVEN_UP + "the logs of its pods tell how far it got", stalled=True),
     ),
     "given up, cause known": (
-        rollout(overdue=True, deadline_s=600, trouble=CRASHED),
+        rollout(overdue=True, deadline_s=600, blocked=CRASHED),
         Readiness(FALSE, "EngineReadyTimeout", GIVEN_UP + "EngineFailed: engine ended with exit code 1", stalled=True),
     ),
     "overdue, but it waits": (
-        rollout(overdue=True, deadline_s=600, trouble=NO_ROOM),
+        rollout(overdue=True, deadline_s=600, blocked=NO_ROOM),
         Readiness(UNKNOWN, "Unschedulable", "no node takes the pod", reconciling=True),
     ),
 }
@@ -128,7 +128,7 @@ def test_a_loss_names_its_cause_where_it_is_known() -> None:
     lost = Readiness(FALSE, "ReplicasLost", counts, reconciling=True)
     assert summarize(rollout(), DRAFTS, ready_before(), 1) == lost
     crashed = Readiness(FALSE, "ReplicasLost", f"{counts}: engine ended with exit code 1", reconciling=True)
-    assert summarize(rollout(trouble=CRASHED), DRAFTS, ready_before(), 1) == crashed
+    assert summarize(rollout(blocked=CRASHED), DRAFTS, ready_before(), 1) == crashed
 
 
 def test_a_paused_rollout_says_how_far_it_is() -> None:
@@ -157,7 +157,7 @@ BACK = "the engines of this spec never served (EngineFailed); those that served 
         ),
         (rollout(), Readiness(FALSE, "RolledBack", f"{BACK}being put back, 1 of 2 engines serve", reconciling=True)),
         (
-            rollout(trouble=NO_ROOM),
+            rollout(blocked=NO_ROOM),
             Readiness(
                 FALSE,
                 "RolledBack",

@@ -12,11 +12,11 @@ from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from specdecode_operator.deployment.pods.rollback import Failure, LastGood, put_back, render_last_good
 from specdecode_operator.deployment.pods.rollout import (
     Rollout,
-    beside,
-    first_trouble,
-    pod_trouble,
+    blocked_pod,
+    first_blocked,
     read_rollout,
     waits_for_claim,
+    with_replaced,
 )
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
 from tests.support.objects import deployment, ended, pod, waiting
@@ -96,9 +96,9 @@ WAITS = {
 
 
 @pytest.mark.parametrize(("status", "trouble"), WAITS.values(), ids=WAITS)
-def test_what_holds_a_pod_up_is_told_whole(status: Body, trouble: Blocked) -> None:
-    assert pod_trouble(pod(**status)) == trouble
-    assert waits_for_claim(pod(**status)) is (trouble.reason == "VolumeInUse")
+def test_what_holds_a_pod_up_is_told_whole(status: Body, blocked: Blocked) -> None:
+    assert blocked_pod(pod(**status)) == blocked
+    assert waits_for_claim(pod(**status)) is (blocked.reason == "VolumeInUse")
 
 
 SERVES = {"name": "engine", "ready": True}
@@ -117,17 +117,17 @@ NO_TROUBLES = {
 
 @pytest.mark.parametrize("status", NO_TROUBLES.values(), ids=NO_TROUBLES)
 def test_a_pod_that_is_on_its_way_has_no_trouble(status: Body) -> None:
-    assert pod_trouble(pod(**status)) is None
+    assert blocked_pod(pod(**status)) is None
     assert not waits_for_claim(pod(**status))
 
 
 def test_containers_are_looked_at_though_others_are_ready_or_only_wait() -> None:
     done = {**SERVES, "name": "download-target"}
-    assert pod_trouble(pod(initContainerStatuses=[done], containerStatuses=[ended(1, "ValueError: no")])) == Blocked(
+    assert blocked_pod(pod(initContainerStatuses=[done], containerStatuses=[ended(1, "ValueError: no")])) == Blocked(
         "EngineFailed", "engine ended with exit code 1: ValueError: no"
     )
     beside_it = [waiting("PodInitializing", container="sidecar"), ended(1, "ValueError: no")]
-    assert pod_trouble(pod(containerStatuses=beside_it)) is not None
+    assert blocked_pod(pod(containerStatuses=beside_it)) is not None
 
 
 def test_the_newest_pod_says_what_is_wrong() -> None:
@@ -135,13 +135,13 @@ def test_the_newest_pod_says_what_is_wrong() -> None:
     older = pod("older", created="2026-01-01T00:00:00Z", containerStatuses=[ended(1, "ValueError: no")])
     undated = {**pod("undated", containerStatuses=[ended(2, "ValueError: no")]), "metadata": {"name": "undated"}}
     for pods in ([newer, older, undated], [undated, older, newer]):
-        found = first_trouble(pods)
+        found = first_blocked(pods)
         assert found is not None
         assert found.reason == "ImagePullFailed"
-    assert first_trouble([undated, older]) == pod_trouble(older)
+    assert first_blocked([undated, older]) == blocked_pod(older)
     fine = pod("fine", created="2026-01-03T00:00:00Z", containerStatuses=[SERVES])
-    assert first_trouble([older, fine]) == pod_trouble(older)
-    assert first_trouble([fine, {"metadata": {"name": "made"}}]) is None
+    assert first_blocked([older, fine]) == blocked_pod(older)
+    assert first_blocked([fine, {"metadata": {"name": "made"}}]) is None
 
 
 LOST = "llama-1 was taken from its node: {}; another is started where one fits"
@@ -161,7 +161,7 @@ LOSSES = {
 
 @pytest.mark.parametrize(("status", "why"), LOSSES.values(), ids=LOSSES)
 def test_a_pod_that_its_node_lost_says_how(status: Body, why: str) -> None:
-    assert first_trouble([pod(**status)]) == Blocked("NodeLost", LOST.format(why), waits=True)
+    assert first_blocked([pod(**status)]) == Blocked("NodeLost", LOST.format(why), waits=True)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_a_pod_that_its_node_lost_says_how(status: Body, why: str) -> None:
     ids=["stays", "ready", "failed by itself"],
 )
 def test_a_pod_that_its_node_keeps_is_not_lost(status: Body) -> None:
-    assert first_trouble([pod(**status)]) is None
+    assert first_blocked([pod(**status)]) is None
 
 
 def test_a_deployment_that_is_not_there_or_says_nothing_has_nothing() -> None:
-    nothing = Rollout(wanted=2, replicas=0, updated=0, available=0, settled=False, trouble=None)
+    nothing = Rollout(wanted=2, replicas=0, updated=0, available=0, settled=False, blocked=None)
     assert read_rollout(None, [], 2) == nothing
     assert read_rollout({"metadata": {"generation": 1}}, [], 2) == nothing
     assert read_rollout({"metadata": {}}, [], 2).settled
@@ -200,7 +200,7 @@ def test_everything_that_a_deployment_says_is_read() -> None:
         updated=3,
         available=2,
         settled=True,
-        trouble=refusal,
+        blocked=refusal,
         overdue=True,
         deadline_s=1505,
         crashes=0,
@@ -208,7 +208,7 @@ def test_everything_that_a_deployment_says_is_read() -> None:
     refused["status"] = "False"
     live["status"]["conditions"][1]["reason"] = "NewReplicaSetAvailable"
     found = read_rollout(live, [], 3)
-    assert (found.trouble, found.overdue) == (None, False)
+    assert (found.blocked, found.overdue) == (None, False)
 
 
 def test_crashes_are_those_of_the_engine_that_failed_most() -> None:
@@ -238,7 +238,7 @@ def test_crashes_are_those_of_the_engine_that_failed_most() -> None:
 )
 def test_engines_of_the_other_kind_of_starter_are_added(status: Body | None, counts: tuple[int, int]) -> None:
     here = read_rollout(deployment(replicas=2, updated=2, available=1), [], 2)
-    found = beside(here, None if status is None else {"status": status})
+    found = with_replaced(here, None if status is None else {"status": status})
     assert (found.replicas, found.available) == counts
     assert (found.updated, found.wanted) == (2, 2)
 
@@ -246,7 +246,7 @@ def test_engines_of_the_other_kind_of_starter_are_added(status: Body | None, cou
 def test_groups_that_say_little_have_nothing() -> None:
     leader = {"metadata": {"name": "llama-lws-0", "labels": {DEPLOYMENT_LABEL: "llama"}}}
     found = read_group_rollout({"status": {"replicas": 1}}, [leader], 2, UNSEEN, None)
-    assert found == Rollout(wanted=2, replicas=1, updated=0, available=0, settled=True, trouble=None)
+    assert found == Rollout(wanted=2, replicas=1, updated=0, available=0, settled=True, blocked=None)
     assert not read_group_rollout({}, [], 2, UNSEEN, None).settled
 
 
