@@ -95,14 +95,14 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize(("status", "trouble"), WAITS.values(), ids=WAITS)
+@pytest.mark.parametrize(("status", "blocked"), WAITS.values(), ids=WAITS)
 def test_what_holds_a_pod_up_is_told_whole(status: Body, blocked: Blocked) -> None:
     assert blocked_pod(pod(**status)) == blocked
     assert waits_for_claim(pod(**status)) is (blocked.reason == "VolumeInUse")
 
 
 SERVES = {"name": "engine", "ready": True}
-NO_TROUBLES = {
+NOT_BLOCKED = {
     "no status": {},
     "scheduled": {"conditions": [{"type": "PodScheduled", "status": "True", "message": "fine"}]},
     "not ready yet": {"conditions": [{"type": "Ready", "status": "False"}]},
@@ -115,8 +115,8 @@ NO_TROUBLES = {
 }
 
 
-@pytest.mark.parametrize("status", NO_TROUBLES.values(), ids=NO_TROUBLES)
-def test_a_pod_that_is_on_its_way_has_no_trouble(status: Body) -> None:
+@pytest.mark.parametrize("status", NOT_BLOCKED.values(), ids=NOT_BLOCKED)
+def test_a_pod_that_is_on_its_way_is_not_blocked(status: Body) -> None:
     assert blocked_pod(pod(**status)) is None
     assert not waits_for_claim(pod(**status))
 
