@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from specdecode_operator.cli.plan.command import CALIBRATION_HELP
+from specdecode_operator.cli.options import CALIBRATION_HELP, ExitCode, fail
 
 if TYPE_CHECKING:
     from specdecode_operator.sizing.pair.calibration import Calibration
 
 STANDARD_STREAM = "-"
-INVALID_INPUT = 2
 
 
 def estimate_command(
@@ -42,12 +41,11 @@ def estimate_command(
                 target = streams.enter_context(Path(results).open("w", encoding="utf-8"))
             total, bad = _write(estimated(lines, measured), target)
     except OSError as error:
-        typer.echo(f"error: {error.filename}: {error.strerror}: name a file that can be used, or -", err=True)
-        raise typer.Exit(INVALID_INPUT) from error
+        fail(f"{error.filename}: {error.strerror}: name a file that can be used, or -")
     if bad:
         typer.echo(f"{bad} of {total} cases have an error", err=True)
         if strict:
-            raise typer.Exit(INVALID_INPUT)
+            raise typer.Exit(ExitCode.INVALID)
 
 
 def estimated(lines: Iterable[str], calibration: "Calibration | None" = None) -> Iterator[dict[str, Any]]:
@@ -68,8 +66,7 @@ def _read_calibration(file: str | None) -> "Calibration | None":
     try:
         return read_calibration(file)
     except DocumentError as error:
-        typer.echo(f"error: --calibration: {error}", err=True)
-        raise typer.Exit(INVALID_INPUT) from error
+        fail(f"--calibration: {error}")
 
 
 def _write(results: Iterator[dict[str, Any]], target: TextIO) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Reads SpecDecodeDeployments and nodes from files, folders and standard input."""
+"""Reads SpecDecodeDeployments, nodes, config.json and calibrations from files, folders and standard input."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,17 +63,11 @@ class DocumentError(Exception):
 
 @dataclass(frozen=True)
 class Document:
-    """One object and where it was read.
-
-    Attributes
-    ----------
-    place
-        File and number of the document in it.
-    body
-        The object.
-    """
+    """One object and where it was read."""
 
     place: str
+    """File, and number of the document in it."""
+
     body: Body
 
     @property
@@ -100,18 +94,11 @@ class Other:
 
 @dataclass(frozen=True)
 class Reading:
-    """What some sources hold.
-
-    Attributes
-    ----------
-    documents
-        Their SpecDecodeDeployments, in the order of reading.
-    errors
-        Files, or parts of them, that could not be read; where nothing is wrong and no object was found, what was.
-    """
+    """The SpecDecodeDeployments of some sources, in the order of reading."""
 
     documents: tuple[Document, ...]
     errors: tuple[DocumentError, ...]
+    """What could not be read; where nothing is wrong and no object was found, what was."""
 
 
 def read_deployments(sources: Iterable[str]) -> Reading:
@@ -155,18 +142,49 @@ def read_objects(file: str) -> list[Document]:
     return [each for each in _objects(file) if isinstance(each, Document)]
 
 
-def read_model_config(file: str) -> dict[str, Any]:
-    """Return the content of a config.json.
+def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the content of each config.json that is given as ``ID=PATH``, by the model's id.
 
     Raises
     ------
     DocumentError
-        When the file cannot be read or holds no object.
+        When one is written otherwise, cannot be read or holds no object.
     """
-    content = list(_documents(file))
-    if len(content) != 1 or not isinstance(content[0], Document):
-        raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
-    return content[0].body
+    configs = {}
+    for text in named:
+        model, _, file = text.partition("=")
+        if not (model and file):
+            raise DocumentError(f"--model-config: {text}: write ID=PATH, such as my/model=config.json")
+        content = list(_documents(file))
+        if len(content) != 1 or not isinstance(content[0], Document):
+            raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
+        configs[model] = content[0].body
+    return configs
+
+
+def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
+    """Return a spec with a config.json put into each model that is named and has none."""
+    if not isinstance(spec, dict):
+        return spec
+    spec = dict(spec)
+    if "target" in spec:
+        spec["target"] = _with_config(spec["target"], model_configs)
+    speculation = spec.get("speculation")
+    if isinstance(speculation, dict) and "draft" in speculation:
+        spec["speculation"] = {**speculation, "draft": _with_config(speculation["draft"], model_configs)}
+    return spec
+
+
+def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
+    if not isinstance(model, dict):
+        return model
+    if isinstance(model.get("checkpoints"), list):
+        model = {**model, "checkpoints": [_with_config(each, model_configs) for each in model["checkpoints"]]}
+    if model.get("config") is not None:
+        return model
+    name = model.get("model")
+    config = model_configs.get(name) if isinstance(name, str) else None
+    return model if config is None else {**model, "config": config}
 
 
 def read_calibration(file: str | None) -> Calibration:

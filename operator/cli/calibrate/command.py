@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from specdecode_operator.cli.options import MODEL_CONFIG_HELP, fail
 
 if TYPE_CHECKING:
     from specdecode_operator.calibration.engine_log import Given, Measurement
     from specdecode_operator.cli.calibrate.engine_runs import EngineRun
     from specdecode_operator.sizing.pair.calibration import CalibrationEntry
 
-INVALID: Final = 2
 _GIB: Final = 2**30
 
 _PRODUCT_HELP: Final = "GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200."
@@ -20,7 +21,6 @@ _DEPLOYMENT_HELP: Final = "Output of kubectl get sdd NAME -o yaml, of an object 
 _MODEL_HELP: Final = "Run vLLM with dummy weights of this model: hub id, or a folder with its config.json."
 _DRAFT_HELP: Final = "Also measure with this draft model: hub id or folder."
 _SHAPE_HELP: Final = "Run with SEQUENCESxBATCHED_TOKENS, such as 256x8192. May be repeated."
-_CONFIG_HELP: Final = "ID=PATH: the config.json of a model that the catalogue does not know. May be repeated."
 
 
 def calibrate_command(  # noqa: PLR0913  each is an option
@@ -38,7 +38,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     engine_version: Annotated[str | None, typer.Option(help="As 0.32, where the log does not say.")] = None,
-    model_config: Annotated[list[str] | None, typer.Option(help=_CONFIG_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
 ) -> None:
     """Compare what engines took with what was predicted, term by term, and add it to a calibration file."""
     # Sizing takes longer to load than the rest of the command line.
@@ -46,12 +46,12 @@ def calibrate_command(  # noqa: PLR0913  each is an option
 
     configs = _configs([*(model_config or []), *_folders(model, draft)])
     if [bool(from_log), bool(model), bool(from_deployment)].count(True) != 1:
-        _fail("give one of --from-log FILE, --from-deployment FILE, and --model MODEL to run vLLM here")
+        fail("give one of --from-log FILE, --from-deployment FILE, and --model MODEL to run vLLM here")
     if from_deployment:
         _finish(out, _of_deployments(from_deployment, configs))
         return
     if product is None:
-        _fail("--product is missing: no log names the GPU")
+        fail("--product is missing: no log names the GPU")
     given = Given(
         product=product,
         engine_version=engine_version,
@@ -79,14 +79,13 @@ def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> 
         UnusableObjectError,
         measure_deployment,
     )
-    from specdecode_operator.cli.input_files import read_deployments  # noqa: PLC0415
-    from specdecode_operator.cli.plan.answers import with_configs  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import read_deployments, with_configs  # noqa: PLC0415
     from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN  # noqa: PLC0415
     from specdecode_operator.problems import InvalidSpecError  # noqa: PLC0415
 
     reading = read_deployments(files)
     if reading.errors or not reading.documents:
-        _fail(str(reading.errors[0]) if reading.errors else f"{', '.join(files)}: holds no SpecDecodeDeployment")
+        fail(str(reading.errors[0]) if reading.errors else f"{', '.join(files)}: holds no SpecDecodeDeployment")
     entries = []
     for document in reading.documents:
         try:
@@ -94,10 +93,10 @@ def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> 
                 {**document.body, "spec": with_configs(document.body.get("spec"), configs)}
             )
         except UnusableObjectError as error:
-            _fail(f"{document.name} ({document.place}): {error}")
+            fail(f"{document.name} ({document.place}): {error}")
         except InvalidSpecError as error:
             hint = "; or use --model-config ID=PATH" if error.reason == MODEL_UNKNOWN else ""
-            _fail(f"{document.name} ({document.place}): {error}{hint}")
+            fail(f"{document.name} ({document.place}): {error}{hint}")
         typer.echo("\n".join(_table(document.name, measurement)))
         entries.append(measurement.entry)
     return entries
@@ -125,7 +124,7 @@ def _runs(
             max_model_len=given.max_model_len,
         )
     except ValueError as error:
-        _fail(str(error))
+        fail(error)
 
 
 def _of_runs(runs: list["EngineRun"], given: "Given", out: Path) -> list["CalibrationEntry"]:
@@ -136,7 +135,7 @@ def _of_runs(runs: list["EngineRun"], given: "Given", out: Path) -> list["Calibr
         try:
             entries.append(_measured(run.name, run.start(), run.settle(given)))
         except RuntimeError as error:
-            _fail(str(error))
+            fail(error)
         _write(out, entries)
     return entries
 
@@ -150,7 +149,7 @@ def _measured(name: str, text: str, given: "Given") -> "CalibrationEntry":
     try:
         measurement = measure(read_startup_log(text), given)
     except (UnusableLogError, InvalidSpecError) as error:
-        _fail(f"{name}: {error}")
+        fail(f"{name}: {error}")
     typer.echo("\n".join(_table(name, measurement)))
     return measurement.entry
 
@@ -196,9 +195,9 @@ def _write(out: Path, entries: list["CalibrationEntry"]) -> None:
         new.write_text(serialize_calibration(old.with_entries(entries)), encoding="utf-8")
         new.replace(out)
     except CalibrationError as error:
-        _fail(f"{out}: {error}")
+        fail(f"{out}: {error}")
     except OSError as error:
-        _fail(f"{out}: {error.strerror}: name a file that can be written")
+        fail(f"{out}: {error.strerror}: name a file that can be written")
 
 
 def _folders(*models: str | None) -> list[str]:
@@ -207,27 +206,16 @@ def _folders(*models: str | None) -> list[str]:
 
 
 def _configs(named: list[str]) -> Mapping[str, dict[str, Any]]:
-    from specdecode_operator.cli.input_files import DocumentError, read_model_config  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import DocumentError, read_model_configs  # noqa: PLC0415
 
-    configs = {}
-    for text in named:
-        name, separator, file = text.partition("=")
-        if not (name and separator and file):
-            _fail(f"--model-config {text}: must be ID=PATH")
-        try:
-            configs[name] = read_model_config(file)
-        except DocumentError as error:
-            _fail(str(error))
-    return configs
+    try:
+        return read_model_configs(named)
+    except DocumentError as error:
+        fail(error)
 
 
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        _fail(f"{file}: {error.strerror}: name a file that can be read")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(INVALID)
+        fail(f"{file}: {error.strerror}: name a file that can be read")

@@ -33,6 +33,7 @@ from specdecode_operator.cli.capture.watch import (
     wait_until_it_serves,
     words_of,
 )
+from specdecode_operator.cli.options import Context
 from specdecode_operator.kube.labels import CAPTURE_LABEL
 
 _ENGINE_TIMEOUT_S: Final = 3600
@@ -48,7 +49,6 @@ capture_app = typer.Typer(
 )
 
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 Timeout = Annotated[int, typer.Option(help="Seconds to wait for the engine.", min=1)]
 DeploymentTimeout = Annotated[
     int,

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from specdecode_operator.cli.options import TextOrJson
 
 if TYPE_CHECKING:
     from specdecode_operator.capture.validation.validate import Validation
@@ -14,13 +16,6 @@ if TYPE_CHECKING:
 PATHS_HELP: Final = (
     "A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with captures in it."
 )
-
-
-class Form(StrEnum):
-    """How to print."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 class ExitCode(IntEnum):
@@ -46,7 +41,7 @@ class _Answer:
 def validate_command(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help=PATHS_HELP)],
     *,
-    output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
 ) -> None:
     """Say whether files of captures can be trusted: every problem with its line, and measures of quality.
 
@@ -69,8 +64,8 @@ def validate_command(
             errors.append(str(error))
         except OSError as error:
             errors.append(f"{error.filename or path}: {error.strerror}")
-    if answers or output is Form.JSON:
-        typer.echo(_as_json(answers) if output is Form.JSON else "\n\n".join(map(_as_text, answers)))
+    if answers or output is TextOrJson.JSON:
+        typer.echo(_as_json(answers) if output is TextOrJson.JSON else "\n\n".join(map(_as_text, answers)))
     for message in errors:
         typer.echo(f"error: {message}", err=True)
     passed = all(answer.validation.passed for answer in answers)

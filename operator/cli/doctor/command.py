@@ -1,31 +1,22 @@
 """`specdecode doctor`: is this cluster ready for engines that speculate."""
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.plan.command import ExitCode
+from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail
 
 if TYPE_CHECKING:
     from specdecode_operator.doctor.findings import Finding
 
 NAMESPACE_HELP: Final = "Namespace that engines will run in; that of the kubeconfig's context."
-CONTEXT_HELP: Final = "Context of the kubeconfig; its current one."
-
-
-class Form(StrEnum):
-    """How to print the findings."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def doctor_command(
     *,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=NAMESPACE_HELP)] = None,
-    context: Annotated[str | None, typer.Option(help=CONTEXT_HELP)] = None,
-    output: Annotated[Form, typer.Option("--output", "-o", help="text or json.")] = Form.TEXT,
+    context: Context = None,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
 ) -> None:
     """Say whether a cluster is ready: one line a finding, OK, WARN or FAIL, with the fix.
 
@@ -45,8 +36,7 @@ def doctor_command(
     try:
         findings = asyncio.run(_findings(namespace, context))
     except ClusterError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(ExitCode.INVALID) from error
+        fail(error)
     typer.echo(_printed(findings, output))
     failed = any(finding.grade is Grade.FAIL for finding in findings)
     raise typer.Exit(ExitCode.DOES_NOT_FIT if failed else ExitCode.OK)
@@ -60,8 +50,8 @@ async def _findings(namespace: str | None, context: str | None) -> "list[Finding
         return await examine(cluster, namespace or cluster.namespace)
 
 
-def _printed(findings: "list[Finding]", output: Form) -> str:
-    if output is Form.JSON:
+def _printed(findings: "list[Finding]", output: TextOrJson) -> str:
+    if output is TextOrJson.JSON:
         import json  # noqa: PLC0415
         from dataclasses import asdict  # noqa: PLC0415
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.plan.command import ExitCode
+from specdecode_operator.cli.options import Context, ExitCode, fail
 
 if TYPE_CHECKING:
     from specdecode_operator.migration.convert import Migration
@@ -15,7 +15,6 @@ FILE_HELP: Final = (
     "Read the Deployment from this YAML or JSON file, or from - for standard input, and not from the cluster."
 )
 NAMESPACE_HELP: Final = "Namespace of the Deployment; that of the kubeconfig's context."
-CONTEXT_HELP: Final = "Context of the kubeconfig; its current one."
 NEW_NAME_HELP: Final = "Name of the new object; that of the Deployment and -sdd."
 VERSION_HELP: Final = "vLLM version in the image, such as 0.32, where its tag does not tell."
 
@@ -32,7 +31,7 @@ def import_command(  # noqa: PLR0913  each is an option
     *,
     file: Annotated[str | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=NAMESPACE_HELP)] = None,
-    context: Annotated[str | None, typer.Option(help=CONTEXT_HELP)] = None,
+    context: Context = None,
     name: Annotated[str | None, typer.Option(help=NEW_NAME_HELP)] = None,
     engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
     output: Annotated[Form, typer.Option("--output", "-o", help="yaml or json.")] = Form.YAML,
@@ -58,8 +57,7 @@ def import_command(  # noqa: PLR0913  each is an option
         source = read_source(deployment, file, namespace, context)
         migration = migrate(source.deployment, source.services, name=name, engine_version=engine_version)
     except (SourceError, MigrationError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(ExitCode.INVALID) from error
+        fail(error)
     typer.echo(_printed(migration, output), nl=False)
     typer.echo("\n".join(report_lines(migration, source.place)), err=True)
     raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)

@@ -13,8 +13,9 @@ from specdecode_operator.cli.input_files import (
     DocumentError,
     read_calibration,
     read_deployments,
-    read_model_config,
+    read_model_configs,
     read_nodes,
+    with_configs,
 )
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
@@ -187,7 +188,7 @@ def ask(
     """
     try:
         nodes = None if nodes_file is None else read_nodes(nodes_file)
-        configs = dict(_named_config(text) for text in model_configs)
+        configs = read_model_configs(model_configs)
         calibration = read_calibration(calibration_file)
     except DocumentError as error:
         return Answers((), (error,))
@@ -233,13 +234,6 @@ def answer(
     except InvalidSpecError as error:
         problems = _said_here(error)
         return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
-
-
-def _named_config(text: str) -> tuple[str, dict[str, Any]]:
-    model, separator, path = text.partition("=")
-    if not (model and separator and path):
-        raise DocumentError(f"--model-config: {text}: write ID=PATH, such as my/model=config.json")
-    return model, read_model_config(path)
 
 
 def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Answer:
@@ -317,31 +311,6 @@ def _short_names(products: set[str]) -> dict[str, str]:
     short = {product: product.removeprefix("NVIDIA-").partition("-")[0] for product in products}
     names = list(short.values())
     return {product: name if names.count(name) == 1 else product for product, name in short.items()}
-
-
-def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
-    """The spec with a config.json put into each model that is named and has none."""
-    if not isinstance(spec, dict):
-        return spec
-    spec = dict(spec)
-    if "target" in spec:
-        spec["target"] = _with_config(spec["target"], model_configs)
-    speculation = spec.get("speculation")
-    if isinstance(speculation, dict) and "draft" in speculation:
-        spec["speculation"] = {**speculation, "draft": _with_config(speculation["draft"], model_configs)}
-    return spec
-
-
-def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
-    if not isinstance(model, dict):
-        return model
-    if isinstance(model.get("checkpoints"), list):
-        model = {**model, "checkpoints": [_with_config(each, model_configs) for each in model["checkpoints"]]}
-    if model.get("config") is not None:
-        return model
-    name = model.get("model")
-    config = model_configs.get(name) if isinstance(name, str) else None
-    return model if config is None else {**model, "config": config}
 
 
 def _said_here(error: InvalidSpecError) -> tuple[Problem, ...]:

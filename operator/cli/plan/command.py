@@ -2,21 +2,19 @@
 
 import gc
 import json
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, fail
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.plan.answers import Answers
 
 FILE_HELP: Final = "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
 NODES_HELP: Final = "Output of kubectl get nodes -o yaml: plan for these nodes."
-CALIBRATION_HELP: Final = (
-    "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
-)
-MODEL_CONFIG_HELP: Final = "ID=PATH: the config.json of a model that the catalogue does not know. May be repeated."
 
 
 class Output(StrEnum):
@@ -25,15 +23,6 @@ class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
-
-
-class ExitCode(IntEnum):
-    """What the shell gets; the names are those of the verdicts."""
-
-    OK = 0
-    INVALID = 2
-    TIGHT = 3
-    DOES_NOT_FIT = 4
 
 
 def plan_command(  # noqa: PLR0913  each is an option
@@ -124,5 +113,4 @@ def _draw(result: "Answers", file: Path, *, matrix: bool) -> None:
     try:
         draw(result.answers, file, matrix=matrix)
     except PlotError as error:
-        typer.echo(f"error: --plot: {error}", err=True)
-        raise typer.Exit(ExitCode.INVALID) from error
+        fail(f"--plot: {error}")

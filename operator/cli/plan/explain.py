@@ -4,14 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecode_operator.cli.plan.command import (
-    CALIBRATION_HELP,
-    FILE_HELP,
-    MODEL_CONFIG_HELP,
-    NODES_HELP,
-    ExitCode,
-    sources,
-)
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode
+from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, sources
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.plan.answers import Answers
