@@ -12,9 +12,9 @@ from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
-from specdecode_operator.deployment.models.download import commits_read, download_first, downloaded, wanted_downloads
+from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
 from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
-from specdecode_operator.deployment.models.reading import reading_jobs, reading_trouble, what_was_read
+from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children, render_plan
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
@@ -70,7 +70,7 @@ def newly_read_models(parent: Parent, entries: Mapping[str, str], pods: Sequence
     if isinstance(parent.spec, InvalidSpecError):
         return {}
     unknown = _unknown_models(parent.spec, read_entries(parent.spec, entries))
-    return {source.key: facts_entry(source, found) for source, found in what_was_read(pods, unknown).items()}
+    return {source.key: facts_entry(source, found) for source, found in READER.answers(pods, unknown).items()}
 
 
 def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
@@ -93,8 +93,8 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
     planned = _planned(parent, facts, plan, cluster.nodes, known)
     if planned.condition.status is FALSE:  # it fits nowhere; the plan tells what would
         return planned.not_launched(stalled(planned.condition.reason, planned.condition.message))
-    commits = {**cluster.downloads, **commits_read(cluster.model_pods, wanted_downloads(planned.facts.spec))}
-    if download := download_first(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
+    commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, planned.facts.spec)}
+    if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
         readiness, jobs = download
         return planned.not_launched(readiness, *jobs)
     return _launch(planned, commits, cluster.last_good)
@@ -121,7 +121,7 @@ def _read_first(
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     reading = f"Job {names} reads config.json and safetensors headers of {models}"
     accepted = ConditionUpdate("Accepted", UNKNOWN, "ResolvingModel", "the rest is checked once the models are known")
-    blocked = reading_trouble(pods, unknown)
+    blocked = READER.blocked(pods, unknown)
     if blocked is None:
         readiness = working("ResolvingModel", reading)
         planned = ConditionUpdate("Planned", UNKNOWN, "ResolvingModel", reading)
@@ -162,7 +162,7 @@ def _planned(parent: Parent, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, .
 def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None) -> DesiredState:
     """Put the plan in force, or, where its engines failed before, the workload that served last."""
     key, uid, plan = planned.parent.key, planned.parent.uid, planned.plan
-    facts, kept_commits = downloaded(key, uid, planned.facts, commits)
+    facts, kept_commits = at_commits(key, uid, planned.facts, commits)
     children = [*kept_commits, *render_children(key, uid, facts, plan, planned.matrix)]
     launch = DesiredState(Launch(facts, plan, planned.plan_status), planned.conditions, children)
     if last_good is None or launch.workload is None:

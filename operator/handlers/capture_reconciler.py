@@ -18,7 +18,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.models.reading import is_reader
+from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.inventory import BlockedError, Inventory, identity
 from specdecode_operator.handlers.reporter import Reporter
@@ -121,7 +121,9 @@ class CaptureReconciler:
             generation=parent.generation,
             desired=desired,
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
-            pods=[pod for pod in self._cache.children_of(key, POD.kind) if not is_reader(pod) and holds_gpus(pod, now)],
+            pods=[
+                pod for pod in self._cache.children_of(key, POD.kind) if not is_model_pod(pod) and holds_gpus(pod, now)
+            ],
         )
 
     async def _write(self, capture: Capture, writes: Writes) -> None:

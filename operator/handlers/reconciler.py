@@ -20,7 +20,7 @@ from specdecode_operator.deployment.decision import internal_error, newly_read_m
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.history import update_group_history, update_last_good
 from specdecode_operator.deployment.models.download import downloads_name, read_downloads
-from specdecode_operator.deployment.models.reading import is_reader
+from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.plan.status import plan_change
@@ -129,7 +129,7 @@ class Reconciler:
         return ClusterState(
             nodes=self._cache.nodes(),
             model_facts=dict(self._cache.model_facts(parent.key.namespace)),
-            model_pods=[pod for pod in self._cache.children_of(parent.key, POD.kind) if is_reader(pod)],
+            model_pods=[pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)],
             downloads=read_downloads(owned.get((CONFIG_MAP.kind, downloads_name(parent.key)))),
             last_good=read_last_good(owned.get((CONFIG_MAP.kind, last_good_name(parent.key)))),
             calibration=self._calibration.read(),
@@ -145,7 +145,7 @@ class Reconciler:
 
     async def _keep_what_was_read(self, parent: Parent) -> Readiness | None:
         """Keep what pods have read of models before their Jobs go; return what blocks that."""
-        readers = [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_reader(pod)]
+        readers = [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
         if not readers:
             return None
         namespace = parent.key.namespace

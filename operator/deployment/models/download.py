@@ -1,24 +1,22 @@
-"""The Jobs that download models to a cache, what their pods tell, and where that is kept.
+"""The Job that downloads a model to the cache, and the ConfigMap that keeps which commit is there.
 
-A Job is there only while it downloads. The commit that it fetched lies in a
-ConfigMap beside the other children: engines are started with that one and no
-other until the object names another model or revision. Whoever deletes an
-entry, or the ConfigMap, has the model fetched anew, which costs nothing for
-files that are there.
+The ConfigMap lies beside the other children: engines are started with that commit and no other until the object names
+another model or revision. Whoever deletes an entry, or the ConfigMap, has the model downloaded anew, which costs
+nothing for files that are there.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.models.jobs import ModelJob, last_words
 from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
-from specdecode_operator.deployment.pods.rollout import blocked_pod
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET, ModelSource, served_models
 from specdecode_operator.deployment.spec.model_storage import (
@@ -26,18 +24,13 @@ from specdecode_operator.deployment.spec.model_storage import (
     HUB_CACHE_PATH,
     cache_claim,
     downloads_to_cache,
-    hub_environment,
 )
-from specdecode_operator.deployment.spec.pod_template import merge
-from specdecode_operator.kube.labels import DOWNLOAD_KEY_ANNOTATION, MANAGED_BY_LABEL, MANAGER, READS_FOR_LABEL
-from specdecode_operator.kube.manifests import content_hash, owned, render_template, secret_key
-from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.kube.labels import DOWNLOAD_KEY_ANNOTATION
+from specdecode_operator.kube.manifests import owned, secret_key
+from specdecode_operator.kube.nodes import PRODUCT_LABEL
 from specdecode_operator.resolver import download_model
 
-CONTAINER: Final = "download-model"
-_SCRIPT: Final = Path(download_model.__file__).read_text(encoding="utf-8")
-_NAME_DIGITS: Final = 4
-_TAKEN_FROM_OVERLAY: Final = (
+_FROM_POD_TEMPLATE: Final = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "securityContext",
 )  # fmt: skip
 """What decides where engines run, whether their image can be had, and as whom they write."""
@@ -66,50 +59,47 @@ def wanted_downloads(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
     }
 
 
-def commits_read(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> dict[str, str]:
-    """Return the commits that pods have fetched, by the key of the model."""
-    found = {}
-    for source in sources.values():
-        for pod in _pods_of(pods, source):
-            ended = _ended(pod)
-            if ended is not None and ended.get("exitCode") == 0 and (commit := _commit(ended)):
-                found[source.key] = commit
-    return found
+def downloaded_commits(pods: Sequence[Body], spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
+    """Return the commits that pods have downloaded, by the key of the model."""
+    commits = DOWNLOADER.answers(pods, wanted_downloads(spec))
+    return {source.key: commit for source, commit in commits.items()}
 
 
-def downloading_trouble(pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
-    """Return why a model is not there yet, or None while nothing is wrong."""
-    for field, source in sources.items():
-        for pod in _pods_of(pods, source):
-            ended = _ended(pod)
-            blocked = blocked_pod(pod) if ended is None else _failure(ended)
-            if blocked is not None:
-                remedy = _REMEDIES.get(blocked.reason, "").format(field=field, claim=source.claim)
-                parts = [f"{field}.model: {source.model}: {blocked.message}", remedy, "it is tried again by itself"]
-                return Blocked(blocked.reason, "; ".join(filter(None, parts)))
-    return None
-
-
-def download_first(
+def pending_downloads(
     key: Key, uid: str, facts: Facts, commits: Mapping[str, str], pods: Sequence[Body]
 ) -> tuple[Readiness, list[Body]] | None:
-    """Return what to say, and the objects that must exist, while models are fetched; None when all of them are there.
+    """Return the status and the objects that must exist while models are downloaded; None when all of them are there.
 
-    ``commits`` are those that are there. Suspended objects fetch theirs too, so that they start at once later.
+    ``commits`` are those that are there. Suspended objects download theirs too, so that they start at once later.
     """
     sources = wanted_downloads(facts.spec)
     lacking = {field: source for field, source in sources.items() if source.key not in commits}
     if not lacking:
         return None
-    jobs = [_job(key, uid, facts, source) for source in dict.fromkeys(lacking.values())]
+    jobs = [
+        DOWNLOADER.render(key, uid, facts.spec, facts.profile, source) for source in dict.fromkeys(lacking.values())
+    ]
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     models = " and ".join(dict.fromkeys(source.model for source in lacking.values()))
-    message = f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}"
-    summary = working("DownloadingModels", message)
-    if blocked := downloading_trouble(pods, lacking):
-        summary = working(blocked.reason, blocked.message)
-    known = [render_downloads(key, uid, sources, commits)] if len(lacking) < len(sources) else []
-    return without_engines(facts.spec) or summary, [*known, *jobs]
+    ready = working("DownloadingModels", f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}")
+    if blocked := DOWNLOADER.blocked(pods, lacking):
+        ready = working(blocked.reason, blocked.message)
+    done = [downloads_config_map(key, uid, sources, commits)] if len(lacking) < len(sources) else []
+    return without_engines(facts.spec) or ready, [*done, *jobs]
+
+
+def at_commits(key: Key, uid: str, facts: Facts, commits: Mapping[str, str]) -> tuple[Facts, list[Body]]:
+    """Return the facts with commits in the place of branches and tags, and the ConfigMap that keeps the commits."""
+    sources, spec = wanted_downloads(facts.spec), facts.spec
+    if not sources:
+        return facts, []
+    target = spec.target.model_copy(update={"revision": commits[sources[TARGET].key]})
+    speculation = spec.speculation
+    if speculation is not None and speculation.draft is not None:
+        draft = speculation.draft.model_copy(update={"revision": commits[sources[DRAFT].key]})
+        speculation = speculation.model_copy(update={"draft": draft})
+    spec = spec.model_copy(update={"target": target, "speculation": speculation})
+    return replace(facts, spec=spec), [downloads_config_map(key, uid, sources, commits)]
 
 
 def downloads_name(key: Key) -> str:
@@ -119,27 +109,13 @@ def downloads_name(key: Key) -> str:
 
 def read_downloads(config_map: Body | None) -> dict[str, str]:
     """Return the commits that a ConfigMap holds, by the key of the model; what makes no sense is not there."""
-    found = {}
-    for key, text in ((config_map or {}).get("data") or {}).items():
-        try:
-            commit = json.loads(text)["commit"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        if isinstance(commit, str) and COMMIT.fullmatch(commit):
-            found[key] = commit
-    return found
+    entries = (config_map or {}).get("data") or {}
+    found = {key: _commit_in(entry) for key, entry in entries.items()}
+    return {key: commit for key, commit in found.items() if commit is not None}
 
 
-def downloaded(key: Key, uid: str, facts: Facts, commits: Mapping[str, str]) -> tuple[Facts, list[Body]]:
-    """Return the facts of the spec that names the commits that are there, and the object that keeps them."""
-    sources = wanted_downloads(facts.spec)
-    if not sources:
-        return facts, []
-    return replace(facts, spec=pinned(facts.spec, commits)), [render_downloads(key, uid, sources, commits)]
-
-
-def render_downloads(key: Key, uid: str, sources: Mapping[str, ModelSource], commits: Mapping[str, str]) -> Body:
-    """Return the ConfigMap with what is known of these models."""
+def downloads_config_map(key: Key, uid: str, sources: Mapping[str, ModelSource], commits: Mapping[str, str]) -> Body:
+    """Return the ConfigMap with what was downloaded of these models."""
     data = {
         source.key: json.dumps(
             {"model": source.model, "revision": source.revision, "claim": source.claim, "commit": commits[source.key]},
@@ -153,91 +129,52 @@ def render_downloads(key: Key, uid: str, sources: Mapping[str, ModelSource], com
     )
 
 
-def pinned(spec: SpecDecodeDeploymentSpec, commits: Mapping[str, str]) -> SpecDecodeDeploymentSpec:
-    """Return the spec with the commits that were fetched in the place of branches and tags."""
-    sources, speculation = wanted_downloads(spec), spec.speculation
-    target = spec.target.model_copy(update={"revision": commits[sources[TARGET].key]})
-    if speculation is not None and speculation.draft is not None:
-        draft = speculation.draft.model_copy(update={"revision": commits[sources[DRAFT].key]})
-        speculation = speculation.model_copy(update={"draft": draft})
-    return spec.model_copy(update={"target": target, "speculation": speculation})
-
-
-def _pods_of(pods: Sequence[Body], source: ModelSource) -> list[Body]:
-    """Return the newest pod that fetches this model; none while there is none."""
-    mine = [
-        pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(DOWNLOAD_KEY_ANNOTATION) == source.key
-    ]
-    return sorted(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))[-1:]
-
-
-def _ended(pod: Body) -> Body | None:
-    """How the download ended last, this time or the time before."""
-    for container in pod.get("status", {}).get("containerStatuses") or []:
-        if container["name"] == CONTAINER:
-            now, before = container.get("state") or {}, container.get("lastState") or {}
-            ended: Body | None = now.get("terminated") or before.get("terminated")
-            return ended
-    return None
-
-
-def _commit(ended: Body) -> str | None:
-    """Return the commit that the answer tells; nothing else of a user's namespace becomes part of a path."""
-    try:
-        commit = json.loads(str(ended.get("message")))["commit"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None
-
-
-def _failure(ended: Body) -> Blocked | None:
-    """Why a download ended without a commit."""
-    if ended.get("exitCode") == 0 and _commit(ended):
-        return None
-    if ended.get("reason") == "OOMKilled":
-        return Blocked("OutOfMemory", "the download needed more memory than its limit and was killed")
-    message = str(ended.get("message") or "")
-    try:
-        told = json.loads(message)["error"]
-        reason, text = str(told["reason"]), str(told["message"])[: download_model.MESSAGE_LIMIT]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        last_line = (message.strip() or "it said nothing").splitlines()[-1][:300]
-        return Blocked("DownloadFailed", f"the download ended with exit code {ended.get('exitCode')}: {last_line}")
-    return Blocked(reason if reason in _REMEDIES else "DownloadFailed", text)
-
-
-def _gpu_nodes(products: Sequence[str]) -> Body:
-    """Say on which nodes engines may run."""
-    if not products:
-        return {"key": PRODUCT_LABEL, "operator": "Exists"}
-    return {"key": PRODUCT_LABEL, "operator": "In", "values": [*products]}
-
-
-def _job(key: Key, uid: str, facts: Facts, source: ModelSource) -> Body:
-    spec = facts.spec
-    values = {
-        "name": "",
-        "labels": {MANAGED_BY_LABEL: MANAGER, READS_FOR_LABEL: key.name},
-        "annotations": {DOWNLOAD_KEY_ANNOTATION: source.key},
-        "container": CONTAINER,
-        "image": facts.image,
-        # As an argument it needs no object of its own, and is always the one of this operator.
-        "command": ["python3", "-c", _SCRIPT],
+def _values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
+    products = spec.accelerator.product
+    among = {"operator": "In", "values": [*products]} if products else {"operator": "Exists"}
+    return {
         "arguments": [
             f"--model={source.model}",
             *([f"--revision={source.revision}"] if source.revision else []),
             f"--cache={HUB_CACHE_PATH}",
         ],
         "claim": source.claim,
-        "hub_env": hub_environment(spec),
         "hub_token": secret_key(spec.models.hub_token_secret),
-        "gpu_resource": None if facts.on_cpu else GPU_RESOURCE,
-        "gpu_nodes": _gpu_nodes(spec.accelerator.product),
+        "gpu_nodes": {"key": PRODUCT_LABEL, **among},
     }
-    job = render_template("download-job", values)
-    template = job["spec"]["template"]
-    given = (spec.pod_template.spec if spec.pod_template else None) or {}
-    template["spec"] = merge(template["spec"], {name: given[name] for name in _TAKEN_FROM_OVERLAY if name in given})
-    # A Job's template cannot be changed: another one needs another name.
-    job["metadata"]["name"] = f"{key.name}-model-{content_hash(template)[:_NAME_DIGITS]}"
-    return owned(job, key, uid)
+
+
+def _commit(terminated: Body) -> str | Blocked:
+    if terminated.get("exitCode") == 0 and (commit := _commit_in(terminated.get("message"))):
+        return commit
+    if terminated.get("reason") == "OOMKilled":
+        return Blocked("OutOfMemory", "the download needed more memory than its limit and was killed")
+    try:
+        error = json.loads(str(terminated.get("message") or ""))["error"]
+        reason, text = str(error["reason"]), str(error["message"])[: download_model.MESSAGE_LIMIT]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return Blocked("DownloadFailed", f"the download {last_words(terminated)}")
+    return Blocked(reason if reason in _REMEDIES else "DownloadFailed", text)
+
+
+def _commit_in(text: object) -> str | None:
+    """Return the commit of an answer or entry; nothing else of a user's namespace becomes part of a path."""
+    try:
+        commit = json.loads(str(text))["commit"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None
+
+
+DOWNLOADER: Final = ModelJob(
+    template="download-job",
+    container="download-model",
+    name_suffix="model",
+    script=Path(download_model.__file__).read_text(encoding="utf-8"),
+    key_annotation=DOWNLOAD_KEY_ANNOTATION,
+    patch=lambda given: {name: given[name] for name in _FROM_POD_TEMPLATE if name in given},
+    values=_values,
+    remedies=_REMEDIES,
+    read=_commit,
+    place=lambda source: source.model,
+)
