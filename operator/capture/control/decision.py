@@ -45,15 +45,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class Sources:
-    """Names of objects that a capture's spec refers to, and that nothing of ours need be on.
-
-    Attributes
-    ----------
-    claim
-        The claim that is written to.
-    dataset_config_map, dataset_claim
-        What holds the prompts.
-    """
+    """Names of objects that a capture's spec refers to, and that nothing of ours need be on."""
 
     claim: str | None = None
     dataset_config_map: str | None = None

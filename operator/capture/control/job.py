@@ -54,15 +54,7 @@ _WITH_RECORDER: Final = (
 
 @dataclass(frozen=True)
 class Source:
-    """The deployment that is captured.
-
-    Attributes
-    ----------
-    key, uid, generation
-        Which state of which object.
-    launch
-        Its plan in force.
-    """
+    """The deployment that is captured."""
 
     key: Key
     uid: str

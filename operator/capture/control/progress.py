@@ -24,30 +24,15 @@ _WHERE_GPUS_ARE = (
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a capture is.
-
-    Attributes
-    ----------
-    phase
-        For people.
-    reason, message
-        The same as a word and a sentence.
-    waiting_for_gpus
-        Whether the scheduler finds no place for it.
-    failure
-        Why it failed, or will; what is hopeless need not go on.
-    summary
-        What a capture that succeeded found.
-    started_at, finished_at
-        RFC 3339.
-    """
+    """How far a capture is."""
 
     phase: CapturePhase
     reason: str
     message: str
-    waiting_for_gpus: bool = False
-    failure: Blocked | None = None
+    waiting_for_gpus: bool = False  # the scheduler finds no place for it
+    failure: Blocked | None = None  # why it failed, or will; what is hopeless need not go on
     summary: CaptureSummary | None = None
+
     started_at: str | None = None
     finished_at: str | None = None
 

@@ -41,29 +41,13 @@ class News:
 
 @dataclass
 class SchedulingDecision:
-    """What is to be done now for the schedules of one deployment.
-
-    Attributes
-    ----------
-    create
-        Captures to create.
-    cancel
-        Captures to suspend, because others take their place.
-    delete_captures
-        Captures that are over, beyond the history.
-    delete_claims
-        Claims beyond what retention keeps.
-    statuses
-        What the deployment's status says of its schedules.
-    news
-        What Events tell.
-    """
+    """What is to be done now for the schedules of one deployment."""
 
     create: list[Body] = field(default_factory=list)
-    cancel: list[Body] = field(default_factory=list)
-    delete_captures: list[Body] = field(default_factory=list)
-    delete_claims: list[Body] = field(default_factory=list)
-    statuses: list[ScheduleStatus] = field(default_factory=list)
+    cancel: list[Body] = field(default_factory=list)  # captures to suspend, because others take their place
+    delete_captures: list[Body] = field(default_factory=list)  # captures that are over, beyond the history
+    delete_claims: list[Body] = field(default_factory=list)  # claims beyond what retention keeps
+    statuses: list[ScheduleStatus] = field(default_factory=list)  # what the deployment's status says of its schedules
     news: list[News] = field(default_factory=list)
 
 

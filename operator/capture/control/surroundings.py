@@ -13,26 +13,14 @@ from specdecode_operator.deployment.pods.readiness import Readiness
 
 @dataclass(frozen=True)
 class DeploymentSeen:
-    """The deployment that a capture names.
-
-    Attributes
-    ----------
-    key, uid, generation
-        Which state of which object.
-    desired
-        What its spec comes to.
-    engines_wanted
-        Engines that its Deployment asks for now.
-    pods
-        Pods that hold its GPUs, also those that are ending.
-    """
+    """The deployment that a capture names."""
 
     key: Key
     uid: str
     generation: int
     desired: DesiredState
-    engines_wanted: int = 0
-    pods: Sequence[Body] = ()
+    engines_wanted: int = 0  # engines that its Deployment asks for now
+    pods: Sequence[Body] = ()  # pods that hold its GPUs, also those that are ending
 
     @property
     def holds_gpus(self) -> bool:
@@ -42,57 +30,29 @@ class DeploymentSeen:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a capture depends on, as it is now.
+    """What a capture depends on, as it is now."""
 
-    Attributes
-    ----------
-    deployment
-        None where there is none of that name.
-    job
-        The capture's own.
-    pods
-        What carries the capture's label.
-    claim
-        The claim that is written to, whoever made it.
-    dataset
-        The ConfigMap or claim that holds the prompts, where a dataset is asked for.
-    operator_image
-        Image that the load generator runs from; None where the operator does not know its own.
-    """
-
-    deployment: DeploymentSeen | None = None
+    deployment: DeploymentSeen | None = None  # None where there is none of that name
     job: Body | None = None
-    pods: Sequence[Body] = ()
-    claim: Body | None = None
-    dataset: Body | None = None
+    pods: Sequence[Body] = ()  # what carries the capture's label
+    claim: Body | None = None  # whoever made it
+    dataset: Body | None = None  # the ConfigMap or claim that holds the prompts, where a dataset is asked for
+    # Image that the load generator runs from; None where the operator does not know its own.
     operator_image: str | None = None
 
 
 @dataclass(frozen=True)
 class Writes:
-    """What is to be written for a capture.
+    """What is to be written for a capture."""
 
-    Attributes
-    ----------
-    claim
-        A claim to create.
-    claim_metadata
-        What is to change in the metadata of the claim that was created; empty where nothing is.
-    job
-        A Job to create. It is never changed: a capture that runs is what it was started as.
-    job_suspended
-        Whether the Job shall be suspended; None where that is somebody else's affair, or so already.
-    remove_job
-        Whether the Job shall go.
-    image_note
-        A ConfigMap to create or change, which tells the load generator what image the engine runs.
-    """
-
-    claim: Body | None = None
+    claim: Body | None = None  # to create
+    # What is to change in the metadata of the claim that was created; empty where nothing is.
     claim_metadata: Body = field(default_factory=dict)
-    job: Body | None = None
+    job: Body | None = None  # to create; never changed: a capture that runs is what it was started as
+    # Whether the Job shall be suspended; None where that is somebody else's affair, or so already.
     job_suspended: bool | None = None
     remove_job: bool = False
+    # A ConfigMap to create or change, which tells the load generator what image the engine runs.
     image_note: Body | None = None
 
 

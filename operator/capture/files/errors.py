@@ -2,17 +2,9 @@
 
 
 class CaptureError(Exception):
-    """A capture cannot go on.
-
-    Attributes
-    ----------
-    reason
-        One word in CamelCase, for conditions and scripts.
-    message
-        What happened, where, and what to do.
-    """
+    """A capture cannot go on."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
-        self.message = message
+        self.reason = reason  # one word in CamelCase, for conditions and scripts
+        self.message = message  # what happened, where, and what to do

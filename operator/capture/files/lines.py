@@ -12,21 +12,11 @@ GZIP_SUFFIX = ".gz"
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file.
+    """One line of a file."""
 
-    Attributes
-    ----------
-    number
-        From 1.
-    text
-        Its bytes without white space at either end.
-    whole
-        It ends with a line feed; only a file's last line may not.
-    """
-
-    number: int
-    text: bytes
-    whole: bool
+    number: int  # from 1
+    text: bytes  # without white space at either end
+    whole: bool  # it ends with a line feed; only a file's last line may not
 
 
 class NoTrailerError(Exception):

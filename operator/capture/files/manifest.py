@@ -11,41 +11,20 @@ SCHEMA: Final = 1
 
 
 class FileEntry(Struct, kw_only=True, frozen=True):
-    """One file.
-
-    Attributes
-    ----------
-    bytes
-        Its size.
-    lines
-        How many it has, a trace's first included.
-    sha256
-        Checksum, in hexadecimal.
-    """
+    """One file."""
 
     bytes: int
-    lines: int
+    lines: int  # how many it has, a trace's first included
     sha256: str
 
 
 class SegmentEntry(Struct, kw_only=True, frozen=True):
-    """What one API server's recorder said of itself.
+    """What one API server's recorder said of itself."""
 
-    Attributes
-    ----------
-    boot
-        Random, one for each start of a process.
-    client_index
-        Which API server it was.
-    closed
-        Why it ended; null where it was interrupted.
-    requests, steps, dropped, unfinished
-        Its own counts; null where it was interrupted.
-    """
-
-    boot: str
+    boot: str  # random, one for each start of a process
     client_index: int
-    closed: str | None = None
+    closed: str | None = None  # why it ended; null where it was interrupted
+    # Its own counts; null where it was interrupted.
     requests: int | None = None
     steps: int | None = None
     dropped: int | None = None
@@ -53,185 +32,87 @@ class SegmentEntry(Struct, kw_only=True, frozen=True):
 
 
 class Gate(Struct, kw_only=True, frozen=True):
-    """One measure of a capture's quality.
+    """One measure of a capture's quality."""
 
-    Attributes
-    ----------
-    value
-        What was measured; null where it could not be.
-    limit
-        The most that passes; null where nothing is judged.
-    passed
-        Whether it did; what could not be measured passes.
-    why
-        What the value means.
-    """
-
-    value: float | None
-    limit: float | None
-    passed: bool
+    value: float | None  # null where it could not be measured
+    limit: float | None  # the most that passes; null where nothing is judged
+    passed: bool  # whether it did; what could not be measured passes
     why: str
 
 
 class EngineCounters(Struct, kw_only=True, frozen=True):
-    """How far the engine's own counters on /metrics went, from before the first measured request until it was idle.
+    """How far the engine's own counters on /metrics went, from before the first measured request until it was idle."""
 
-    Attributes
-    ----------
-    generation_tokens
-        Tokens generated, over all ranks.
-    drafts, draft_tokens, accepted_tokens
-        Verifications of one request's draft, tokens drafted, and tokens accepted of them; null without speculation.
-    """
-
-    generation_tokens: int
+    generation_tokens: int  # over all ranks
+    # Verifications of one request's draft, tokens drafted, and tokens accepted of them; null without speculation.
     drafts: int | None = None
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
 
 
 class AccountingEntry(Struct, kw_only=True, frozen=True):
-    """Where every request went: ``sent = http_rejected + never_admitted + sum(engine)``.
+    """Where every request went: ``sent = http_rejected + never_admitted + sum(engine)``."""
 
-    Attributes
-    ----------
-    sent
-        Requests sent, without warm-up.
-    http_rejected
-        Refused by the server before the engine saw them.
-    never_admitted
-        Given up by the client before the engine saw them.
-    engine
-        Requests with a record of the engine, by the client's outcome.
-    records
-        Records of the engine: n for each request.
-    not_sent
-        Requests of the workload that were never sent, as the time was over.
-    warmup
-        Requests sent to warm up.
-    mismatches
-        Requests that do not fit into the equation.
-    equation
-        All of it in one line.
-    """
-
-    sent: int
-    http_rejected: int
-    never_admitted: int
-    engine: dict[str, int]
-    records: int
-    not_sent: int
+    sent: int  # without warm-up
+    http_rejected: int  # refused by the server before the engine saw them
+    never_admitted: int  # given up by the client before the engine saw them
+    engine: dict[str, int]  # requests with a record of the engine, by the client's outcome
+    records: int  # records of the engine: n for each request
+    not_sent: int  # requests of the workload that were never sent, as the time was over
     warmup: int
     mismatches: int
     equation: str
 
 
 class Manifest(Struct, kw_only=True, frozen=True):
-    """Everything about a published capture.
-
-    Attributes
-    ----------
-    schema
-        Version of this manifest.
-    namespace, capture, arm, repetition
-        Which capture, and which part of it.
-    capture_uid
-        UID of its object, by which a later attempt knows these files for its own.
-    attempt
-        UID of the pod that made it.
-    specdecode
-        Version of the operator's image.
-    vllm, model, gpu, host, config
-        As the engine itself reports them.
-    node
-        Kubernetes node, where it is known.
-    image_id
-        Image that the engine's container ran, with its digest, as Kubernetes has it; null where it is not known.
-    gpu_uuids
-        What the driver calls the GPUs; empty where it does not tell.
-    context
-        What the operator gave: image, plan, recording flags added and more, as it stands.
-    workload, seed
-        What was asked for.
-    record
-        What was to be recorded.
-    zero_monotonic_s, zero_wall_s
-        The run's zero by CLOCK_MONOTONIC and in seconds since 1970.
-    published_wall_s
-        When the files were complete, in seconds since 1970.
-    config_hash
-        As vllm-vcr computes it (scheme v3).
-    engine_hash
-        Over everything that the engine runs with.
-    accounting
-        Where every request went.
-    engine_counters
-        What /metrics says of the run; null where it did not answer.
-    files
-        Every file with its checksum.
-    gates
-        How good the recording is.
-    segments
-        What the recorders said.
-    notes
-        What else a reader should know, such as torn ends that were left out.
-    summary
-        What was measured.
-    """
+    """Everything about a published capture."""
 
     schema: int = SCHEMA
+    # Which capture, and which part of it
     namespace: str
     capture: str
     arm: str
     repetition: int
-    capture_uid: str | None = None
-    attempt: str
-    specdecode: str
+    capture_uid: str | None = None  # UID of its object, by which a later attempt knows these files for its own
+    attempt: str  # of the pod that made it
+    specdecode: str  # of the operator's image
+    # As the engine itself reports them
     vllm: str
     model: str | None
     gpu: str | None
     host: str
     config: EngineConfig
     node: str | None
+    # Image that the engine's container ran, with its digest, as Kubernetes has it; null where it is not known.
     image_id: str | None = None
-    gpu_uuids: list[str] = []
-    context: dict[str, Any]
+    gpu_uuids: list[str] = []  # what the driver calls the GPUs; empty where it does not tell
+    context: dict[str, Any]  # what the operator gave: image, plan, recording flags added and more, as it stands
     workload: dict[str, Any]
     seed: int
     record: dict[str, Any]
+    # The run's zero by CLOCK_MONOTONIC and in seconds since 1970.
     zero_monotonic_s: float
     zero_wall_s: float
-    published_wall_s: float
-    config_hash: str
-    engine_hash: str
+    published_wall_s: float  # when the files were complete, in seconds since 1970
+    config_hash: str  # as vllm-vcr computes it (scheme v3)
+    engine_hash: str  # over everything that the engine runs with
     accounting: AccountingEntry
-    engine_counters: EngineCounters | None
+    engine_counters: EngineCounters | None  # what /metrics says of the run; null where it did not answer
     files: dict[str, FileEntry]
     gates: dict[str, Gate]
     segments: list[SegmentEntry]
-    notes: list[str]
+    notes: list[str]  # what else a reader should know, such as torn ends that were left out
     summary: dict[str, Any]
 
 
 class PartialManifest(Struct, kw_only=True, frozen=True):
-    """Labels the files of an attempt that was not published.
-
-    Attributes
-    ----------
-    schema
-        Version of this manifest.
-    namespace, capture, attempt
-        Which attempt of which capture.
-    reason, message
-        Why it ended; ``Unfinished`` while it runs, and for ever if it was killed.
-    files
-        Bytes of each file, as they were.
-    """
+    """Labels the files of an attempt that was not published."""
 
     schema: int = SCHEMA
     namespace: str
     capture: str
     attempt: str
+    # Why it ended; ``Unfinished`` while it runs, and for ever if it was killed.
     reason: str
     message: str
-    files: dict[str, int] = {}
+    files: dict[str, int] = {}  # bytes of each, as they were

@@ -28,40 +28,20 @@ _DECODER: Final[msgspec.json.Decoder[SegmentLine]] = msgspec.json.Decoder(Segmen
 
 @dataclass(frozen=True)
 class Torn:
-    """The end of a segment that was cut off in the middle of a line.
-
-    Attributes
-    ----------
-    path
-        The segment.
-    line
-        Number of that line.
-    size_bytes
-        What was there of it, and is left out.
-    """
+    """The end of a segment that was cut off in the middle of a line."""
 
     path: Path
     line: int
-    size_bytes: int
+    size_bytes: int  # what was there of it, and is left out
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One file of segments.
-
-    Attributes
-    ----------
-    path
-        Where it is.
-    header
-        Its first line.
-    closed
-        Its last line, if it came to its end.
-    """
+    """One file of segments."""
 
     path: Path
     header: Header
-    closed: Closed | None
+    closed: Closed | None  # None where it did not come to its end
 
 
 def segment_paths(folder: Path) -> list[Path]:

@@ -33,73 +33,33 @@ _SHOWN: Final = 5
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What was asked for, as it goes to the manifest.
-
-    Attributes
-    ----------
-    capture_uid
-        UID of the capture's object.
-    workload
-        ``spec.workload``, as it was given.
-    seed
-        Of everything random.
-    record
-        ``spec.record``.
-    context
-        Image, plan, flags added: whatever the operator gave.
-    """
+    """What was asked for, as it goes to the manifest."""
 
     capture_uid: str | None = None
-    workload: dict[str, Any] = {}
+    workload: dict[str, Any] = {}  # ``spec.workload``, as it was given
     seed: int = 0
     record: dict[str, Any] = {}
-    context: dict[str, Any] = {}
+    context: dict[str, Any] = {}  # image, plan, flags added: whatever the operator gave
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """What a run found out that is not in its files.
-
-    Attributes
-    ----------
-    zero_monotonic_s, zero_wall_s
-        Its zero by both clocks.
-    segments
-        What was recorded.
-    counters
-        What /metrics says of it.
-    no_counters
-        Or why nothing is known of that.
-    node
-        Kubernetes node, where it is known.
-    image_id
-        Image that the engine's container runs, with its digest, where it is known.
-    """
+    """What a run found out that is not in its files."""
 
     zero_monotonic_s: float
     zero_wall_s: float
     segments: list[Segment]
-    counters: EngineCounters | None = None
-    no_counters: str | None = None
+    counters: EngineCounters | None = None  # what /metrics says of it
+    no_counters: str | None = None  # or why nothing is known of that
     node: str | None = None
-    image_id: str | None = None
+    image_id: str | None = None  # image that the engine's container runs, with its digest, where it is known
 
 
 class Published(Struct, frozen=True, kw_only=True):
-    """A published capture.
-
-    Attributes
-    ----------
-    manifest
-        Its manifest.
-    summary
-        What it measured.
-    status
-        The same as ``status.summary`` has it.
-    """
+    """A published capture."""
 
     manifest: Manifest
     summary: Summary
-    status: dict[str, Any]
+    status: dict[str, Any]  # the same as ``status.summary`` has it
 
 
 def finish(places: Places, asked: Asked, run: Run) -> Published:

@@ -62,27 +62,14 @@ class LoadOutcome(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a job waits, in seconds.
+    """How long a job waits, in seconds."""
 
-    Attributes
-    ----------
-    ready_s
-        For the engine, where the capture has no deadline.
-    recording_s
-        For the recorders of an engine that is ready.
-    closed_s
-        For the recorders' last lines; they have megabytes to write at most.
-    closed_anyway_s
-        For the same where the capture has failed already.
-    image_id_s
-        For the operator to say which image the engine runs, from when the load begins: normally it is told by then, or
-        before the load ends.
-    """
-
-    ready_s: float = 3600.0
-    recording_s: float = 30.0
-    closed_s: float = 120.0
-    closed_anyway_s: float = 10.0
+    ready_s: float = 3600.0  # for the engine, where the capture has no deadline
+    recording_s: float = 30.0  # for the recorders of an engine that is ready
+    closed_s: float = 120.0  # for the recorders' last lines; they have megabytes to write at most
+    closed_anyway_s: float = 10.0  # for the same where the capture has failed already
+    # For the operator to say which image the engine runs, from when the load begins: normally it is told by then, or
+    # before the load ends.
     image_id_s: float = 60.0
 
 

@@ -13,22 +13,12 @@ REPETITION: Final = 1
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of one attempt.
-
-    Attributes
-    ----------
-    root
-        Where the volume is mounted.
-    namespace, capture
-        Which capture.
-    attempt
-        UID of the pod.
-    """
+    """The folders of one attempt."""
 
     root: Path
     namespace: str
     capture: str
-    attempt: str
+    attempt: str  # UID of the pod
 
     @property
     def final(self) -> Path:

@@ -18,24 +18,14 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """One request, ready to be sent.
+    """One request, ready to be sent."""
 
-    Attributes
-    ----------
-    request_id
-        Goes as X-Request-Id, and so into the engine's own records.
-    ignore_eos
-        The answer is ``max_tokens`` long whatever the model says.
-    keep_answer
-        The answer is wanted back, for the next turn of a conversation.
-    """
-
-    request_id: str
+    request_id: str  # goes as X-Request-Id, and so into the engine's own records
     prompt: Prompt
     max_tokens: int
     temperature: float
-    ignore_eos: bool
-    keep_answer: bool = False
+    ignore_eos: bool  # the answer is ``max_tokens`` long whatever the model says
+    keep_answer: bool = False  # for the next turn of a conversation
 
     def body(self, model: str) -> bytes:
         """Return the document that /v1/completions takes."""

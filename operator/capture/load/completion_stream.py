@@ -19,29 +19,18 @@ class CompletionStream:
 
     Events with tokens are only counted, unless the answer itself is wanted:
     taking hundreds of streams apart would make the load generator late.
-
-    Attributes
-    ----------
-    chunks
-        Events with tokens.
-    first_token_s, last_token_s
-        When the first and the last of them arrived, on the monotonic clock.
-    prompt_tokens, completion_tokens
-        What the engine's usage report says, at the end.
-    done
-        The stream said that it is complete.
-    error
-        What the engine said went wrong after it had begun to answer.
     """
 
     def __init__(self, *, keep_answer: bool) -> None:
-        self.chunks = 0
+        self.chunks = 0  # events with tokens
+        # When the first and the last of them arrived, on the monotonic clock.
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
+        # What the engine's usage report says, at the end.
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.done = False
-        self.error: str | None = None
+        self.error: str | None = None  # what the engine said went wrong after it had begun to answer
         self._keep_answer = keep_answer
         self._ids: list[int] = []
         self._texts: list[str] = []

@@ -26,17 +26,10 @@ class EngineNotReadyError(Exception):
 
 @dataclass(frozen=True)
 class MetricsDelta:
-    """How far the engine's own counters went from before the first measured request until it was idle again.
+    """How far the engine's own counters went from before the first measured request until it was idle again."""
 
-    Attributes
-    ----------
-    generation_tokens
-        Tokens generated, over all ranks.
-    speculation
-        Drafts and what was accepted of them; None for an engine that does not speculate.
-    """
-
-    generation_tokens: int
+    generation_tokens: int  # over all ranks
+    # Drafts and what was accepted of them; None for an engine that does not speculate.
     speculation: SpeculationReading | None
 
 

@@ -33,28 +33,17 @@ class Exchange(asyncio.Protocol):
     ----------
     due_s
         When to send it, on the monotonic clock, which is also the event loop's; a time that is over means at once.
-
-    Attributes
-    ----------
-    stream
-        What was answered so far.
-    sent_s
-        When the request was written to its connection, on the monotonic clock; None before.
-    finished_s
-        When it ended, whatever the outcome.
-    outcome, error
-        How it ended, and why if it did not complete.
-    withdrawn
-        It was cancelled before its time, so there never was such a request.
     """
 
     def __init__(self, request: bytes, due_s: float, *, keep_answer: bool) -> None:
         self.stream = CompletionStream(keep_answer=keep_answer)
+        # When the request was written to its connection, on the monotonic clock; None before.
         self.sent_s: float | None = None
-        self.finished_s = 0.0
+        self.finished_s = 0.0  # when it ended, whatever the outcome
+        # How it ended, and why if it did not complete.
         self.outcome: Outcome | None = None
         self.error: str | None = None
-        self.withdrawn = False
+        self.withdrawn = False  # it was cancelled before its time, so there never was such a request
         self._request = request
         self._due_s = due_s
         self._response = HttpResponse()

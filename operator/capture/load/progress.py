@@ -18,21 +18,13 @@ TICK_S = 1.0
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """What became of one phase, warm-up included.
-
-    Attributes
-    ----------
-    started_ms, ended_ms
-        From its beginning, a little before its first request, to its last answer's end, since the run's zero.
-    planned
-        How many requests it was to have, where that is known beforehand; a Poisson phase with a duration: about.
-    outcomes
-        Requests by outcome.
-    """
+    """What became of one phase, warm-up included."""
 
     name: str
+    # From its beginning, a little before its first request, to its last answer's end, since the run's zero.
     started_ms: float
     ended_ms: float
+    # How many requests it was to have, where that is known beforehand; a Poisson phase with a duration: about.
     planned: int | None
     outcomes: Mapping[Outcome, int]
 

@@ -21,13 +21,7 @@ _LEAST_SPECIAL = 8
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a request asks: token ids, or text where it comes from a dataset.
-
-    Attributes
-    ----------
-    content
-        What is sent as the request's ``prompt``.
-    """
+    """What a request asks: token ids, or text where it comes from a dataset."""
 
     content: list[int] | str
 

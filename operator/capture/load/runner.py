@@ -31,32 +31,17 @@ _WARMUP_CLIENTS = 4
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What a run sent and what became of it.
+    """What a run sent and what became of it."""
 
-    Attributes
-    ----------
-    zero_monotonic_s, zero_wall_s
-        The run's zero by both clocks, read together: CLOCK_MONOTONIC, and seconds since 1970.
-    client_file
-        Every request, in order of sending.
-    phases
-        Warm-up first, if there was one; phases that were not reached are missing.
-    dataset_prompts
-        How many different prompts the dataset has; None for synthetic ones.
-    stop_reason
-        Why the run ended before its workload did; None if it did not.
-    metrics
-        What the engine's own counters say of the measured requests.
-    """
-
+    # The run's zero by both clocks, read together: CLOCK_MONOTONIC, and seconds since 1970.
     zero_monotonic_s: float
     zero_wall_s: float
     ended_monotonic_s: float
-    client_file: Path
-    phases: Sequence[PhaseResult]
-    dataset_prompts: int | None
-    stop_reason: str | None
-    metrics: MetricsDelta | NoMetrics
+    client_file: Path  # every request, in order of sending
+    phases: Sequence[PhaseResult]  # warm-up first, if there was one; phases that were not reached are missing
+    dataset_prompts: int | None  # how many different prompts the dataset has; None for synthetic ones
+    stop_reason: str | None  # None if the run ended with its workload
+    metrics: MetricsDelta | NoMetrics  # what the engine's own counters say of the measured requests
 
     @property
     def outcomes(self) -> Mapping[Outcome, int]:

@@ -13,19 +13,13 @@ from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings,
 
 @dataclass(frozen=True)
 class RunParts:
-    """What all phases of a run share.
-
-    Attributes
-    ----------
-    zero_s
-        The run's zero on the monotonic clock.
-    """
+    """What all phases of a run share."""
 
     settings: RunSettings
     prompts: PromptSource
     client: EngineClient
     log: ClientLog
-    zero_s: float
+    zero_s: float  # on the monotonic clock
 
     def since_zero_ms(self, time_s: float) -> float:
         """Return a time of the monotonic clock as the files have it."""
@@ -51,15 +45,7 @@ class Prepared:
 
 
 class Sender:
-    """Makes the requests of one phase, sends them and logs them.
-
-    Attributes
-    ----------
-    tally
-        What happened so far.
-    prompts
-        Where its prompts come from.
-    """
+    """Makes the requests of one phase, sends them and logs them."""
 
     def __init__(self, phase: str, parts: RunParts) -> None:
         self.tally = Tally()

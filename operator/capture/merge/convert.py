@@ -28,15 +28,9 @@ _OLDER_READERS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Clock:
-    """Turns an engine's stamps into milliseconds since the run's zero.
+    """Turns an engine's stamps into milliseconds since the run's zero."""
 
-    Attributes
-    ----------
-    zero_s
-        The run's zero by CLOCK_MONOTONIC.
-    """
-
-    zero_s: float
+    zero_s: float  # by CLOCK_MONOTONIC
 
     def ms(self, stamp_s: float) -> float:
         """Return a moment in milliseconds."""

@@ -19,13 +19,7 @@ TOO_MANY_ERRORS = 16
 
 
 class Collector:
-    """The requests that are on the way, and what has been seen of them.
-
-    Attributes
-    ----------
-    errors, first_error
-        What went wrong in the hooks.
-    """
+    """The requests that are on the way, and what has been seen of them."""
 
     def __init__(self, queue: BoundedQueue, *, token_ids: bool, steps: bool) -> None:
         self.errors = 0

@@ -12,13 +12,7 @@ _TOKEN_ID_BYTES = 36
 
 
 class StepSample:
-    """An engine step that carried scheduler statistics.
-
-    Attributes
-    ----------
-    size_bytes
-        What it keeps in memory, about.
-    """
+    """An engine step that carried scheduler statistics."""
 
     __slots__ = ("engine", "monotonic_s", "scheduler_stats")
     size_bytes = _STEP_BYTES
@@ -30,42 +24,19 @@ class StepSample:
 
 
 class Moment:
-    """What all chunks of one engine message have in common.
-
-    Attributes
-    ----------
-    monotonic_s
-        When the engine made the message, by its own clock.
-    num_running
-        Requests that run after the step; at least 1, as the last one may just have ended.
-    prefill_tokens
-        Prompt tokens of the requests whose first token the message brought.
-    """
+    """What all chunks of one engine message have in common."""
 
     __slots__ = ("monotonic_s", "num_running", "prefill_tokens")
 
     def __init__(self, monotonic_s: float, num_running: int) -> None:
-        self.monotonic_s = monotonic_s
+        self.monotonic_s = monotonic_s  # when the engine made the message, by its own clock
+        # Requests that run after the step; at least 1, as the last one may just have ended.
         self.num_running = num_running if num_running > 0 else 1
-        self.prefill_tokens = 0
+        self.prefill_tokens = 0  # prompt tokens of the requests whose first token the message brought
 
 
 class RequestSample:
-    """A request of this API server, from its admission on.
-
-    Attributes
-    ----------
-    concurrency
-        Requests in flight at its arrival, itself included.
-    prefill_tokens
-        What it counts for in the step of its first token: its prompt, or nothing where another engine did that.
-    stop_strings
-        What would end it, apart from the engine.
-    token_ids
-        What was generated; None where that is not recorded.
-    moments, counts
-        One entry a chunk.
-    """
+    """A request of this API server, from its admission on."""
 
     __slots__ = (
         "arrival_monotonic_s",
@@ -99,20 +70,23 @@ class RequestSample:
         self.external_id: str | None = request.external_req_id
         self.arrival_monotonic_s = arrival_monotonic_s
         self.arrival_wall_s: float = request.arrival_time
-        self.concurrency = 1
+        self.concurrency = 1  # requests in flight at its arrival, itself included
         # 8 bytes a token instead of 40, for as long as it waits to be hashed; 0.14 ms for 8,000 of them.
         self.prompt_token_ids = array("q", request.prompt_token_ids or ())
         self.prompt_tokens = _prompt_tokens(request)
+        # What it counts for in the step of its first token: its prompt, or nothing where another engine did that.
         self.prefill_tokens = 0 if _is_prefilled_elsewhere(parameters) else self.prompt_tokens
         self.temperature: float | None = getattr(parameters, "temperature", None)
-        self.stop_strings = _stop_strings(parameters)
+        self.stop_strings = _stop_strings(parameters)  # what would end it, apart from the engine
         self.engine: int | None = None
         self.queued_s: float | None = None
         self.scheduled_s: float | None = None
         self.preemptions = 0
         self.cached_tokens: int | None = None
+        # One entry a chunk
         self.moments: list[Moment] = []
         self.counts: list[int] = []
+        # What was generated; None where that is not recorded.
         self.token_ids: list[int] | None = [] if token_ids else None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None

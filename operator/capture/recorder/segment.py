@@ -13,20 +13,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class SegmentWriteError(Exception):
-    """The disk did not take it.
-
-    Attributes
-    ----------
-    cause
-        What the system said.
-    written
-        How many of the lines that were to be appended are in the file.
-    """
+    """The disk did not take it."""
 
     def __init__(self, cause: OSError, written: int = 0) -> None:
         super().__init__(str(cause))
         self.cause = cause
-        self.written = written
+        self.written = written  # how many of the lines that were to be appended are in the file
 
     @property
     def is_full(self) -> bool:

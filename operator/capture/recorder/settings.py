@@ -12,20 +12,10 @@ STEPS_VARIABLE = "SPECDECODE_RECORD_STEPS"
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to record, and what apart from the requests.
+    """Where to record, and what apart from the requests."""
 
-    Attributes
-    ----------
-    folder
-        Takes one segment of every API server of the engine.
-    token_ids
-        Whether what was generated is recorded too. Prompts never are.
-    steps
-        Whether the statistics of every step are.
-    """
-
-    folder: Path
-    token_ids: bool = False
+    folder: Path  # takes one segment of every API server of the engine
+    token_ids: bool = False  # whether what was generated is recorded too. Prompts never are
     steps: bool = True
 
     @classmethod

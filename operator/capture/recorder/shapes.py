@@ -41,18 +41,12 @@ _FINISH_REASONS = ["stop", "length", "abort", "error", "repetition"]
 
 @dataclass(frozen=True)
 class EngineClasses:
-    """The classes of vLLM that the recorder depends on.
-
-    Attributes
-    ----------
-    messages
-        Those whose fields are read, by their names.
-    """
+    """The classes of vLLM that the recorder depends on."""
 
     version: str
     output_processor: Any
     client: Any
-    messages: dict[str, type]
+    messages: dict[str, type]  # those whose fields are read, by name
     event_type: Any
     finish_reason: Any
 

@@ -54,13 +54,7 @@ class Pace:
 
 
 class Writer:
-    """Empties the queue into the segment.
-
-    Attributes
-    ----------
-    closed_as
-        The reason in the last line; None before that is written.
-    """
+    """Empties the queue into the segment."""
 
     def __init__(
         self,
@@ -70,7 +64,7 @@ class Writer:
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.closed_as: str | None = None
+        self.closed_as: str | None = None  # the reason in the last line; None before that is written
         self._segment = segment
         self._collector = collector
         self._queue = queue

@@ -35,15 +35,7 @@ class EngineSide(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One request that does not fit.
-
-    Attributes
-    ----------
-    request_id
-        The client's id.
-    what
-        What contradicts what.
-    """
+    """One request that does not fit."""
 
     request_id: str
     what: str
@@ -51,20 +43,9 @@ class Mismatch:
 
 @dataclass
 class Accounting:
-    """The terms of the equation.
+    """The terms of the equation."""
 
-    Attributes
-    ----------
-    sent, http_rejected, never_admitted, engine, records, not_sent, warmup
-        As in the manifest.
-    mismatches
-        How many requests do not fit.
-    shown
-        The first of them.
-    token_mismatches
-        Requests of which client and engine counted different numbers of tokens.
-    """
-
+    # As in the manifest
     sent: int = 0
     http_rejected: int = 0
     never_admitted: int = 0
@@ -73,8 +54,8 @@ class Accounting:
     not_sent: int = 0
     warmup: int = 0
     mismatches: int = 0
-    shown: list[Mismatch] = field(default_factory=list)
-    token_mismatches: int = 0
+    shown: list[Mismatch] = field(default_factory=list)  # the first of them
+    token_mismatches: int = 0  # requests of which client and engine counted different numbers of tokens
 
     @property
     def holds(self) -> bool:

@@ -7,17 +7,10 @@ from msgspec import Struct
 
 
 class Quantiles(Struct, kw_only=True, frozen=True):
-    """Quantiles of some numbers, interpolated linearly between neighbours as numpy does.
-
-    Attributes
-    ----------
-    count
-        How many there were.
-    p50, p90, p95, p99
-        What half, 90 %, 95 % and 99 % of them do not exceed.
-    """
+    """Quantiles of some numbers, interpolated linearly between neighbours as numpy does."""
 
     count: int
+    # What half, 90 %, 95 % and 99 % of them do not exceed.
     p50: float
     p90: float
     p95: float

@@ -85,28 +85,14 @@ class _Header(Struct):
 
 @dataclass(frozen=True)
 class Broken:
-    """One rule that a line breaks.
-
-    Attributes
-    ----------
-    rule
-        Its name.
-    message
-        What is wrong, with the values.
-    """
+    """One rule that a line breaks."""
 
     rule: str
     message: str
 
 
 class UnreadableLineError(Exception):
-    """A line that cannot even be decoded.
-
-    Attributes
-    ----------
-    broken
-        The rule that it breaks.
-    """
+    """A line that cannot even be decoded."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)

@@ -21,110 +21,54 @@ _TIMES: Final = ("ttft_ms", "tpot_ms", "latency_ms")
 
 
 class Times(Struct, kw_only=True, frozen=True):
-    """Quantiles of many requests, in milliseconds.
+    """Quantiles of many requests, in milliseconds."""
 
-    Attributes
-    ----------
-    ttft_ms
-        Time to the first token.
-    tpot_ms
-        Time for each further token of a request.
-    latency_ms
-        Time to the last token.
-    """
-
-    ttft_ms: Quantiles | None
-    tpot_ms: Quantiles | None
-    latency_ms: Quantiles | None
+    ttft_ms: Quantiles | None  # time to the first token
+    tpot_ms: Quantiles | None  # time for each further token of a request
+    latency_ms: Quantiles | None  # time to the last token
 
 
 class Speculation(Struct, kw_only=True, frozen=True):
-    """What drafting achieved, by the engine's own counters.
+    """What drafting achieved, by the engine's own counters."""
 
-    Attributes
-    ----------
-    drafts, draft_tokens, accepted_tokens
-        Verifications of one request's draft, tokens drafted, and tokens accepted of them.
-    acceptance
-        Share of the drafted tokens that was accepted.
-    mean_acceptance_length
-        Tokens that a verification gives on average: the accepted and one more.
-    per_position
-        Share of the drafts of which the token at each position was accepted.
-    """
-
+    # Verifications of one request's draft, tokens drafted, and tokens accepted of them.
     drafts: int
     draft_tokens: int
     accepted_tokens: int
-    acceptance: float
-    mean_acceptance_length: float
-    per_position: list[float]
+    acceptance: float  # share of the drafted tokens that was accepted
+    mean_acceptance_length: float  # tokens that a verification gives on average: the accepted and one more
+    per_position: list[float]  # share of the drafts of which the token at each position was accepted
 
 
 class PhaseSummary(Struct, kw_only=True, frozen=True):
-    """One phase of the workload, as the client saw it.
-
-    Attributes
-    ----------
-    requests
-        Requests sent.
-    seconds
-        From its first sending to its last answer.
-    output_tokens_per_second
-        Tokens of its whole answers in that time.
-    late_ms
-        How much later its requests were sent than they were due. In a closed phase they are due when they are sent.
-    client
-        Times of its whole answers.
-    """
+    """One phase of the workload, as the client saw it."""
 
     requests: int
-    seconds: float
-    output_tokens_per_second: float | None
+    seconds: float  # from its first sending to its last answer
+    output_tokens_per_second: float | None  # tokens of its whole answers in that time
+    # How much later its requests were sent than they were due. In a closed phase they are due when they are sent.
     late_ms: Quantiles | None
     client: Times
 
 
 class Summary(Struct, kw_only=True, frozen=True):
-    """What a capture measured; warm-up is left out everywhere.
+    """What a capture measured; warm-up is left out everywhere."""
 
-    Attributes
-    ----------
-    requests
-        Requests sent, and by outcome.
-    records, steps
-        Lines of trace and step statistics.
-    seconds
-        From the first arrival to the last token, by the engine's clock.
-    prompt_tokens, cached_tokens, output_tokens
-        Tokens of all records.
-    requests_per_second, output_tokens_per_second
-        Whole answers, and all tokens, in that time.
-    speculation
-        Absent where nothing was drafted.
-    client, engine
-        Times over HTTP, of whole answers; and times from arrival at the engine's client, of all records.
-    late_ms
-        How much later requests were sent than they were due.
-    phases
-        Each phase.
-    bytes
-        Size of all files.
-    """
-
-    requests: dict[str, int]
+    requests: dict[str, int]  # requests sent, and by outcome
     records: int
     steps: int
-    seconds: float
+    seconds: float  # from the first arrival to the last token, by the engine's clock
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    # Whole answers, and all tokens, in that time.
     requests_per_second: float | None
     output_tokens_per_second: float | None
-    speculation: Speculation | None
+    speculation: Speculation | None  # absent where nothing was drafted
+    # Times over HTTP, of whole answers; and times from arrival at the engine's client, of all records.
     client: Times
     engine: Times
-    late_ms: Quantiles | None
+    late_ms: Quantiles | None  # how much later requests were sent than they were due
     phases: dict[str, PhaseSummary]
     bytes: int
 

@@ -22,21 +22,11 @@ def _numbers() -> "array[float]":
 
 @dataclass
 class Latencies:
-    """Milliseconds of many requests.
+    """Milliseconds of many requests."""
 
-    Attributes
-    ----------
-    ttft_ms
-        Time to the first token.
-    tpot_ms
-        Time per further token.
-    latency_ms
-        Time to the last token.
-    """
-
-    ttft_ms: "array[float]" = field(default_factory=_numbers)
-    tpot_ms: "array[float]" = field(default_factory=_numbers)
-    latency_ms: "array[float]" = field(default_factory=_numbers)
+    ttft_ms: "array[float]" = field(default_factory=_numbers)  # time to the first token
+    tpot_ms: "array[float]" = field(default_factory=_numbers)  # time per further token
+    latency_ms: "array[float]" = field(default_factory=_numbers)  # time to the last token
 
     def add(self, ttft_ms: float, latency_ms: float, tokens: int | None) -> None:
         """Take one request."""

@@ -60,28 +60,14 @@ class Problem:
 
 @dataclass
 class FileReport:
-    """One file and what is wrong with it.
-
-    Attributes
-    ----------
-    file
-        Its name or path.
-    kind
-        What it holds: trace, step-stats, client or aborted.
-    lines
-        Lines read.
-    problems
-        The first of them; all are counted in `broken`.
-    notes
-        What no reader refuses but somebody should know.
-    """
+    """One file and what is wrong with it."""
 
     file: str
-    kind: str
+    kind: str  # what it holds: trace, step-stats, client or aborted
     lines: int = 0
     broken: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)  # the first of them; all are counted in `broken`
+    notes: list[str] = field(default_factory=list)  # what no reader refuses but somebody should know
 
     def add(self, line: int, broken: Broken) -> None:
         """Take one problem."""
@@ -92,20 +78,11 @@ class FileReport:
 
 @dataclass
 class Validation:
-    """The outcome.
-
-    Attributes
-    ----------
-    files
-        Each file.
-    gates
-        Measures of quality, by name.
-    trace, steps, client, accounting
-        What was added up on the way; absent without the file.
-    """
+    """The outcome."""
 
     files: list[FileReport] = field(default_factory=list)
     gates: dict[str, Gate] = field(default_factory=dict)
+    # What was added up on the way; absent without the file.
     trace: TraceTotals | None = None
     steps: StepTotals | None = None
     client: ClientTotals | None = None
