@@ -17,6 +17,9 @@ ROOMS = ROOT / "operator/README.md"
 NAMING_PATHS = {ROOT / "CONTRIBUTING.md": ROOT, ROOMS: ROOT / "operator"}
 """Documents about the code, and the folder that their paths begin at."""
 
+WRITTEN = {"captures/NAME", "captures/demo"}
+"""What a command makes."""
+
 
 def recipes() -> set[str]:
     """Names of the public recipes of the justfile."""
@@ -52,8 +55,15 @@ def test_contributors_find_every_recipe() -> None:
     assert recipes() <= described
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_paths_of_the_project_that_are_named_exist(document: Path) -> None:
+    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir())
+    named = re.findall(rf"`((?:{folders})/[\w./*-]*)`", document.read_text())
+    assert {path for path in named if not any(ROOT.glob(path.rstrip("/")))} <= WRITTEN
+
+
 @pytest.mark.parametrize("document", NAMING_PATHS, ids=relative)
-def test_paths_that_are_named_exist(document: Path) -> None:
+def test_documents_about_the_code_name_paths_that_exist(document: Path) -> None:
     named = paths(document.read_text())
     assert named, "it names paths"
     assert {path for path in named if not any(NAMING_PATHS[document].glob(path.rstrip("/")))} == set()
