@@ -23,7 +23,6 @@ from specdecode_operator.engine.environment import environment
 from specdecode_operator.engine.metrics import SpeculationReading, read_metrics
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
-from specdecode_operator.engine.rules.features import feature_problems
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
@@ -92,7 +91,6 @@ def test_what_is_just_allowed_is_taken(vllm: Vllm) -> None:
     for name, settings in ON_THE_EDGE.items():
         if not set(settings.extra_args) & set(vllm.profile.later_flags):
             ours = serving_problems(settings, vllm.profile) + speculation_problems(settings, vllm.profile)
-            ours += feature_problems(settings, vllm.profile)
             refused[name] = [*ours, *filter(None, [vllm.start(settings).error])]
     assert_none(f"{name}: {said}" for name, said in refused.items() if said)
 
@@ -219,7 +217,7 @@ def test_logits_processors_get_the_runner_that_we_say(vllm: Vllm, method: Method
     assert answer.ok, answer.error
     on_v1 = runs_on_v1(settings, vllm.profile)
     assert answer.value["runner"] == ("V1" if on_v1 else "V2")
-    assert bool(feature_problems(settings, vllm.profile)) == on_v1
+    assert bool(serving_problems(settings, vllm.profile)) == on_v1
 
 
 def test_experts_of_a_dense_model_are_refused(vllm: Vllm) -> None:
@@ -259,7 +257,7 @@ def test_line_of_an_example_is_taken_for_what_was_meant(vllm: Vllm, body: Any) -
 @given(settings=any_settings)
 def test_what_our_rules_let_pass_the_engine_takes(vllm: Vllm, settings: EngineSettings) -> None:
     assume(not serving_problems(settings, vllm.profile) + speculation_problems(settings, vllm.profile))
-    assume(not extra_args_problems(settings.extra_args, vllm.profile) + feature_problems(settings, vllm.profile))
+    assume(not extra_args_problems(settings.extra_args, vllm.profile))
     check_parsed(vllm, settings)
     check_started(vllm, settings)
 

@@ -25,7 +25,6 @@ from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules import extra_args
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
-from specdecode_operator.engine.rules.features import feature_problems
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings
@@ -43,8 +42,8 @@ from tests.engine.refused_specs import settings_despite
 NOT_OF_THE_ENGINE = {
     "environment.owned_variable_problems": "variables that the operator itself sets",
     "profiles._unknown": "versions that nobody here knows",
-    "serving_rules.image_problems": "images of versions that nobody here knows",
-    "speculation_rules.speculation_problems": "methods that a version is not known to have: every known one has all",
+    "serving.image_problems": "images of versions that nobody here knows",
+    "speculation.speculation_problems": "methods that a version is not known to have: every known one has all",
     "extra_args.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""
@@ -62,11 +61,7 @@ def modules() -> list[ModuleType]:
 
 def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
     """What all rules of the engine say of settings."""
-    return [
-        *serving_problems(settings, profile),
-        *speculation_problems(settings, profile),
-        *feature_problems(settings, profile),
-    ]
+    return [*serving_problems(settings, profile), *speculation_problems(settings, profile)]
 
 
 def told_of(settings: EngineSettings) -> Callable[[], object]:

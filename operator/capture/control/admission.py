@@ -10,7 +10,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
-from specdecode_operator.engine.rules.extra_args import last_value
+from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.sizing.choice.plan import Plan
 
 _STREAM_INTERVAL = "--stream-interval"
@@ -61,11 +61,11 @@ def engine_hold(facts: Facts, plan: Plan) -> Blocked | None:
             f" to {newest}: use one of these"
         )
         return Blocked("EngineNotSupported", message, permanent=True)
-    interval = last_value(_STREAM_INTERVAL, spec.engine.extra_args, facts.profile)
-    if interval not in (None, "1"):
+    interval = last_option(_STREAM_INTERVAL, spec.engine.extra_args, facts.profile)
+    if interval is not None and interval.value != "1":
         message = (
-            f"the deployment's spec.engine.extraArgs say {_STREAM_INTERVAL} {interval}: the engine then holds tokens"
-            " back, and what clients see is not when they were made: remove it"
+            f"the deployment's spec.engine.extraArgs say {_STREAM_INTERVAL} {interval.value}: the engine then holds"
+            " tokens back, and what clients see is not when they were made: remove it"
         )
         return Blocked("StreamIntervalNotOne", message, permanent=True)
     if _uses_rust_frontend(spec):

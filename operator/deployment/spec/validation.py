@@ -22,7 +22,6 @@ from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
 from specdecode_operator.engine.environment import env_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
-from specdecode_operator.engine.rules.features import feature_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.kube.nodes import product_refusal
@@ -76,7 +75,6 @@ def valid_facts(
             *_tensor_problems(facts),
             *serving_problems(settings, profile),
             *speculation_problems(settings, profile),
-            *feature_problems(settings, profile),
             *_problems_without_models(spec, profile),
         ]
     )

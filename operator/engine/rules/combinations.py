@@ -1,13 +1,15 @@
-"""What of ``spec.engine.extraArgs`` contradicts the rest of the spec: vLLM refuses it when it starts."""
+"""What of ``spec.engine.extraArgs`` contradicts the rest of the spec: vLLM refuses it, or requests because of it."""
 
+import json
 from collections.abc import Iterator
 from typing import Final
 
+from specdecode_operator.api.values import Method
 from specdecode_operator.engine.arguments import COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import Option, options
 from specdecode_operator.engine.rules.runners import runs_on_v1
-from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
 from specdecode_operator.problems import Problem
 
 _MICROBATCH_BACKENDS: Final = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
@@ -15,12 +17,18 @@ _MICROBATCH_BACKENDS: Final = ("deepep_low_latency", "deepep_high_throughput", "
 
 _GENERATES: Final = ("auto", "generate")
 
+_NO_PROBABILITY: Final = 1e-5
+"""What passes for none (vllm/sampling_params.py, _SAMPLING_EPS)."""
+
+_READS_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
+
 
 def combination_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
     """Return the further arguments that do not go with a field, or with another argument."""
     given = {option.flag.name: option for option in options(settings.extra_args, profile) if not option.path}
     # The last counts; a negated flag is as one that is not there.
-    on = {name: option for name, option in given.items() if not option.spelled.startswith("--no-")}
+    on = {name: option for name, option in given.items() if not option.negated}
+    speculation = settings.speculation
     return [
         *_size_problems(settings, profile),
         *_expert_problems(settings, on),
@@ -29,6 +37,7 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_shard_problems(settings, profile, on),
         *_replay_problems(settings, profile, on),
         *_runner_problems(on),
+        *(_metrics_problems(on) if speculation is None else _drafting_problems(settings, speculation, profile, on)),
     ]
 
 
@@ -52,8 +61,7 @@ def _expert_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterato
 def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
     """vllm/config/scheduler.py, verify_max_model_len: without chunks a prompt goes through one step."""
     option = given.get("--enable-chunked-prefill")
-    whole = option is not None and option.spelled.startswith("--no-")
-    if whole and settings.max_num_batched_tokens < settings.max_model_len:
+    if option is not None and option.negated and settings.max_num_batched_tokens < settings.max_model_len:
         message = (
             f"without chunks of prompts this must be at least serving.maxModelLen, {settings.max_model_len}; raise it, "
             "or remove --no-enable-chunked-prefill"
@@ -96,6 +104,52 @@ def _runner_problems(on: dict[str, Option]) -> Iterator[Problem]:
     option = on.get("--runner")
     if option is not None and option.value not in _GENERATES:
         yield _problem(option, "turns generation off, which all else here is about; remove it")
+
+
+def _metrics_problems(on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/vllm.py: per_request_spec_decode_metrics requires speculation, but for the value none."""
+    option = on.get("--per-request-spec-decode-metrics")
+    if option is not None and option.value != "none":
+        yield _problem(option, "there is no speculation to measure; remove it, or set spec.speculation")
+
+
+def _drafting_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile, on: dict[str, Option]
+) -> Iterator[Problem]:
+    """What does not go with speculation."""
+    # vllm/engine/arg_utils.py create_engine_config: adapters want room for every request's drafted tokens.
+    needed = settings.max_num_seqs * (speculation.num_speculative_tokens + 1)
+    if "--enable-lora" in on and settings.max_num_batched_tokens < needed:
+        message = (
+            f"with adapters vLLM wants maxNumSeqs x (K + 1) = {needed} or more; raise it, or lower maxNumSeqs or"
+            " numSpeculativeTokens"
+        )
+        yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+    # vllm/config/vllm.py: such a prefill leaves no right hidden states for a draft to read.
+    option = on.get("--kv-sharing-fast-prefill")
+    if option is not None and speculation.method in _READS_HIDDEN_STATES:
+        yield _problem(option, f"method {speculation.method} reads hidden states that it leaves out; remove it")
+    # vllm/v1/sample/logits_processor/__init__.py: model runner V1 refuses them with speculation.
+    option = on.get("--logits-processors")
+    if option is not None and runs_on_v1(settings, profile):
+        message = f"vLLM {profile.version} has no logits processors of one's own with method {speculation.method}"
+        yield _problem(option, f"{message}; remove it")
+    # vllm/sampling_params.py _validate_spec_decode: every request without a min_p of its own would be refused.
+    for option in options(settings.extra_args, profile):
+        if option.flag.name == "--override-generation-config" and _least_probability(option) > _NO_PROBABILITY:
+            message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"
+            yield _problem(option, message)
+
+
+def _least_probability(option: Option) -> float:
+    """Return the min_p that an option sets; 0 where it sets none, or what vLLM's parser will refuse."""
+    try:
+        value = json.loads(option.value)
+    except ValueError:
+        return 0
+    told = {option.path: value} if option.path else value
+    found = told.get("min_p") if isinstance(told, dict) else None
+    return found if isinstance(found, int | float) else 0
 
 
 def _problem(option: Option, message: str) -> Problem:

@@ -24,51 +24,42 @@ _OPTIMIZATION_LEVELS = frozenset("0123")
 
 @dataclass(frozen=True)
 class Option:
-    """One flag as it was given, with what belongs to it.
-
-    Attributes
-    ----------
-    index
-        Where it stands in the list.
-    flag
-        What it stands for.
-    spelled
-        Its name as written, with dashes.
-    path
-        The dotted path behind the name; empty without.
-    value
-        Its first value; empty without.
-    """
+    """One flag as it was given, with what belongs to it."""
 
     index: int
+    """Where it stands in the list."""
     flag: Flag
     spelled: str
+    """Its name as written, with dashes."""
     path: str
+    """The dotted path into a JSON value that follows the name; empty without."""
     value: str
+    """Its first value; empty without."""
 
     @property
     def shown(self) -> str:
         """Name and path. The value may be a secret."""
         return f"{self.spelled}.{self.path}" if self.path else self.spelled
 
+    @property
+    def name(self) -> str:
+        """The name in full, of which a beginning may be written."""
+        return next((known for known in self.flag.names if known.startswith(self.spelled)), self.flag.name)
+
+    @property
+    def negated(self) -> bool:
+        """Whether it turns its flag off."""
+        return self.name.startswith("--no-")
+
 
 @dataclass(frozen=True)
 class _Token:
-    """One argument that looks like an option.
-
-    Attributes
-    ----------
-    name
-        Its name, with dashes, without value and path. Only this is ever
-        shown: the value may be a secret.
-    has_value
-        A value is part of the same argument.
-    path
-        The dotted path into a JSON value that follows the name; empty without.
-    """
+    """One argument that looks like an option."""
 
     name: str
+    """With dashes, without value and path. Only this is ever shown: the value may be a secret."""
     has_value: bool
+    """Whether a value is part of the same argument."""
     path: str
 
 
@@ -106,32 +97,10 @@ def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Optio
         index += taken
 
 
-def last_given(flag: Flag, extra_args: Sequence[str], profile: EngineProfile) -> tuple[int, str] | None:
-    """Return place and full spelling of the last option that sets a flag, which is the one that counts; None without.
-
-    The list must have no problems.
-    """
-    for index in range(len(extra_args) - 1, -1, -1):
-        if not _is_option(extra_args[index]) or extra_args[index].startswith(_OPTIMIZATION_LEVEL):
-            continue
-        name = _tokenize(extra_args[index], profile).name
-        if _find(name, profile) == flag:
-            return index, next(known for known in flag.names if known.startswith(name))
-    return None
-
-
-def last_value(name: str, extra_args: Sequence[str], profile: EngineProfile) -> str | None:
-    """Return the value that a flag of one value is given last; None where it is not given.
-
-    The list must have no problems.
-    """
-    flag = profile.flags.get(name)
-    given = last_given(flag, extra_args, profile) if flag else None
-    if given is None:
-        return None
-    index, _ = given
-    _, equals, glued = extra_args[index].partition("=")
-    return glued if equals else extra_args[index + 1]
+def last_option(name: str, extra_args: Sequence[str], profile: EngineProfile) -> Option | None:
+    """Return the last option that sets a flag, which is the one that counts; None where it is not given."""
+    given = [option for option in options(extra_args, profile) if option.flag == profile.flags.get(name)]
+    return given[-1] if given else None
 
 
 def _read(extra_args: Sequence[str], index: int, profile: EngineProfile) -> tuple[str | None, str, int]:

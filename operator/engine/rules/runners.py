@@ -2,7 +2,7 @@
 
 from specdecode_operator.api.values import Method
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import last_given
+from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.settings import EngineSettings, Platform
 
 _V1 = "V1"
@@ -14,8 +14,7 @@ def runs_on_v1(settings: EngineSettings, profile: EngineProfile) -> bool:
         return True
     if settings.speculation is not None and profile.runners.get(settings.speculation.method) == _V1:
         return True
-    flags = [profile.flags[name] for name in profile.flags_to_v1 if name in profile.flags]
-    return any(last_given(flag, settings.extra_args, profile) is not None for flag in flags)
+    return any(last_option(flag, settings.extra_args, profile) is not None for flag in profile.flags_to_v1)
 
 
 def draft_follows_target(method: Method, profile: EngineProfile, *, on_cpu: bool = False) -> bool:

@@ -16,7 +16,7 @@ from specdecode_operator.api.values import (
     RejectionSampling,
 )
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import last_given
+from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import Problem
@@ -229,8 +229,7 @@ def _asynchrony_problems(
     settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
 ) -> Iterator[Problem]:
     """vllm/config/vllm.py: asked for explicitly, asynchronous scheduling fails with what drafts on the host."""
-    given = last_given(profile.flags[_ASYNCHRONOUS], settings.extra_args, profile)
-    if given is not None and given[1] == _ASYNCHRONOUS and not profile.async_scheduling[speculation.method]:
-        index, flag = given
+    given = last_option(_ASYNCHRONOUS, settings.extra_args, profile)
+    if given is not None and not given.negated and not profile.async_scheduling[speculation.method]:
         message = f"vLLM {profile.version} does not combine it with method {speculation.method}; remove it"
-        yield Problem(f"spec.engine.extraArgs[{index}]", flag, message)
+        yield Problem(f"spec.engine.extraArgs[{given.index}]", given.name, message)

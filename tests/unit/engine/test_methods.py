@@ -16,7 +16,7 @@ from specdecode_operator.api.values import (
 )
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.features import feature_problems
+from specdecode_operator.engine.rules.combinations import combination_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
 from specdecode_operator.engine.speculative_config import speculative_config
@@ -188,7 +188,7 @@ def test_features_that_do_not_go_with_speculation_are_refused(
     speculation: SpeculationSettings | None, extra: tuple[str, ...], change: dict[str, Any], field: str, words: str
 ) -> None:
     settings = replace(PLAIN, speculation=speculation, extra_args=extra, **change)
-    (problem,) = feature_problems(settings, PROFILE)
+    (problem,) = combination_problems(settings, PROFILE)
     assert problem.field == field
     assert words in problem.message
 
@@ -208,7 +208,7 @@ def test_features_that_do_not_go_with_speculation_are_refused(
 def test_features_that_go_with_it_pass(speculation: SpeculationSettings | None, extra: tuple[str, ...]) -> None:
     # As many tokens in a step as adapters want for 256 requests and K = 5.
     settings = replace(PLAIN, speculation=speculation, extra_args=extra, max_num_batched_tokens=1536)
-    assert feature_problems(settings, PROFILE) == []
+    assert combination_problems(settings, PROFILE) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from specdecode_operator.api.values import CudagraphMode, Method
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.features import feature_problems
+from specdecode_operator.engine.rules.combinations import combination_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems, vocabulary_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
@@ -334,7 +334,7 @@ def test_arguments_that_go_with_the_spec_pass(settings: EngineSettings) -> None:
 
 @pytest.mark.parametrize("line", ["--override-generation-config.min_p=0", '--override-generation-config={"min_p":0.0}'])
 def test_a_min_p_of_nothing_is_none(line: str) -> None:
-    assert feature_problems(replace(PLAIN, speculation=NGRAM, extra_args=(line,)), PROFILE) == []
+    assert combination_problems(replace(PLAIN, speculation=NGRAM, extra_args=(line,)), PROFILE) == []
 
 
 @pytest.mark.parametrize(
@@ -347,5 +347,5 @@ def test_a_min_p_of_nothing_is_none(line: str) -> None:
 )
 def test_min_p_is_found_wherever_it_is_given(line: str) -> None:
     settings = replace(PLAIN, speculation=NGRAM, extra_args=tuple(line.split()))
-    (problem,) = feature_problems(settings, PROFILE)
+    (problem,) = combination_problems(settings, PROFILE)
     assert "min_p" in problem.message

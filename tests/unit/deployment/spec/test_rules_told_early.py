@@ -9,7 +9,6 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.engine.rules.features import feature_problems
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings
@@ -217,7 +216,7 @@ def problems(broken: EngineSettings | Body) -> list[Problem]:
     """What is wrong with settings of the newest engine, or with a spec."""
     if isinstance(broken, EngineSettings):
         profile = find_profile("0.32")
-        rules = (speculation_problems, serving_problems, feature_problems)
+        rules = (speculation_problems, serving_problems)
         return [problem for rule in rules for problem in rule(broken, profile)]
     try:
         valid_facts(SpecDecodeDeploymentSpec.model_validate(broken))
