@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.doctor.findings import Finding, Grade, Reading, Unread, fail, ok, unseen, warn
+from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
 from specdecode_operator.kube.nodes import GPU_RESOURCE, NodeFacts, node_facts
 from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.sizing.base.devices import find_device, known_products
@@ -25,14 +25,13 @@ _DRIVER_LABELS: Final = (
 )
 """Newer and older names that GPU-feature-discovery gives it (NVIDIA/k8s-device-plugin, internal/lm/nvml.go)."""
 
-_NAMED: Final = 3
 _ENDED: Final = ("Succeeded", "Failed")
 
 
 def gpu_findings(nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]]) -> list[Finding]:
     """Judge the nodes' GPUs by product, what keeps some from being planned for, drivers, and what is free."""
-    if isinstance(nodes, Unread):
-        return [unseen("gpus", nodes)]
+    if isinstance(nodes, Unreadable):
+        return [unknown("gpus", nodes)]
     facts = [found for body in nodes if (found := node_facts(body)) is not None]
     if not facts:
         fix = "install NVIDIA's GPU operator, or device plugin and GPU-feature-discovery (type CPU needs neither)"
@@ -68,7 +67,7 @@ def _refusal_findings(facts: Iterable[NodeFacts]) -> list[Finding]:
             reasons[f"{each.product} has no memory figures", f"use one of {known}"].append(each.name)
         elif not each.schedulable:
             reasons["is cordoned: nothing new starts there", "kubectl uncordon it when it is well"].append(each.name)
-    return [warn("gpus", f"{_named(names)}: {reason}", fix) for (reason, fix), names in sorted(reasons.items())]
+    return [warn("gpus", f"{listed(sorted(names))}: {reason}", fix) for (reason, fix), names in sorted(reasons.items())]
 
 
 def _driver_findings(nodes: Iterable[Body]) -> list[Finding]:
@@ -79,7 +78,7 @@ def _driver_findings(nodes: Iterable[Body]) -> list[Finding]:
 
 
 def _driver_finding(driver: str, names: Sequence[str]) -> Finding:
-    subject, where = "driver", _named(names)
+    subject, where = "driver", listed(sorted(names))
     match = re.match(r"(\d+)", driver)
     if match is None:
         fix = f"install GPU-feature-discovery, which sets {_DRIVER_LABELS[-1]}; engines want {_OLDEST_DRIVER} or newer"
@@ -93,7 +92,7 @@ def _driver_finding(driver: str, names: Sequence[str]) -> Finding:
             " spec.engine.env"
         )
         return warn(subject, f"{what} is older than CUDA {ENGINE_CUDA} wants", fix)
-    return Finding(Grade.FAIL, subject, f"{what} cannot run CUDA {ENGINE_CUDA}", f"upgrade it to {_OLDEST_DRIVER}")
+    return fail(subject, f"{what} cannot run CUDA {ENGINE_CUDA}", f"upgrade it to {_OLDEST_DRIVER}")
 
 
 def _driver(labels: Mapping[str, Any]) -> str:
@@ -102,17 +101,14 @@ def _driver(labels: Mapping[str, Any]) -> str:
 
 def _free_finding(usable: Sequence[NodeFacts], pods: Reading[Sequence[Body]]) -> Finding:
     total = sum(each.gpus for each in usable)
-    if isinstance(pods, Unread):
+    if isinstance(pods, Unreadable):
         return warn("free gpus", f"of {total}, how many are taken cannot be told: {pods.why}", "ask somebody who may")
     names = {each.name for each in usable}
-    taken = sum(_gpus(pod) for pod in pods if mapping(pod, "spec").get("nodeName") in names and not _ended(pod))
+    running = [pod for pod in pods if mapping(pod, "status").get("phase") not in _ENDED]
+    taken = sum(_gpus(pod) for pod in running if mapping(pod, "spec").get("nodeName") in names)
     if taken >= total:
         return warn("free gpus", f"all {total} are taken", "free some, add a node, or set the priority of the pods")
     return ok("free gpus", f"{total - taken} of {total}")
-
-
-def _ended(pod: Body) -> bool:
-    return mapping(pod, "status").get("phase") in _ENDED
 
 
 def _gpus(pod: Body) -> int:
@@ -121,9 +117,3 @@ def _gpus(pod: Body) -> int:
         for container in objects(mapping(pod, "spec"), "containers")
     ]
     return sum(int(amount) for amount in amounts if amount.isdecimal())
-
-
-def _named(names: Sequence[str]) -> str:
-    shown = sorted(names)[:_NAMED]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from specdecode_operator.api.base import GROUP, VERSION, Body
-from specdecode_operator.doctor.findings import Finding, Reading, Unread, fail, ok, unseen, warn
+from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
 from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.version import __version__
 
@@ -14,10 +14,27 @@ OLDEST_MINOR: Final = 30
 
 INSTALL_CRD: Final = "specdecode crds | kubectl apply --server-side -f -"
 _CRD: Final = "crd"
-_NAMED: Final = 4
-_LWS: Final = "leaderworkerset.x-k8s.io"
-_KUEUE: Final = "kueue.x-k8s.io"
-_PROMETHEUS: Final = "monitoring.coreos.com"
+_ADD_ONS: Final = (
+    (
+        "leaderworkerset",
+        "leaderworkerset.x-k8s.io",
+        "for replicas over several nodes",
+        "is not installed: needed only for replicas over several nodes",
+    ),
+    (
+        "kueue",
+        "kueue.x-k8s.io",
+        "for captures and engines in queues",
+        "is not installed: needed only for captures with the label kueue.x-k8s.io/queue-name",
+    ),
+    (
+        "prometheus",
+        "monitoring.coreos.com",
+        "metrics.podMonitor.enabled of the chart works",
+        "no Prometheus operator: leave metrics.podMonitor.enabled of the chart off",
+    ),
+)
+"""What only some need: subject, API group, what it is for, and what its absence means."""
 
 OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "specdecodedeployments.specdecode.io": ("list", "watch"),
@@ -41,8 +58,8 @@ OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def version_finding(seen: Reading[str]) -> Finding:
     """Judge the version of the API server."""
-    if isinstance(seen, Unread):
-        return unseen("kubernetes", seen)
+    if isinstance(seen, Unreadable):
+        return unknown("kubernetes", seen)
     match = re.match(r"v?1\.(\d+)", seen)
     if match is None:
         return warn("kubernetes", f"{seen}, which is no version that is known", "use 1.30 or newer")
@@ -54,24 +71,18 @@ def version_finding(seen: Reading[str]) -> Finding:
 
 
 def crd_finding(own: Body, body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
-    """Judge one CRD, by itself or, where that may not be read, by what the API server serves.
+    """Judge one CRD: ``own`` is that of this command line, ``body`` the installed one.
 
-    Parameters
-    ----------
-    own
-        The CRD as this command line has it.
-    body
-        The one that is installed.
-    groups
-        Versions that are served, by group.
+    Where that may not be read, ``groups``, the versions that are served by
+    group, say less.
     """
     name = own["metadata"]["name"]
     if body is None:
         return fail(_CRD, f"{name} is not installed", INSTALL_CRD)
-    if not isinstance(body, Unread):
+    if not isinstance(body, Unreadable):
         return _installed_crd_finding(own, body)
-    if isinstance(groups, Unread):
-        return unseen(_CRD, body)
+    if isinstance(groups, Unreadable):
+        return unknown(_CRD, body)
     if VERSION in groups.get(GROUP, ()):
         what = f"{GROUP}/{VERSION} is served; whether {name} is, and its schema, cannot be told: {body.why}"
         return warn(_CRD, what, INSTALL_CRD)
@@ -97,8 +108,8 @@ def _installed_crd_finding(own: Body, body: Body) -> Finding:
 def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
     """Judge whether one operator runs, and its version."""
     subject = "operator"
-    if isinstance(deployments, Unread):
-        return unseen(subject, deployments)
+    if isinstance(deployments, Unreadable):
+        return unknown(subject, deployments)
     if not deployments:
         fix = "install it: kubectl apply --server-side -k manifests, or the chart specdecode-operator"
         return fail(subject, "is not installed", fix)
@@ -106,9 +117,11 @@ def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
         places = ", ".join(_place(each) for each in deployments)
         return fail(subject, f"runs more than once: {places}", "remove all but one: they undo each other's work")
     (body,) = deployments
-    image = operator_image(body)
+    containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
+    image = str(containers[0].get("image")) if containers else "unknown"
     if not mapping(body, "status").get("availableReplicas"):
-        fix = f"see kubectl describe deployment {_name(body)} -n {_namespace(body)}, and its pods' logs"
+        namespace, _, name = _place(body).partition("/")
+        fix = f"see kubectl describe deployment {name} -n {namespace}, and its pods' logs"
         return fail(subject, f"{_place(body)} is installed but not available", fix)
     tag = image.rpartition(":")[2].removeprefix("v")
     if re.fullmatch(r"\d+\.\d+\.\d+.*", tag) and tag != __version__:
@@ -117,48 +130,26 @@ def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
     return ok(subject, f"{_place(body)} is available (image {image})")
 
 
-def operator_image(body: Body) -> str:
-    """Return the image of the operator's Deployment."""
-    containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
-    return str(containers[0].get("image")) if containers else "unknown"
-
-
 def rights_finding(account: str, missing: Reading[Sequence[str]]) -> Finding:
     """Judge the rights of the operator's service account."""
-    if isinstance(missing, Unread):
-        return unseen("permissions", missing)
+    if isinstance(missing, Unreadable):
+        return unknown("permissions", missing)
     if missing:
-        shown = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         fix = "grant it: manifests/operator-role.yaml has the whole list"
-        return fail("permissions", f"{account} may not {shown}", fix)
+        return fail("permissions", f"{account} may not {listed(missing, 4)}", fix)
     return ok("permissions", f"{account} may do all that it needs")
 
 
 def optional_findings(groups: Reading[Mapping[str, Sequence[str]]]) -> list[Finding]:
     """Say what is there that only some need."""
-    if isinstance(groups, Unread):
-        return [unseen("add-ons", groups)]
-    lws, kueue, prometheus = groups.get(_LWS), groups.get(_KUEUE), groups.get(_PROMETHEUS)
+    if isinstance(groups, Unreadable):
+        return [unknown("add-ons", groups)]
     return [
-        ok("leaderworkerset", f"{_LWS} {', '.join(lws)}: for replicas over several nodes")
-        if lws
-        else ok("leaderworkerset", "is not installed: needed only for replicas over several nodes"),
-        ok("kueue", f"{_KUEUE} {', '.join(kueue)}: for captures and engines in queues")
-        if kueue
-        else ok("kueue", f"is not installed: needed only for captures with the label {_KUEUE}/queue-name"),
-        ok("prometheus", f"{_PROMETHEUS} {', '.join(prometheus)}: metrics.podMonitor.enabled of the chart works")
-        if prometheus
-        else ok("prometheus", "no Prometheus operator: leave metrics.podMonitor.enabled of the chart off"),
+        ok(subject, f"{group} {', '.join(groups[group])}: {use}" if groups.get(group) else absent)
+        for subject, group, use, absent in _ADD_ONS
     ]
 
 
-def _name(body: Body) -> str:
-    return str(mapping(body, "metadata").get("name"))
-
-
-def _namespace(body: Body) -> str:
-    return str(mapping(body, "metadata").get("namespace"))
-
-
 def _place(body: Body) -> str:
-    return f"{_namespace(body)}/{_name(body)}"
+    metadata = mapping(body, "metadata")
+    return f"{metadata.get('namespace')}/{metadata.get('name')}"

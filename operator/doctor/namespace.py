@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.doctor.findings import Finding, Reading, Unread, fail, ok, unseen, warn
+from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
 from specdecode_operator.kube.nodes import GPU_RESOURCE
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.kube.untyped import mapping, name_of, objects
 
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
 _GPU_QUOTAS: Final = (f"requests.{GPU_RESOURCE}", f"limits.{GPU_RESOURCE}")
@@ -18,14 +18,13 @@ _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 _ONE_POD_MODE: Final = ["ReadWriteOncePod"]
 _WRITABLE_MODE: Final = "ReadWriteMany"
 _SHARED_MODES: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
-_NAMED: Final = 3
 
 
 def security_finding(name: str, namespace: Reading[Body | None]) -> Finding:
     """Judge the namespace's pod security level. Engine pods are within baseline; restricted wants a user, too."""
     subject = "pod security"
-    if isinstance(namespace, Unread):
-        return unseen(subject, namespace)
+    if isinstance(namespace, Unreadable):
+        return unknown(subject, namespace)
     if namespace is None:
         return fail("namespace", f"{name} does not exist", f"kubectl create namespace {name}, or name another with -n")
     level = mapping(mapping(namespace, "metadata"), "labels").get(_ENFORCED, "privileged")
@@ -41,9 +40,9 @@ def security_finding(name: str, namespace: Reading[Body | None]) -> Finding:
 
 def quota_findings(quotas: Reading[Sequence[Body]], limits: Reading[Sequence[Body]]) -> list[Finding]:
     """Judge whether a quota leaves room for GPUs, and whether it wants what engine pods do not say."""
-    if isinstance(quotas, Unread):
-        return [unseen("quota", quotas)]
-    defaults = set() if isinstance(limits, Unread) else _defaults(limits)
+    if isinstance(quotas, Unreadable):
+        return [unknown("quota", quotas)]
+    defaults = set() if isinstance(limits, Unreadable) else _defaults(limits)
     found = [_gpu_quota(quota, resource) for quota in quotas for resource in _GPU_QUOTAS if resource in _hard(quota)]
     for quota in quotas:
         wanted = [each for each in _MUST_BE_SAID if each in _hard(quota) and each not in defaults]
@@ -55,8 +54,8 @@ def quota_findings(quotas: Reading[Sequence[Body]], limits: Reading[Sequence[Bod
 
 def limit_findings(limits: Reading[Sequence[Body]]) -> list[Finding]:
     """Judge default memory limits, which would count against shared memory and the loading of weights."""
-    if isinstance(limits, Unread):
-        return [unseen("limits", limits)]
+    if isinstance(limits, Unreadable):
+        return [unknown("limits", limits)]
     found = []
     for body in limits:
         for each in objects(mapping(body, "spec"), "limits"):
@@ -76,8 +75,8 @@ def shared_memory_finding(limits: Sequence[Finding]) -> Finding:
 def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
     """Judge where claims for models and captures would come from."""
     subject = "storage"
-    if isinstance(classes, Unread):
-        return [unseen(subject, classes)]
+    if isinstance(classes, Unreadable):
+        return [unknown(subject, classes)]
     if not classes:
         fix = (
             "install a provisioner, or make the volumes by hand: captures then need spec.storage.existingClaim, and"
@@ -103,33 +102,30 @@ def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
 def claim_finding(claims: Reading[Sequence[Body]]) -> Finding:
     """Say which claims several nodes can share, and which several pods."""
     subject = "claims"
-    if isinstance(claims, Unread):
-        return unseen(subject, claims)
+    if isinstance(claims, Unreadable):
+        return unknown(subject, claims)
     if not claims:
         return ok(subject, "none in the namespace: models are downloaded by each pod, or put on one and named")
     exclusive = [each for each in claims if _modes(each) == _ONE_POD_MODE]
     if exclusive:
         fix = "for models use ReadWriteMany or ReadOnlyMany, or one object with one replica"
-        return warn(subject, f"only one pod at a time can mount {_some(exclusive)}", fix)
+        return warn(subject, f"only one pod at a time can mount {_names(exclusive)}", fix)
     single = [each for each in claims if not _SHARED_MODES & set(_modes(each))]
     if single:
         fix = (
             "for models that replicas on several nodes share, use ReadWriteMany, or ReadOnlyMany for spec.models.volume"
         )
-        return warn(subject, f"only one node at a time can mount {_some(single)}", fix)
+        return warn(subject, f"only one node at a time can mount {_names(single)}", fix)
     writable = [each for each in claims if _WRITABLE_MODE in _modes(each)]
     if not writable:
         return ok(subject, f"all {len(claims)} can be shared by several nodes, none for spec.models.cache: read-only")
-    return ok(subject, f"all {len(claims)} can be shared by several nodes, {_some(writable)} for spec.models.cache too")
+    return ok(
+        subject, f"all {len(claims)} can be shared by several nodes, {_names(writable)} for spec.models.cache too"
+    )
 
 
 def _modes(claim: Body) -> list[str]:
     return [str(mode) for mode in mapping(claim, "spec").get("accessModes") or []]
-
-
-def _some(bodies: Sequence[Body]) -> str:
-    names = [_name(each) for each in bodies]
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _gpu_quota(quota: Body, resource: str) -> Finding:
@@ -160,4 +156,8 @@ def _is_default(body: Body) -> bool:
 
 
 def _name(body: Body) -> str:
-    return str(mapping(body, "metadata").get("name"))
+    return name_of(mapping(body, "metadata"))
+
+
+def _names(bodies: Sequence[Body]) -> str:
+    return listed([_name(each) for each in bodies])

@@ -8,7 +8,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.crd.definitions import crds
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.cluster.inspection import ClusterView
-from specdecode_operator.doctor.findings import Finding, Reading, Unread
+from specdecode_operator.doctor.findings import Finding, Reading, Unreadable
 from specdecode_operator.doctor.gpus import gpu_findings
 from specdecode_operator.doctor.install import (
     OPERATOR_RIGHTS,
@@ -88,23 +88,23 @@ async def _read(question: Awaitable[_T]) -> Reading[_T]:
     try:
         return await question
     except ForbiddenError as error:
-        return Unread(str(error).partition(":")[0])
+        return Unreadable(str(error).partition(":")[0])
     except ClusterError as error:
-        return Unread(str(error))
+        return Unreadable(str(error))
 
 
 async def _operators(cluster: ClusterView) -> Reading[list[Body]]:
     """Operators of the whole cluster, or, where that may not be read, of the usual namespace."""
     everywhere = await _read(cluster.list(DEPLOYMENT, selector=_OPERATOR_LABEL))
-    if not isinstance(everywhere, Unread):
+    if not isinstance(everywhere, Unreadable):
         return everywhere
     usual = await _read(cluster.list(DEPLOYMENT, _USUAL_NAMESPACE, _OPERATOR_LABEL))
     # None there says nothing of the other namespaces.
-    return usual if not isinstance(usual, Unread) and usual else everywhere
+    return usual if not isinstance(usual, Unreadable) and usual else everywhere
 
 
 async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) -> list[Finding]:
-    if isinstance(deployments, Unread) or len(deployments) != 1:
+    if isinstance(deployments, Unreadable) or len(deployments) != 1:
         return []
     (body,) = deployments
     space = str(mapping(body, "metadata").get("namespace"))
@@ -118,7 +118,7 @@ async def _missing(cluster: ClusterView, account: str) -> Reading[list[str]]:
     asked = [(verb, resource) for resource, verbs in OPERATOR_RIGHTS.items() for verb in verbs]
     user = f"system:serviceaccount:{account.replace('/', ':')}"
     answers = await _read(asyncio.gather(*(cluster.review(_REVIEW, _review(user, verb, name)) for verb, name in asked)))
-    if isinstance(answers, Unread):
+    if isinstance(answers, Unreadable):
         return answers
     return [
         f"{verb} {resource}"

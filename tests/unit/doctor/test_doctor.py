@@ -7,12 +7,12 @@ import pytest
 
 from specdecode_operator.api.crd.definitions import capture_crd, deployment_crd
 from specdecode_operator.doctor import gpus, install, namespace
-from specdecode_operator.doctor.findings import Finding, Grade, Unread
+from specdecode_operator.doctor.findings import Finding, Grade, Unreadable
 from specdecode_operator.version import __version__
 from tests.support.objects import H100, H200, pair_70b
 from tests.unit.deployment.objects.test_children import pod_spec
 
-BLIND = Unread("you may not look")
+DENIED = Unreadable("you may not look")
 OK, WARN, FAIL = Grade.OK, Grade.WARN, Grade.FAIL
 
 
@@ -31,15 +31,17 @@ def node(name: str = "n-1", gpu: int = 8, product: str = H200, driver: str = "58
     }
 
 
-def of(subject: str, nodes: list[dict[str, Any]], pods: list[dict[str, Any]] | Unread | None = None) -> list[Finding]:
+def of(
+    subject: str, nodes: list[dict[str, Any]], pods: list[dict[str, Any]] | Unreadable | None = None
+) -> list[Finding]:
     found = gpus.gpu_findings(nodes, [] if pods is None else pods)
     return [finding for finding in found if finding.subject == subject]
 
 
 @pytest.mark.parametrize(
-    ("version", "grade"), [("v1.34.1", OK), ("v1.30.0", OK), ("v1.29.9-eks-1", FAIL), ("v2", WARN), (BLIND, WARN)]
+    ("version", "grade"), [("v1.34.1", OK), ("v1.30.0", OK), ("v1.29.9-eks-1", FAIL), ("v2", WARN), (DENIED, WARN)]
 )
-def test_the_api_server(version: str | Unread, grade: Grade) -> None:
+def test_the_api_server(version: str | Unreadable, grade: Grade) -> None:
     check(install.version_finding(version), grade)
 
 
@@ -66,9 +68,15 @@ def test_the_crds(own: dict[str, Any]) -> None:
 @CRDS
 def test_a_crd_that_may_not_be_read_is_told_by_what_is_served(own: dict[str, Any]) -> None:
     name = own["metadata"]["name"]
-    check(install.crd_finding(own, BLIND, {"specdecode.io": ["v1alpha1"]}), WARN, "is served", name, "you may not look")
-    check(install.crd_finding(own, BLIND, {"apps": ["v1"]}), FAIL, "is not served", name)
-    check(install.crd_finding(own, BLIND, BLIND), WARN, "you may not look")
+    check(
+        install.crd_finding(own, DENIED, {"specdecode.io": ["v1alpha1"]}),
+        WARN,
+        "is served",
+        name,
+        "you may not look",
+    )
+    check(install.crd_finding(own, DENIED, {"apps": ["v1"]}), FAIL, "is not served", name)
+    check(install.crd_finding(own, DENIED, DENIED), WARN, "you may not look")
 
 
 def operator(image: str = f"r.io/operator:v{__version__}", available: int = 1, name: str = "o") -> dict[str, Any]:
@@ -87,13 +95,13 @@ def test_the_operator() -> None:
     check(install.operator_finding([operator(available=0)]), FAIL, "not available", "kubectl describe")
     check(install.operator_finding([]), FAIL, "not installed", "chart")
     check(install.operator_finding([operator(), operator(name="p")]), FAIL, "more than once", "specdecode-system/p")
-    check(install.operator_finding(BLIND), WARN, "you may not look")
+    check(install.operator_finding(DENIED), WARN, "you may not look")
 
 
 def test_the_operators_rights() -> None:
     check(install.rights_finding("a", []), OK)
     check(install.rights_finding("a", ["patch deployments.apps"]), FAIL, "may not patch deployments.apps")
-    check(install.rights_finding("a", BLIND), WARN)
+    check(install.rights_finding("a", DENIED), WARN)
 
 
 def test_add_ons() -> None:
@@ -104,7 +112,7 @@ def test_add_ons() -> None:
     absent = install.optional_findings({})
     assert [finding.grade for finding in absent] == [OK, OK, OK], "only some need them"
     assert all("not installed" in finding.what for finding in absent[:2])
-    check(install.optional_findings(BLIND)[0], WARN)
+    check(install.optional_findings(DENIED)[0], WARN)
 
 
 def test_gpus_by_product() -> None:
@@ -116,7 +124,7 @@ def test_gpus_by_product() -> None:
 
 def test_a_cluster_without_gpus() -> None:
     check(of("gpus", [node(gpu=0, product="")])[0], FAIL, "none of 1 nodes", "GPU operator")
-    check(gpus.gpu_findings(BLIND, BLIND)[0], WARN, "you may not look")
+    check(gpus.gpu_findings(DENIED, DENIED)[0], WARN, "you may not look")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +165,7 @@ def taking(gpu: int, phase: str = "Running") -> dict[str, Any]:
 def test_free_gpus() -> None:
     check(of("free gpus", [node()], [taking(2), taking(4, "Succeeded")])[0], OK, "6 of 8")
     check(of("free gpus", [node()], [taking(8)])[0], WARN, "all 8 are taken")
-    check(of("free gpus", [node()], BLIND)[0], WARN, "of 8")
+    check(of("free gpus", [node()], DENIED)[0], WARN, "of 8")
 
 
 def named(name: str, **body: Any) -> dict[str, Any]:
@@ -179,7 +187,7 @@ def test_storage_classes() -> None:
     check(judged(storage_class("fast", default=False)), WARN, "fast is the default", "spec.storage.storageClassName")
     check(judged(storage_class("a"), storage_class("b")), WARN, "a, b")
     check(judged(storage_class("a", "Immediate")), WARN, "binds at once")
-    check(namespace.storage_findings(BLIND)[0], WARN)
+    check(namespace.storage_findings(DENIED)[0], WARN)
 
 
 def test_claims() -> None:
@@ -193,7 +201,7 @@ def test_claims() -> None:
     writable = named("writable", spec={"accessModes": ["ReadWriteMany"]})
     check(namespace.claim_finding([shared, writable]), OK, "writable for spec.models.cache")
     check(namespace.claim_finding([shared]), OK, "none for spec.models.cache")
-    check(namespace.claim_finding(BLIND), WARN)
+    check(namespace.claim_finding(DENIED), WARN)
 
 
 def labelled(level: str) -> dict[str, Any]:
@@ -205,7 +213,7 @@ def test_pod_security() -> None:
     check(namespace.security_finding("x", named("x")), OK, "privileged")
     check(namespace.security_finding("x", labelled("restricted")), FAIL, "restricted", "runAsNonRoot")
     check(namespace.security_finding("x", None), FAIL, "does not exist", "kubectl create namespace x")
-    check(namespace.security_finding("x", BLIND), WARN)
+    check(namespace.security_finding("x", DENIED), WARN)
 
 
 def test_restricted_refuses_engine_pods_as_they_are() -> None:
@@ -231,7 +239,7 @@ def test_quota() -> None:
     defaults = named("l", spec={"limits": [{"type": "Container", "default": {"memory": "8Gi"}}]})
     check(judged(quota(**{"limits.memory": "64Gi"}), defaults), OK)
     check(judged(quota(pods="9")), OK)
-    check(namespace.quota_findings(BLIND, [])[0], WARN)
+    check(namespace.quota_findings(DENIED, [])[0], WARN)
 
 
 def test_default_memory_limits() -> None:
@@ -240,7 +248,7 @@ def test_default_memory_limits() -> None:
     check(found[0], WARN, "8Gi")
     assert namespace.limit_findings([named("l", spec={"limits": [{"type": "Pod"}]})]) == []
     assert "counts" in namespace.shared_memory_finding(found).what
-    check(namespace.limit_findings(BLIND)[0], WARN)
+    check(namespace.limit_findings(DENIED)[0], WARN)
 
 
 def test_shared_memory_is_what_pods_bring() -> None:
