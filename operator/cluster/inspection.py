@@ -21,20 +21,14 @@ _MESSAGE_LIMIT: Final = 300
 
 
 class ClusterView:
-    """What a kubeconfig lets a person see.
-
-    Attributes
-    ----------
-    namespace
-        Namespace of the context.
-    server
-        Address of the API server.
-    """
+    """What a kubeconfig lets a person see."""
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
         self._api = api
         self.namespace = namespace
+        """Namespace of the context."""
         self.server = str(api.configuration.host)
+        """Address of the API server."""
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Body | None:
         """Return an object; None where it, or its kind, does not exist."""

@@ -20,20 +20,11 @@ Values = tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Argument:
-    """One flag that the operator writes.
-
-    Attributes
-    ----------
-    flag
-        Name of the option.
-    field
-        Field of the SpecDecodeDeployment that decides it; None: no field does.
-    values
-        Its values for given settings.
-    """
+    """One flag that the operator writes."""
 
     flag: str
     field: str | None
+    """Field of the SpecDecodeDeployment that decides it; None: no field does."""
     values: Callable[[EngineSettings, EngineProfile], Values]
 
 

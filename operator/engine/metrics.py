@@ -22,24 +22,16 @@ class UnreadableMetricsError(ValueError):
 
 @dataclass(frozen=True)
 class SpeculationReading:
-    """Speculation counters since the engine started, over all its ranks.
-
-    Attributes
-    ----------
-    drafts
-        Proposals verified.
-    draft_tokens
-        Tokens in them.
-    accepted_tokens
-        Those of them that the target accepted.
-    accepted_per_position
-        The same by place in the proposal, first place first; K long.
-    """
+    """Speculation counters since the engine started, over all its ranks."""
 
     drafts: int
+    """Proposals verified."""
     draft_tokens: int
+    """Tokens in them."""
     accepted_tokens: int
+    """Those of them that the target accepted."""
     accepted_per_position: tuple[int, ...]
+    """The same by place in the proposal, first place first; K long."""
 
     @classmethod
     def total(cls, readings: Iterable["SpeculationReading"]) -> "SpeculationReading":
@@ -78,25 +70,17 @@ class EngineReading:
 
     With several data-parallel ranks behind one port, the KV cache is that of
     the smallest rank, and the rest are sums.
-
-    Attributes
-    ----------
-    num_gpu_blocks, block_size, kv_cache_tokens, kv_cache_max_concurrency
-        What the engine allocated; None where it does not say.
-    speculation
-        None: the engine does not speculate, for then it has no such counters.
-    generation_tokens
-        Tokens generated since it started.
-    requests_running, requests_waiting
-        Now.
     """
 
+    # What the engine allocated; None where it does not say.
     num_gpu_blocks: int | None
     block_size: int | None
     kv_cache_tokens: int | None
     kv_cache_max_concurrency: float | None
     speculation: SpeculationReading | None
+    """None where the engine does not speculate: it then has no such counters."""
     generation_tokens: int
+    """Since the engine started."""
     requests_running: int
     requests_waiting: int
 

@@ -26,18 +26,11 @@ class OnlineQuantization(StrEnum):
 
 @dataclass(frozen=True)
 class CpuSettings:
-    """What an engine on the CPU may take.
-
-    Attributes
-    ----------
-    kv_cache_gib
-        Memory for the KV cache.
-    cores
-        Cores of the container.
-    """
+    """What an engine on the CPU may take."""
 
     kv_cache_gib: int
     cores: int
+    """Of the container."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +44,7 @@ class ScheduleRange:
 
 @dataclass(frozen=True)
 class SuffixSettings:
-    """How method suffix looks proposals up; None is the engine's own.
-
-    Attributes
-    ----------
-    max_tree_depth, max_cached_requests
-        As in ``spec.speculation.suffix``.
-    max_spec_factor_percent, min_token_probability_percent
-        In percent of 1.
-    """
+    """How method suffix looks proposals up, as in ``spec.speculation.suffix``; None is the engine's own."""
 
     max_tree_depth: int | None = None
     max_cached_requests: int | None = None
@@ -69,42 +54,27 @@ class SuffixSettings:
 
 @dataclass(frozen=True)
 class SpeculationSettings:
-    """How the engine speculates; an engine that does not has None in its place.
-
-    Attributes
-    ----------
-    method
-        Who proposes tokens; never ``Method.NONE``.
-    num_speculative_tokens
-        K: tokens proposed a step.
-    schedule
-        K by the number of running requests; K above holds elsewhere.
-    draft_model
-        Hub id or path as the engine sees it, for methods with a checkpoint of their own.
-    draft_online_quantization
-        As for the target, for method draft_model.
-    draft_max_model_len
-        As for the target, for methods with a checkpoint of their own.
-    draft_tensor_parallel_size
-        What to say of the draft's split; None: the target's.
-    prompt_lookup_min, prompt_lookup_max
-        Bounds of the n-gram, for methods ngram and ngram_gpu.
-    suffix
-        Bounds of the lookup, for method suffix.
-    rejection_sampling, draft_sampling
-        How tokens are checked and picked; None: as the engine does.
-    """
+    """How the engine speculates; an engine that does not has None in its place."""
 
     method: Method
+    """Who proposes tokens; never ``Method.NONE``."""
     num_speculative_tokens: int
     schedule: tuple[ScheduleRange, ...] = ()
+    """K by the number of running requests; K above holds elsewhere."""
     draft_model: str | None = None
+    """Hub id or path as the engine sees it, for methods with a checkpoint of their own."""
     draft_online_quantization: OnlineQuantization | None = None
+    """For method draft_model."""
     draft_max_model_len: int | None = None
+    """For methods with a checkpoint of their own."""
     draft_tensor_parallel_size: int | None = None
+    """What to say of the draft's split; None: the target's."""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    """Longest n-gram looked up, as the shortest for methods ngram and ngram_gpu."""
     suffix: SuffixSettings | None = None
+    """For method suffix."""
+    # None: as the engine does.
     rejection_sampling: RejectionSampling | None = None
     draft_sampling: DraftSampling | None = None
 
@@ -117,96 +87,61 @@ class ContainerVariable(str):
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """The pods of one engine on several nodes, as one of them sees it.
-
-    Attributes
-    ----------
-    nodes
-        How many there are.
-    rank
-        Which one this is; 0 leads.
-    leader_address
-        Where the leader is reached.
-    leads
-        Whether this one answers clients; the others only compute.
-    meeting_timeout_s
-        How long they wait for each other.
-    """
+    """The pods of one engine on several nodes, as one of them sees it."""
 
     nodes: int
     rank: str
+    """Which one this is; 0 leads."""
     leader_address: str
     leads: bool
+    """Whether this one answers clients; the others only compute."""
     meeting_timeout_s: int
+    """How long they wait for each other."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """All that the command line and the environment of one engine say.
 
-    Attributes
-    ----------
-    model
-        Hub id or path as the engine sees it.
-    served_model_names
-        Names that clients may ask for; at least one.
-    max_model_len, max_num_seqs, max_num_batched_tokens, kv_cache_dtype, block_size
-        As in ``spec.serving``, with the model's own length filled in.
-    memory_utilization_percent
-        Share of each GPU that the engine may use; without meaning on the CPU.
-    tensor_parallel_size, pipeline_parallel_size, data_parallel_size
-        GPUs that share each layer, stages of layers, and copies of all but the experts.
-    expert_parallel
-        Whether whole experts are spread over the GPUs of a stage.
-    dtype
-        Precision of what is not quantized; ``auto`` is the checkpoint's.
-    online_quantization
-        Precision to make while loading.
-    cudagraph_mode
-        Which steps run as CUDA graphs; None: the engine's own.
-    max_cudagraph_capture_size
-        Most tokens of a step that runs as a CUDA graph; None: the engine's own.
-    speculation
-        None: the engine does not speculate.
-    cpu
-        None: the engine runs on GPUs.
-    shutdown_timeout_s
-        How long open requests may go on after TERM.
-    tls
-        Whether it serves HTTPS, with the files of TLS_PATH.
-    extra_args
-        Passed as they are, after everything else.
-    group
-        None: the engine runs on one node.
-    target_on_v1
-        Whether the version serves this target, with this method, on model runner V1 even of a GPU.
+    Without ``speculation`` it does not speculate, without ``cpu`` it runs on GPUs, without ``group`` on one node.
     """
 
     model: str
+    """Hub id or path as the engine sees it."""
     served_model_names: tuple[str, ...]
+    """Names that clients may ask for; at least one."""
+    # As in ``spec.serving``, with the model's own length filled in.
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_dtype: str
     block_size: int
     memory_utilization_percent: int
+    """Of each GPU; without meaning on the CPU."""
     tensor_parallel_size: int
     port: int
     shutdown_timeout_s: int
+    """How long open requests may go on after TERM."""
     tls: bool = False
+    """Whether it serves HTTPS, with the files of TLS_PATH."""
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel: bool = False
+    """Whether whole experts are spread over the GPUs of a stage."""
     dtype: Literal["auto", "bfloat16"] = "auto"
+    """Precision of what is not quantized; ``auto`` is the checkpoint's."""
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False
     cudagraph_mode: CudagraphMode | None = None
     max_cudagraph_capture_size: int | None = None
+    """In tokens; None, as for the mode: the engine's own."""
     speculation: SpeculationSettings | None = None
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()
+    """Passed as they are, after everything else."""
     group: NodeGroup | None = None
     target_on_v1: bool = False
+    """Whether the version serves this target, with this method, on model runner V1 even of a GPU."""
 
     @property
     def ranks(self) -> int:

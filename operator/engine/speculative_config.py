@@ -15,20 +15,11 @@ Value = Callable[[EngineSettings, SpeculationSettings, EngineProfile], Any]
 
 @dataclass(frozen=True)
 class SpeculativeKey:
-    """One key that the operator writes.
-
-    Attributes
-    ----------
-    key
-        Its name.
-    field
-        Field of the SpecDecodeDeployment that decides it.
-    value
-        Its value for given settings.
-    """
+    """One key that the operator writes."""
 
     key: str
     field: str
+    """Field of the SpecDecodeDeployment that decides it."""
     value: Value
 
 

@@ -51,27 +51,12 @@ _REQUESTED_DEBUG: Final = re.compile(rf"Requested memory: ([\d.]+) \(util\), {_S
 
 @dataclass(frozen=True)
 class LoggedSettings:
-    """Settings that an engine names; None for each that it does not.
-
-    Attributes
-    ----------
-    model, draft_model
-        Name or path of the models.
-    method, num_speculative_tokens
-        Speculation; method is "none" where the engine says that it does not speculate.
-    tensor, pipeline
-        GPUs that each layer, and the layers, are split over.
-    max_model_len, max_num_seqs, max_num_batched_tokens, block_size
-        Limits.
-    utilization
-        Share of the GPU's memory, 0 to 1.
-    enforce_eager, quantization, draft_quantization, kv_cache_dtype
-        As vLLM has them.
-    """
+    """Settings that an engine names; None for each that it does not."""
 
     model: str | None
     draft_model: str | None
     method: str | None
+    """``none`` where the engine says that it does not speculate."""
     num_speculative_tokens: int | None
     tensor: int | None
     pipeline: int | None
@@ -80,6 +65,7 @@ class LoggedSettings:
     max_num_batched_tokens: int | None
     block_size: int | None
     utilization: float | None
+    """Share of the GPU's memory, 0 to 1."""
     enforce_eager: bool | None
     quantization: str | None
     draft_quantization: str | None
@@ -92,29 +78,19 @@ class LoggedMemory:
 
     Where the ranks differ it is the one with the least left: largest use,
     smallest remainder.
-
-    Attributes
-    ----------
-    total_bytes, requested_bytes
-        What CUDA reports, and the share that the engine may use.
-    model_load_bytes
-        Weights of target and draft, and the buffers loaded with them.
-    beside_model_bytes
-        What was taken beside the model before the KV cache: non-torch memory,
-        and, where the engine counts it so (0.27 and newer), persistent buffers.
-    graphs_estimated_bytes, graphs_real_bytes
-        CUDA graphs: profiled before, and captured after, the KV cache is sized.
-    available_kv_bytes
-        What is left for the KV cache.
-    kv_cache_tokens, max_concurrency
-        What it holds.
     """
 
     total_bytes: int | None
+    """As CUDA reports it."""
     requested_bytes: int | None
+    """The share that the engine may use."""
     model_load_bytes: int | None
+    """Weights of target and draft, and the buffers loaded with them."""
     beside_model_bytes: int | None
+    """What was taken beside the model before the KV cache: non-torch memory, and, where the engine counts it so (0.27
+    and newer), persistent buffers."""
     graphs_estimated_bytes: int | None
+    """Profiled before the KV cache is sized; the real ones are captured after."""
     graphs_real_bytes: int | None
     available_kv_bytes: int | None
     kv_cache_tokens: int | None
@@ -123,20 +99,12 @@ class LoggedMemory:
 
 @dataclass(frozen=True)
 class StartupLog:
-    """What the log of one start says.
-
-    Attributes
-    ----------
-    version
-        Major and minor version of vLLM.
-    runner
-        Model runner, V1 or V2.
-    settings, memory
-        What else it says.
-    """
+    """What the log of one start says."""
 
     version: str | None
+    """Major and minor version of vLLM."""
     runner: str | None
+    """V1 or V2."""
     settings: LoggedSettings
     memory: LoggedMemory
 

@@ -27,27 +27,17 @@ _SHARED_PRODUCT: Final = re.compile(r"(?P<product>.+)-SHARED")
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """GPUs of one node.
-
-    Attributes
-    ----------
-    name
-        Name of the node.
-    product
-        Exact GPU product as its label has it; empty when the label is missing.
-    gpus
-        GPUs that pods may take.
-    schedulable
-        False while the node is cordoned: what runs there stays, nothing new comes.
-    refusal
-        Why its GPUs cannot be planned for, whatever their product; None when they can.
-    """
+    """GPUs of one node."""
 
     name: str
     product: str
+    """Exact GPU product as its label has it; empty when the label is missing."""
     gpus: int
+    """That pods may take."""
     schedulable: bool = True
+    """False while the node is cordoned: what runs there stays, nothing new comes."""
     refusal: str | None = None
+    """Why its GPUs cannot be planned for, whatever their product; None when they can."""
 
 
 def node_facts(body: Mapping[str, Any]) -> NodeFacts | None:

@@ -14,28 +14,19 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold inside one model, and what to say where it does not.
-
-    Attributes
-    ----------
-    field
-        The field to blame, relative to the model: ``serving.port``.
-    holds
-        CEL expression that is true for a good object; ``self`` is the model.
-    message
-        What is wrong, then what to write instead. The API server puts the
-        field's full path in front of it. ``%s`` and ``%d`` stand for values.
-    values
-        CEL expressions of the values in the message.
-    reason
-        How the API server introduces the message.
-    """
+    """What must hold inside one model, and what to say where it does not."""
 
     field: str
+    """The field to blame, relative to the model: ``serving.port``."""
     holds: str
+    """CEL expression that is true for a good object; ``self`` is the model."""
     message: str
+    """What is wrong, then what to write instead. The API server puts the field's full path in front of it. ``%s`` and
+    ``%d`` stand for values."""
     values: tuple[str, ...] = ()
+    """CEL expressions of the values in the message."""
     reason: Reason = Reason.INVALID
+    """How the API server introduces the message."""
 
     def as_validation(self) -> dict[str, str]:
         """Return the rule as an entry of ``x-kubernetes-validations``."""
