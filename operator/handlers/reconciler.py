@@ -24,10 +24,11 @@ from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.plan.status import plan_change
+from specdecode_operator.deployment.pods.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.pods.group_history import GroupHistory
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
-from specdecode_operator.deployment.pods.rollout import current_pods, waits_for_claim
+from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.model_storage import claims_named
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status

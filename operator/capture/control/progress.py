@@ -8,7 +8,7 @@ from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.outcome import engine_restarts, read_failure, read_summary, taken_away
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.rollout import blocked_pod, is_about_volumes
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, is_about_volumes
 from specdecode_operator.kube.drift import is_owned
 
 _CRASHES_BELIEVED = 3

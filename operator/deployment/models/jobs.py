@@ -11,7 +11,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.rollout import blocked_pod
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.deployment.spec.facts import engine_image, platform_of
 from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import hub_environment

@@ -3,7 +3,7 @@
 A LeaderWorkerSet makes the whole group anew: restart counters begin at zero
 and last words are gone with their pods, and it has no deadline of its own. So
 what pods said is kept while they were there. After a restart of the operator
-it is known from the object's last_good (`rollback.LastGood`), where a crash is written down.
+crashes are known from the object's ConfigMap (`rollback.LastGood`).
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.rollout import blocked_pod
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -21,30 +21,23 @@ WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 
 @dataclass(frozen=True)
 class GroupHistory:
-    """What was seen of the groups of one template.
-
-    Attributes
-    ----------
-    template
-        Its hash; None before anything was seen.
-    first_seen_s
-        Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too.
-    waited_s
-        How long ago that is; 0 once all its groups served.
-    served
-        Whether they did.
-    crashed
-        Pods whose container ended, each as group, worker and UID.
-    blocked
-        What the first of the pods that crashed last suffered from.
-    """
+    """What was seen of the groups of one template."""
 
     template: str | None = None
+    """Hash of the template; None before any group was seen."""
+
     first_seen_s: float = 0.0
+    """Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too."""
+
     waited_s: float = 0.0
+    """How long ago that is; 0 once all its groups served."""
+
     served: bool = False
     crashed: frozenset[tuple[str, str, str]] = frozenset()
+    """Pods whose container ended, each as group, worker and UID."""
+
     blocked: Blocked | None = None
+    """Why the first of the pods that crashed last did."""
 
     @property
     def crashes(self) -> int:

@@ -2,8 +2,9 @@
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.objects.workload import serving_pods
+from specdecode_operator.deployment.pods.blocked_pods import first_blocked
 from specdecode_operator.deployment.pods.group_history import GroupHistory
-from specdecode_operator.deployment.pods.rollout import Rollout, first_blocked
+from specdecode_operator.deployment.pods.rollout import Rollout
 
 
 def read_group_rollout(

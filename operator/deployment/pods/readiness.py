@@ -7,7 +7,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.pods.rollout import VOLUME_IN_USE, Rollout
+from specdecode_operator.deployment.pods.blocked_pods import VOLUME_IN_USE
+from specdecode_operator.deployment.pods.rollout import Rollout
 
 REPLICAS_LOST = "ReplicasLost"
 ROLLED_BACK = "RolledBack"

@@ -1,9 +1,7 @@
 """The workload that served last, which is put back when engines of a new spec never serve.
 
-It lies in a ConfigMap beside the other children, so that it
-outlives the operator: what started the engines that served, and the attempt
-that failed. Nothing is written to the spec, and an attempt that failed is not made
-again before the spec or its plan changes.
+It lies in a ConfigMap, so that it outlives the operator, together with the attempt that failed. Nothing is written to
+the spec, and an attempt that failed is not made again before the spec or its plan changes.
 """
 
 import hashlib
@@ -26,22 +24,16 @@ _CRASHES_BELIEVED: Final = 3
 _NOT_AN_ATTEMPT: Final = {"replicas", "suspend", "rollout", "captures", "workload"}
 """Fields of the spec that change no engine."""
 
-_STARTER, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
+_WORKLOAD, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt whose engines never served.
-
-    Attributes
-    ----------
-    attempt
-        What was tried, as `attempt_of` names it.
-    reason, message
-        What the engines suffered from.
-    """
+    """An attempt whose engines never served."""
 
     attempt: str
+    """What `attempt_of` returned for it."""
+
     reason: str
     message: str
 
@@ -51,21 +43,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class LastGood:
-    """What is known of earlier engines of an object.
-
-    Attributes
-    ----------
-    workload
-        What started the engines that served last.
-    failure
-        The attempt that was taken back, if the last one was.
-    groups
-        What was seen of engines on several nodes that crash; None while none does.
-    """
+    """What is kept of earlier engines of an object."""
 
     workload: Body
+    """The workload whose engines served last."""
+
     failure: Failure | None = None
+    """The attempt that was rolled back, if the last one was."""
+
     groups: GroupHistory | None = None
+    """Crashes of engines on several nodes."""
 
 
 def last_good_name(key: Key) -> str:
@@ -77,7 +64,7 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
     """Return what a ConfigMap holds; None where there is none, or somebody broke it."""
     data = (config_map or {}).get("data") or {}
     try:
-        workload, failure = json.loads(data[_STARTER]), json.loads(data.get(_FAILURE, "null"))
+        workload, failure = json.loads(data[_WORKLOAD]), json.loads(data.get(_FAILURE, "null"))
         groups = json.loads(data.get(_GROUPS, "null"))
         template = serving_template(workload)
         if not isinstance(template["spec"], dict) or template_hash(template) is None or not workload["apiVersion"]:
@@ -89,7 +76,7 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
 
 def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
     """Return the ConfigMap that holds it."""
-    data = {_STARTER: json.dumps(last_good.workload, indent=2, sort_keys=True)}
+    data = {_WORKLOAD: json.dumps(last_good.workload, indent=2, sort_keys=True)}
     if last_good.failure is not None:
         data[_FAILURE] = json.dumps(asdict(last_good.failure), indent=2, sort_keys=True)
     if last_good.groups is not None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.deployment.pods.engine_errors import ENGINE_ERRORS, find_error, telling_line
-from specdecode_operator.deployment.pods.rollout import blocked_pod
 from tests.support.objects import ended, pod
 
 NO_KV_CACHE = """\

@@ -7,17 +7,11 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, first_blocked, waits_for_claim
 from specdecode_operator.deployment.pods.group_history import UNSEEN, as_data
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from specdecode_operator.deployment.pods.rollback import Failure, LastGood, put_back, render_last_good
-from specdecode_operator.deployment.pods.rollout import (
-    Rollout,
-    blocked_pod,
-    first_blocked,
-    read_rollout,
-    waits_for_claim,
-    with_replaced,
-)
+from specdecode_operator.deployment.pods.rollout import Rollout, read_rollout, with_replaced
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
 from tests.support.objects import deployment, ended, pod, waiting
 
