@@ -8,7 +8,7 @@ from typing import Final
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.grouping import Grouping
+from specdecode_operator.cluster.owner_index import OwnerIndex
 from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
@@ -27,7 +27,7 @@ _COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv"})
 
 
 class Cache:
-    """Latest bodies of our objects, of what belongs to them, and facts of the nodes.
+    """Latest bodies of our objects and of their children and pods, and facts of the nodes.
 
     Events may come late, twice or not at all: an older version never replaces
     a newer one, what was deleted does not come back, and `retain` drops what a
@@ -36,10 +36,10 @@ class Cache:
 
     def __init__(self) -> None:
         self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
-        self._belongings: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
-        self._captures: Grouping[Key] = Grouping()
+        self._children: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
+        self._captures: OwnerIndex[Key] = OwnerIndex()
         """Captures by the deployment that they name."""
-        self._captured_claims: Grouping[tuple[Key, str]] = Grouping()
+        self._captured_claims: OwnerIndex[tuple[Key, str]] = OwnerIndex()
         """Claims of captures, each by its capture and its own name, by the deployment of their label."""
         self._model_facts: dict[str, Body] = {}
         self._nodes: dict[str, tuple[NodeFacts, int]] = {}
@@ -83,7 +83,7 @@ class Cache:
     def claims_captured_from(self, deployment_key: Key) -> list[Body]:
         """Claims of captures of a SpecDecodeDeployment, also of captures that are gone, by name."""
         found = sorted(self._captured_claims.members(deployment_key), key=lambda member: member[1])
-        return [self._belongings[key][PERSISTENT_VOLUME_CLAIM.kind, name] for key, name in found]
+        return [self._children[key][PERSISTENT_VOLUME_CLAIM.kind, name] for key, name in found]
 
     def put(self, kind: str, body: Body) -> Key | None:
         """Remember a labelled child or pod; return the key it belongs to."""
@@ -96,9 +96,9 @@ class Cache:
         key = _owner(body)
         if key is not None:
             identity = (kind, body["metadata"]["name"])
-            newest = self._newest(self._belongings.get(key, {}).get(identity), slim(kind, body))
+            newest = self._newest(self._children.get(key, {}).get(identity), slim(kind, body))
             if newest is not None:
-                self._belongings[key][identity] = newest
+                self._children[key][identity] = newest
                 if key.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
                     self._captured_claims.put((key, identity[1]), _deployment_labelled(newest))
         return key
@@ -114,17 +114,17 @@ class Cache:
         key = _owner(body)
         if key is not None:
             identity = (kind, body["metadata"]["name"])
-            if _uid(self._belongings[key].get(identity)) == _uid(body):
-                del self._belongings[key][identity]
+            if _uid(self._children[key].get(identity)) == _uid(body):
+                del self._children[key][identity]
                 if kind == PERSISTENT_VOLUME_CLAIM.kind:
                     self._captured_claims.drop((key, identity[1]))
-            if not self._belongings[key]:
-                del self._belongings[key]
+            if not self._children[key]:
+                del self._children[key]
         return key
 
     def children_of(self, key: Key, kind: str) -> list[Body]:
         """Bodies of one kind that carry the label of this object, by name."""
-        found = self._belongings.get(key, {})
+        found = self._children.get(key, {})
         names = sorted(name for found_kind, name in found if found_kind == kind)
         return [found[kind, name] for name in names]
 
@@ -161,10 +161,7 @@ class Cache:
         """Drop the children or pods of a kind that a full list of this version lacks."""
         present = {_uid(body) for body in listed}
         known = [
-            body
-            for bodies in self._belongings.values()
-            for (found_kind, _), body in bodies.items()
-            if found_kind == kind
+            body for bodies in self._children.values() for (found_kind, _), body in bodies.items() if found_kind == kind
         ]
         if kind == CONFIG_MAP.kind:
             known += self._model_facts.values()

@@ -18,6 +18,7 @@ from specdecode_operator.cluster.errors import (
     NotFoundError,
     RefusedForNowError,
 )
+from specdecode_operator.cluster.http import error_message, send
 from specdecode_operator.kube.resources import EVENT, Resource, child_resource
 
 FIELD_MANAGER = "specdecode-operator"
@@ -25,8 +26,8 @@ _REQUEST_TIMEOUT_S = 30
 _MESSAGE_LIMIT = 500
 _MERGE_PATCH = "application/merge-patch+json"
 _TYPED_PATCH = "failed to create typed patch object"
-_PASSING = ("is being terminated", "exceeded quota", "status unknown for quota")
-"""Words of refusals that only pass with time: of a namespace that goes, of quotas that are full or just made."""
+_TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota")
+"""Words of refusals that pass by themselves: of a namespace that goes, of quotas that are full or just made."""
 
 
 class Cluster:
@@ -65,22 +66,21 @@ class Cluster:
         """Create or change a child by server-side apply, and take over its fields."""
         return await self._apply(child_resource(body["kind"]), body)
 
-    async def lay_over(self, body: Body) -> Body:
-        """Change the fields that a body holds and leave the others alone; create the object where there is none."""
+    async def create_or_merge(self, body: Body) -> Body:
+        """Merge the fields of a body into an object, or create it where there is none."""
         metadata = body["metadata"]
         resource, namespace = child_resource(body["kind"]), metadata["namespace"]
-        patch = _Request("PATCH", resource, namespace, metadata["name"])
         query = {"fieldManager": FIELD_MANAGER}
         try:
-            return await self._send(patch, body, query, _MERGE_PATCH)
+            return await self._send(_Request("PATCH", resource, namespace, metadata["name"]), body, query, _MERGE_PATCH)
         except NotFoundError:
             return await self._send(_Request("POST", resource, namespace), body, query)
 
-    async def change(self, body: Body, change: Body) -> Body:
-        """Change some fields of an object by merge patch, and leave the rest of it alone."""
+    async def merge(self, body: Body, patch: Body) -> Body:
+        """Apply a merge patch to an object."""
         metadata = body["metadata"]
         request = _Request("PATCH", child_resource(body["kind"]), metadata["namespace"], metadata["name"])
-        return await self._send(request, change, {"fieldManager": FIELD_MANAGER}, _MERGE_PATCH)
+        return await self._send(request, patch, {"fieldManager": FIELD_MANAGER}, _MERGE_PATCH)
 
     async def apply_status(self, resource: Resource, body: Body) -> Body:
         """Write the status subresource by server-side apply."""
@@ -117,21 +117,19 @@ class Cluster:
         content_type: str = "application/json",
     ) -> Body:
         try:
-            call = await self._api.param_serialize(
+            status, text = await send(
+                self._api,
                 request.method,
                 request.path,
-                query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json", "Content-Type": content_type},
-                body=body,
-                auth_settings=["BearerToken"],
+                body,
+                query,
+                content_type=content_type,
+                timeout_s=_REQUEST_TIMEOUT_S,
             )
-            response = await self._api.call_api(*call, _request_timeout=_REQUEST_TIMEOUT_S)
-            text = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            msg = f"{request}: the API server cannot be reached ({type(error).__name__})"
-            raise ClusterError(msg) from error
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            raise _error(request, response.status, text)
+            raise ClusterError(f"{request}: the API server cannot be reached ({type(error).__name__})") from error
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise _error(request, status, error_message(text, _MESSAGE_LIMIT))
         result: Body = json.loads(text)
         return result
 
@@ -161,12 +159,8 @@ class _Request:
         return f"{self.permission} {where}".rstrip()
 
 
-def _error(request: _Request, status: int, text: bytes) -> ClusterError:
+def _error(request: _Request, status: int, message: str) -> ClusterError:
     """Our own error for an HTTP status of the API server."""
-    try:
-        message = str(json.loads(text).get("message", ""))[:_MESSAGE_LIMIT]
-    except (ValueError, AttributeError):
-        message = ""
     if status == HTTPStatus.FORBIDDEN:
         return _refusal(request, message)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR and _TYPED_PATCH in message:
@@ -183,7 +177,7 @@ def _error(request: _Request, status: int, text: bytes) -> ClusterError:
 
 def _refusal(request: _Request, message: str) -> ClusterError:
     """Tell a missing permission from what only passes with time."""
-    if any(words in message for words in _PASSING):
+    if any(words in message for words in _TEMPORARY):
         return RefusedForNowError(f"{request}: {message}")
     where = f"namespace {request.namespace}" if request.namespace else "the whole cluster"
     return ForbiddenError(

@@ -26,4 +26,4 @@ class InvalidObjectError(ClusterError):
 
 
 class RefusedForNowError(ClusterError):
-    """A quota, or a namespace that is going, stands in the way: it may pass without a change of the object."""
+    """Refused for a quota, or a namespace that is being deleted: it may pass without a change of the object."""

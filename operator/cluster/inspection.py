@@ -14,6 +14,7 @@ from kubernetes.aio import client, config
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from specdecode_operator.cluster.http import error_message, send
 from specdecode_operator.kube.resources import Resource
 
 _TIMEOUT_S: Final = 15
@@ -62,23 +63,14 @@ class ClusterView:
         self, method: str, path: str, what: str, body: Body | None = None, query: Mapping[str, str] | None = None
     ) -> Body:
         try:
-            call = await self._api.param_serialize(
-                method,
-                path,
-                query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json", "Content-Type": "application/json"},
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            response = await self._api.call_api(*call, _request_timeout=_TIMEOUT_S)
-            text = await response.read()
+            status, text = await send(self._api, method, path, body, query, timeout_s=_TIMEOUT_S)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fix = "is it up, and is this the right context (--context, KUBECONFIG)?"
             raise ClusterError(
                 f"{self.server}: the API server cannot be reached ({type(error).__name__}): {fix}"
             ) from error
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            raise _error(what, response.status, text)
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise _error(what, status, error_message(text, _MESSAGE_LIMIT))
         found: Body = json.loads(text)
         return found
 
@@ -135,11 +127,7 @@ def _is_there(kubeconfig: str) -> bool:
     return any(Path(each).expanduser().exists() for each in kubeconfig.split(os.pathsep) if each)
 
 
-def _error(what: str, status: int, text: bytes) -> ClusterError:
-    try:
-        message = str(json.loads(text).get("message", ""))[:_MESSAGE_LIMIT]
-    except (ValueError, AttributeError):
-        message = ""
+def _error(what: str, status: int, message: str) -> ClusterError:
     if status == HTTPStatus.FORBIDDEN:
         return ForbiddenError(f"you may not {what}: ask for the right, or for somebody who has it")
     if status == HTTPStatus.UNAUTHORIZED:

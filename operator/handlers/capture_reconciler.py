@@ -137,13 +137,13 @@ class CaptureReconciler:
         if writes.claim_metadata:
             metadata = {"namespace": key.namespace, "name": capture.claim_name}
             claim = {"kind": PERSISTENT_VOLUME_CLAIM.kind, "metadata": metadata}
-            changed = await self._cluster.change(claim, {"metadata": writes.claim_metadata})
+            changed = await self._cluster.merge(claim, {"metadata": writes.claim_metadata})
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)
         if writes.job is not None:
             self._cache.put(JOB.kind, await self._cluster.apply(writes.job))
         live = self._inventory.owned(key, capture.uid).get((JOB.kind, capture.job_name))
         if live is not None and writes.job_suspended is not None:
-            self._cache.put(JOB.kind, await self._cluster.change(live, {"spec": {"suspend": writes.job_suspended}}))
+            self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))
         if live is not None and writes.remove_job:
             await self._inventory.delete(key, live)
         if writes.image_note is not None:

@@ -112,7 +112,7 @@ class Launcher:
             if live is not None and not is_model_facts(live):
                 raise ChildNameTakenError(CONFIG_MAP.kind, CONFIG_MAP_NAME, leaving=False)
         try:
-            answer = await self._cluster.lay_over(facts_config_map(namespace, entries))
+            answer = await self._cluster.create_or_merge(facts_config_map(namespace, entries))
         except InvalidObjectError as error:
             raise ModelFactsFullError(namespace) from error
         self._cache.put(CONFIG_MAP.kind, answer)
@@ -120,7 +120,7 @@ class Launcher:
     async def _scale(self, workload: Body, replicas: int) -> None:
         """Set how many engines are started, and leave all else as it is."""
         if workload["spec"].get("replicas", 1) != replicas:
-            answer = await self._cluster.change(workload, {"spec": {"replicas": replicas}})
+            answer = await self._cluster.merge(workload, {"spec": {"replicas": replicas}})
             self._cache.put(workload["kind"], answer)
 
     def forget(self, key: Key) -> None:

@@ -48,7 +48,7 @@ class ScheduleKeeper:
 
     async def _carry_out(self, decision: SchedulingDecision) -> None:
         for body in decision.cancel:
-            await self._cluster.change(_typed(body), {"spec": {"suspend": True}})
+            await self._cluster.merge(_typed(body), {"spec": {"suspend": True}})
         for body in decision.create:
             self._cache.put_parent(capture.KIND, await self._cluster.apply(body))
         for body in decision.delete_captures:

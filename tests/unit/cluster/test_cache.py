@@ -18,7 +18,7 @@ def body(uid: str, version: int, name: str = "llama", **metadata: Any) -> dict[s
 
 
 def versions(cache: Cache, kind: str = "Service") -> list[str]:
-    return [found["metadata"]["resourceVersion"] for found in cache.belongings(KEY, kind)]
+    return [found["metadata"]["resourceVersion"] for found in cache.children_of(KEY, kind)]
 
 
 def test_an_older_version_does_not_replace_a_newer_one() -> None:
@@ -97,7 +97,7 @@ def test_facts_of_models_belong_to_a_namespace_and_follow_the_same_rules() -> No
     cache.put("ConfigMap", facts("a", 8, {}))
     assert cache.model_facts("default") == {"one": "1"}
     assert cache.model_facts("other") == {}
-    assert cache.belongings(KEY, "ConfigMap") == []
+    assert cache.children_of(KEY, "ConfigMap") == []
     cache.retain("ConfigMap", [], 8)
     assert cache.model_facts("default") == {"one": "1"}, "newer than the list"
     cache.retain("ConfigMap", [], 9)
@@ -112,7 +112,7 @@ def test_a_pod_that_reads_a_model_belongs_to_who_asked() -> None:
     cache = Cache()
     pod = body("p", 1, "llama-facts-1", labels={"specdecode.io/reads-model-for": "llama"})
     assert cache.put("Pod", pod) == KEY
-    assert [found["metadata"]["name"] for found in cache.belongings(KEY, "Pod")] == ["llama-facts-1"]
+    assert [found["metadata"]["name"] for found in cache.children_of(KEY, "Pod")] == ["llama-facts-1"]
 
 
 def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
@@ -121,7 +121,7 @@ def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
     kept = []
     for version, plan in enumerate(["x" * 50_000, "x" * 50_000, "y" * 50_000]):
         cache.put("ConfigMap", {**body("a", version), "data": {"plan.json": plan, "matrix.csv": plan, **read_back}})
-        kept += [found["data"] for found in cache.belongings(KEY, "ConfigMap")]
+        kept += [found["data"] for found in cache.children_of(KEY, "ConfigMap")]
     assert kept[0] == kept[1] != kept[2]
     assert all(len(str(data)) < 500 for data in kept)
     assert all(data["template"] == "{}" for data in kept)

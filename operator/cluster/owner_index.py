@@ -1,4 +1,4 @@
-"""Which of many things belong to one object, without a look at each of them."""
+"""An index of things by the object that owns them."""
 
 from collections import defaultdict
 from collections.abc import Hashable
@@ -9,15 +9,15 @@ from specdecode_operator.api.key import Key
 Member = TypeVar("Member", bound=Hashable)
 
 
-class Grouping(Generic[Member]):
-    """Members by the object that they belong to, each to one at most."""
+class OwnerIndex(Generic[Member]):
+    """Members by their owner; each has one at most."""
 
     def __init__(self) -> None:
         self._owners: dict[Member, Key] = {}
         self._members: defaultdict[Key, set[Member]] = defaultdict(set)
 
     def put(self, member: Member, owner: Key | None) -> None:
-        """Say to whom a member belongs now, and to nobody else; to nobody at all with None."""
+        """Set the owner of a member, in place of any before; None: it has none."""
         if self._owners.get(member) == owner:
             return
         self.drop(member)
@@ -26,7 +26,7 @@ class Grouping(Generic[Member]):
             self._members[owner].add(member)
 
     def drop(self, member: Member) -> None:
-        """Forget a member, which need not be known."""
+        """Remove a member, which need not be there."""
         owner = self._owners.pop(member, None)
         if owner is None:
             return
@@ -35,5 +35,5 @@ class Grouping(Generic[Member]):
             del self._members[owner]
 
     def members(self, owner: Key) -> frozenset[Member]:
-        """Return what belongs to an object."""
+        """Return the members of an owner."""
         return frozenset(self._members.get(owner, ()))
