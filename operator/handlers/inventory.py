@@ -1,13 +1,18 @@
-"""What one object owns in the cluster: by our label and its UID, and nothing is taken over."""
+"""The inventory of one object, which is what it owns in the cluster by our label and its UID, and how it is written.
+
+Nothing is taken over that belongs to somebody else.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache, slim
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, InvalidObjectError, RefusedForNowError
+from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
 from specdecode_operator.kube.drift import content_digest, is_owned, needs_apply
 from specdecode_operator.kube.resources import Resource, child_resource
 
@@ -16,7 +21,7 @@ Identity = tuple[str, str]
 
 
 class BlockedError(Exception):
-    """Something in the cluster is in the way of what should exist."""
+    """Something in the cluster keeps what is desired from being written."""
 
     def __init__(self, reason: str, message: str, *, permanent: bool) -> None:
         super().__init__(message)
@@ -120,3 +125,37 @@ def is_leaving(live: Body, key: Key) -> bool:
 def identity(body: Body) -> Identity:
     """Return kind and name of a child."""
     return body["kind"], body["metadata"]["name"]
+
+
+async def what_blocks(writing: Awaitable[None], *, hint: str = "", status_is_current: bool) -> Readiness | None:
+    """Write to the cluster; return what blocks the object then, or None.
+
+    Parameters
+    ----------
+    writing
+        What is to be done.
+    hint
+        What helps where the API server refuses an object as it is.
+    status_is_current
+        Whether the status already speaks of the present spec: then what it says still holds.
+
+    Raises
+    ------
+    ClusterError
+        When the cluster fails and the status need not change: the queue tries again.
+    """
+    try:
+        await writing
+    except BlockedError as error:
+        return (stalled if error.permanent else working)(error.reason, str(error))
+    except ForbiddenError as error:
+        return working("Forbidden", str(error))
+    except RefusedForNowError as error:
+        return working("RefusedForNow", str(error))
+    except InvalidObjectError as error:
+        return stalled("ChildRefused", f"{error}{hint}")
+    except ClusterError as error:
+        if status_is_current:
+            raise
+        return working("ApiServerError", str(error))
+    return None

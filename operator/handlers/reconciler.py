@@ -35,11 +35,11 @@ from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.engine.metrics import Reading, Unreachable
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.decision_cache import DecisionCache
+from specdecode_operator.handlers.inventory import what_blocks
 from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.handlers.metrics import ResidualCollector
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
-from specdecode_operator.handlers.writes import what_blocks
 from specdecode_operator.kube.resources import CONFIG_MAP, POD
 
 _FIGURES_REST_S = 60.0

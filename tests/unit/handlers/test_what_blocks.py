@@ -10,8 +10,7 @@ from specdecode_operator.cluster.errors import (
     NotFoundError,
     RefusedForNowError,
 )
-from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError
-from specdecode_operator.handlers.writes import what_blocks
+from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, what_blocks
 
 WAITS, STOPS = ("Unknown", True, False), ("False", False, True)
 
