@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from specdecode_operator.api.base import API_VERSION
+from specdecode_operator.api.capture import KIND as CAPTURE
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.spec.validation import valid_facts
 from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
@@ -41,6 +43,15 @@ def test_every_yaml_block_in_the_documents_parses() -> None:
     for document in DOCUMENTS:
         for block in fenced_blocks(document, "yaml"):
             assert list(yaml.safe_load_all(block))
+
+
+def test_captures_in_the_documents_and_examples_have_fields_that_exist() -> None:
+    texts = [block for document in DOCUMENTS for block in fenced_blocks(document, "yaml")]
+    texts += [example.read_text() for example in EXAMPLES]
+    bodies = [body for text in texts for body in yaml.safe_load_all(text) if body and body.get("kind") == CAPTURE]
+    assert bodies
+    for body in bodies:
+        assert SpecDecodeCaptureSpec.model_validate(body["spec"]).deployment
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
