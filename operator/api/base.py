@@ -1,8 +1,8 @@
-"""What all models of the API share."""
+"""What all models of the API share: group and version, their form, and references to other objects."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
 from pydantic.alias_generators import to_camel
 
 GROUP = "specdecode.io"
@@ -23,3 +23,31 @@ class ApiModel(BaseModel):
         extra="forbid",
         use_attribute_docstrings=True,
     )
+
+
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+
+
+class SecretKey(ApiModel):
+    """One key of a Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+    key: SecretKeyName
+    """Key in it."""
+
+
+class TlsSecret(ApiModel):
+    """A Secret of type kubernetes.io/tls in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret; its keys are tls.crt and tls.key."""
+
+
+class PersistentVolumeClaimRef(ApiModel):
+    """A claim in the same namespace."""
+
+    claim_name: ObjectName
+    """Name of the PersistentVolumeClaim."""

@@ -9,9 +9,8 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
-from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.base import ApiModel, ObjectName
 from specdecode_operator.api.capture_workload import CaptureWorkload
-from specdecode_operator.api.references import ObjectName
 
 KIND = "SpecDecodeCapture"
 PLURAL = "specdecodecaptures"

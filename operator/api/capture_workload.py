@@ -5,8 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictInt, StringConstraints
 
-from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.references import ObjectName, PersistentVolumeClaimRef
+from specdecode_operator.api.base import ApiModel, ObjectName, PersistentVolumeClaimRef
 
 TokenCount = Annotated[StrictInt, Field(ge=1, le=16_777_216)]
 Seconds = Annotated[StrictInt, Field(ge=1, le=86_400)]

@@ -9,11 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 from pydantic.config import JsonDict
 
-from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.base import ApiModel, SecretKey, TlsSecret
 from specdecode_operator.api.capture_schedule import CaptureSchedule
-from specdecode_operator.api.models_source import Models
-from specdecode_operator.api.pair import ShortText, Target
-from specdecode_operator.api.references import SecretKey, TlsSecret
+from specdecode_operator.api.models import Models, ShortText, Target
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.values import (
     AcceleratorType,

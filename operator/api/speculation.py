@@ -3,7 +3,7 @@
 from pydantic import Field, StrictInt
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.pair import Draft
+from specdecode_operator.api.models import Draft
 from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
 
 

@@ -11,9 +11,8 @@ import jinja2
 import yaml
 
 from specdecode_operator.api import base, capture
-from specdecode_operator.api.base import Body
+from specdecode_operator.api.base import Body, SecretKey
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.references import SecretKey
 from specdecode_operator.engine.settings import ContainerVariable
 from specdecode_operator.kube.labels import (
     APPLIED_HASH_ANNOTATION,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.pair import ServedModel
+from specdecode_operator.api.models import ServedModel
 from specdecode_operator.deployment.spec import validation
 from specdecode_operator.engine.settings import EngineSettings
 from specdecode_operator.problems import InvalidSpecError, Problem

@@ -13,7 +13,7 @@ from specdecode_operator.api.crd.cel_expression import read_cel
 from specdecode_operator.api.crd.deployment_rules import RULES
 from specdecode_operator.api.crd.models_rules import SOURCES
 from specdecode_operator.api.deployment import Engine, SpecDecodeDeploymentSpec
-from specdecode_operator.api.models_source import HostPath, Models, ModelVolume
+from specdecode_operator.api.models import HostPath, Models, ModelVolume
 from specdecode_operator.engine.arguments import command_line
 from tests.component.admission.rejection_cases import BAD
 from tests.engine.contract_cases import MODELS

@@ -12,7 +12,7 @@ from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd.cel import Reason, Rule
 from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL_VOLUME, MODELS, SOURCES
 from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
-from specdecode_operator.api.models_source import HostPath, Models, ModelVolume
+from specdecode_operator.api.models import HostPath, Models, ModelVolume
 from specdecode_operator.api.speculation import Ngram, Speculation
 from specdecode_operator.api.values import (
     METHODS_WITH_DRAFT,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.pair import Draft, ModelCheckpoint, ServedModel, Target
+from specdecode_operator.api.models import Draft, ModelCheckpoint, ServedModel, Target
 from specdecode_operator.api.values import Method, Quantization
 from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source
 from specdecode_operator.problems import InvalidSpecError, Problem

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.pair import ModelCheckpoint, ServedModel
+from specdecode_operator.api.models import ModelCheckpoint, ServedModel
 from specdecode_operator.api.values import Quantization
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.families.catalogue import find_entry

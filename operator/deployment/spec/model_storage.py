@@ -5,7 +5,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.pair import ModelCheckpoint, ServedModel
+from specdecode_operator.api.models import ModelCheckpoint, ServedModel
 
 MODELS_PATH: Final = "/models"
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"

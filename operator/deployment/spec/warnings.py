@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.pair import ServedModel
+from specdecode_operator.api.models import ServedModel
 from specdecode_operator.api.values import CudagraphMode, Method
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source

@@ -1,15 +1,16 @@
-"""The two models of a SpecDecodeDeployment, and the precisions that they can be had in."""
+"""The models of a SpecDecodeDeployment: target and draft, the precisions that they can be had in, and their source."""
 
 from typing import Annotated, Any
 
 from pydantic import Field, StrictInt, StringConstraints
 
-from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.base import ApiModel, PersistentVolumeClaimRef, SecretKey
 from specdecode_operator.api.values import CheckpointPrecision, Quantization
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ModelConfig = Annotated[dict[str, Any], Field(max_length=512)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+HostDirectory = Annotated[str, StringConstraints(min_length=2, max_length=1024)]
 
 
 class ModelCheckpoint(ApiModel):
@@ -73,3 +74,43 @@ class Draft(ServedModel):
 
     max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
     """Longest sequence that is drafted for, in tokens."""
+
+
+class HostPath(ApiModel):
+    """A directory of the node."""
+
+    path: HostDirectory
+    """The same directory on every node that engines may run on. The operator must be started with --allow-host-path
+    for it, or for a directory above it."""
+
+
+class ModelVolume(ApiModel):
+    """Where models lie: on a claim, or on the nodes."""
+
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """Claim that holds the models; mounted read-only."""
+
+    host_path: HostPath | None = None
+    """Directory of the nodes that holds the models; mounted read-only."""
+
+
+class ModelCache(ApiModel):
+    """What is kept for all replicas and for the next start."""
+
+    persistent_volume_claim: PersistentVolumeClaimRef
+    """Claim that a Job downloads the models to, once, in the layout of the hub's own cache; engines mount it read-only.
+    What engines compile is kept there too. Several objects may name the same claim."""
+
+
+class Models(ApiModel):
+    """Where models come from: a volume that holds them, or else the hub, with a cache or without."""
+
+    volume: ModelVolume | None = None
+    """A volume that already holds them. Absent: they are downloaded from the hub."""
+
+    cache: ModelCache | None = None
+    """A claim to download to once, and for what engines compile. Absent: each pod downloads into an emptyDir of its
+    own, and compiles anew."""
+
+    hub_token_secret: SecretKey | None = None
+    """Token for the hub; only the download sees it."""
