@@ -15,7 +15,6 @@ _TEMPLATE: Final = "spec.podTemplate.spec"
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
 _OWN_ANNOTATIONS: Final = ("specdecode.io/", "kubectl.kubernetes.io/restartedAt")
 _GPU_TOLERATION: Final = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
-_LISTS: Final = ("containers", "initContainers")
 _HANDLED: Final = ("containers", "initContainers", "volumes", "nodeSelector", "tolerations", "serviceAccount")
 
 _AS_IT_IS_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -216,8 +215,10 @@ def _volume_name(name: str) -> str:
 
 def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Volumes but those that only held what the operator brings itself."""
-    mounted = {name_of(mount) for kind in _LISTS for each in objects(pod, kind) for mount in _mounts(each)}
-    used = {name_of(mount) for user in users for mount in _mounts(user)}
+    mounted = {
+        name_of(mount) for kind in _LISTS for each in objects(pod, kind) for mount in objects(each, "volumeMounts")
+    }
+    used = {name_of(mount) for user in users for mount in objects(user, "volumeMounts")}
     renamed = {name_of(volume): _volume_name(name_of(volume)) for volume in objects(pod, "volumes")}
     return [
         {**volume, "name": renamed[name_of(volume)]}
@@ -226,14 +227,11 @@ def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list
     ]
 
 
-def _mounts(container: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return objects(container, "volumeMounts")
-
-
 def _names(value: Any) -> str:
+    """Return the names of a list's objects, in brackets."""
     names = (
         [str(each["name"]) for each in value if isinstance(each, dict) and "name" in each]
         if isinstance(value, list)
         else []
     )
-    return f" ({', '.join(names)})" if names else ""
+    return f" ({', '.join(map(name_of, named))})" if named else ""

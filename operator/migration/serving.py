@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -40,9 +40,9 @@ _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "
 _SHAPE: Final = ("--data-parallel-", "--decode-context-", "--prefill-context-", "--nnodes", "--headless")
 """Flags that say over how many GPUs and nodes a replica spreads: without them it would be another server."""
 
-_FILES: Final = ("--config",)
-"""Flags with a file of further flags."""
-
+_OF_SPECULATION: Final = re.compile(
+    r"--(spec-(method|model|tokens)$|speculative-|num-speculative-tokens|ngram-prompt|spec-decoding|typical-)"
+)
 _LOWEST_PORT: Final = 1024
 _SETTLED: Final = {
     "--host": "the engine listens on all addresses of its pod",
@@ -50,8 +50,7 @@ _SETTLED: Final = {
     "--download-dir": "models come from spec.models; the engine itself downloads nothing",
     "--disable-log-stats": "statistics stay on: they show whether the engine drafts",
 }
-_LENGTH_OF_MODEL: Final = ("auto", "-1")
-_OF_CHECKPOINT: Final = ("fp8", "fp8_per_tensor")
+_HOLDS_ANYWAY: Final = "is what holds without it"
 
 
 def take_flags(
@@ -61,12 +60,15 @@ def take_flags(
     left: list[Argument] = []
     extra: list[str] = []
     for given in _key_by_key(flags):
-        if _is_of_models(given):
+        if given.name in {"", "--model", "--revision"} or _OF_SPECULATION.match(given.name):
             left.append(given)
-        elif given.known and not given.path and given.name in _TAKERS:
-            _TAKERS[given.name](given, builder)
+        elif given.known and not given.path and _take_special(given, builder):
+            continue
         elif given.name == COMPILATION_CONFIG and given.path and given.path[0] in _COMPILATION_FIELDS:
-            _take_key(given, builder)
+            # vLLM takes names of modes in small letters, too.
+            number = read_number(given.value)
+            value = given.value.upper() if number is None else number
+            builder.take(given.text, _COMPILATION_FIELDS[given.path[0]], value)
         elif given.name in SECRET_FLAGS:
             _take_secret(given, builder, secrets)
         elif given.known and not given.path and given.name in _FIELDS:
@@ -89,89 +91,55 @@ def _key_by_key(flags: Iterable[Argument]) -> list[Argument]:
     return apart if any(each.path and each.path[0] in _COMPILATION_FIELDS for each in apart) else given
 
 
-def _keys(given: Argument) -> Iterator[Argument]:
+def _keys(given: Argument) -> list[Argument]:
     if given.name != COMPILATION_CONFIG or not given.known or not given.values:
-        yield given
-    elif given.path:
-        yield _key(given.path, given.values[0])
+        return [given]
+    if given.path:
+        values: Any = {".".join(given.path): given.value}
     else:
         try:
-            values: Any = json.loads(given.values[0])
+            values = json.loads(given.value)
         except ValueError:
-            values = None
-        if not isinstance(values, dict):
-            yield given
-            return
-        for key, value in values.items():
-            yield _key((key,), value if isinstance(value, str) else json.dumps(value))
-
-
-def _key(path: tuple[str, ...], value: str) -> Argument:
-    name = ".".join((COMPILATION_CONFIG, *path))
-    return Argument(COMPILATION_CONFIG, (value,), (name, value), path)
-
-
-def _is_of_models(given: Argument) -> bool:
-    return (
-        given.name in {"", "--model", "--revision"}
-        or re.match(
-            r"--(spec-(method|model|tokens)$|speculative-|num-speculative-tokens|ngram-prompt|spec-decoding|typical-)",
-            given.name,
-        )
-        is not None
-    )
+            return [given]
+    if not isinstance(values, dict):
+        return [given]
+    keys = []
+    for key, value in values.items():
+        name, text = f"{COMPILATION_CONFIG}.{key}", value if isinstance(value, str) else json.dumps(value)
+        keys.append(Argument(COMPILATION_CONFIG, (text,), (name, text), tuple(key.split("."))))
+    return keys
 
 
 def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> list[str]:
     """Return what goes to extraArgs as it is; say of the rest why it does not."""
     if given.name in _SETTLED:
         builder.note(Outcome.OPERATOR, given.shown, _SETTLED[given.name])
-        return []
-    if given.name in _OF_OPERATOR:
+    elif given.name in _OF_OPERATOR:
         builder.note(Outcome.OPERATOR, given.text, "the operator writes it by the plan")
-        return []
-    if given.name.startswith(_SHAPE):
-        return _shape(given, builder)
-    if given.name in _FILES:
-        message = "holds arguments that are not read here: write them into the command line, then import again"
-        builder.decide("spec.engine.extraArgs", given.text, message)
-        return []
-    problems = extra_args_problems(given.words, profile)
-    if not problems:
-        builder.note(Outcome.EXTRA, given.text, "as it is")
-        return list(given.words)
-    builder.drop(given.shown, re.sub("is not for extraArgs; |remove it; ", "", problems[0].message))
-    return []
-
-
-def _shape(given: Argument, builder: SpecBuilder) -> list[str]:
-    if given.name.endswith("-size") and given.values == ("1",):
-        builder.note(Outcome.OPERATOR, given.text, "is what holds without it")
-    else:
+    elif given.name.startswith(_SHAPE) and given.name.endswith("-size") and given.values == ("1",):
+        builder.note(Outcome.OPERATOR, given.text, _HOLDS_ANYWAY)
+    elif given.name.startswith(_SHAPE):
         message = refusal(given.name) or "no field of the object means it"
         builder.decide("spec.parallelism", given.text, message)
+    elif given.name == "--config":
+        message = "holds arguments that are not read here: write them into the command line, then import again"
+        builder.decide("spec.engine.extraArgs", given.text, message)
+    elif problems := extra_args_problems(given.words, profile):
+        builder.drop(given.shown, re.sub("is not for extraArgs; |remove it; ", "", problems[0].message))
+    else:
+        builder.note(Outcome.EXTRA, given.text, "as it is")
+        return list(given.words)
     return []
 
 
 def _take_plain(given: Argument, builder: SpecBuilder) -> None:
-    """A flag whose value is the field's: a number, a name, or a switch."""
-    path, what = _FIELDS[given.name].removeprefix("spec."), given.text
+    """Take a flag whose value is the field's: a number, a name, or a switch."""
     if given.negated:
-        builder.note(Outcome.OPERATOR, what, "is what holds without it")
+        builder.note(Outcome.OPERATOR, given.text, _HOLDS_ANYWAY)
         return
-    if not given.values:
-        builder.take(what, path, True)
-        return
-    text = given.values[0]
-    number = read_number(text)
-    builder.take(what, path, text if number is None else number)
-
-
-def _take_key(given: Argument, builder: SpecBuilder) -> None:
-    """A key of a JSON value that has a field; vLLM takes names of modes in small letters, too."""
-    text = given.values[0]
-    number = read_number(text)
-    builder.take(given.text, _COMPILATION_FIELDS[given.path[0]], text.upper() if number is None else number)
+    number = read_number(given.value)
+    value = True if not given.values else given.value if number is None else number
+    builder.take(given.text, _FIELDS[given.name].removeprefix("spec."), value)
 
 
 def read_number(text: str) -> int | None:
@@ -182,68 +150,57 @@ def read_number(text: str) -> int | None:
     return int(Decimal(match[1]) * _SCALES.get(match[2], 1))
 
 
-def _take_length(given: Argument, builder: SpecBuilder) -> None:
-    if given.values and given.values[0] in _LENGTH_OF_MODEL:
-        why = (
-            "the operator does not shorten the length until it fits: the model's own holds, or spec.serving.maxModelLen"
-        )
-        builder.drop(given.text, why)
-    else:
-        _take_plain(given, builder)
+def _take_special(given: Argument, builder: SpecBuilder) -> bool:
+    """Take a flag whose value does not simply become the field's; return whether it is one."""
+    what, number = given.text, read_number(given.value)
+    match given.name, given.value:
+        case "--served-model-name", _:
+            builder.take(what, "serving.servedModelNames", list(given.values))
+        case "--port", _ if number is not None and 0 < number < _LOWEST_PORT:
+            builder.drop(what, "below 1024 the engine would need root: it serves on 8000, Services on any")
+        case "--max-model-len", "auto" | "-1":
+            why = "the operator does not shorten the length until it fits: the model's own holds, or the field"
+            builder.drop(what, why)
+        case "--gpu-memory-utilization", text:
+            _take_utilization(what, text, builder)
+        case "--kv-cache-dtype", dtype if dtype not in set(KvCacheDtype):
+            builder.drop(what, f"cannot be sized; the engine takes auto: choose one of {', '.join(KvCacheDtype)}")
+        case "--dtype" | "--quantization", _:
+            _take_precision(given, builder)
+        case _:
+            return False
+    return True
 
 
-def _take_names(given: Argument, builder: SpecBuilder) -> None:
-    builder.take(given.text, "serving.servedModelNames", list(given.values))
+def _take_precision(given: Argument, builder: SpecBuilder) -> None:
+    what = given.text
+    match given.name, given.value:
+        case "--dtype", "bfloat16":
+            # Only a model that is known to be 16-bit may be asked for it; of others it is the checkpoint's anyway.
+            builder.set("target.quantization", "BF16")
+            builder.note(Outcome.FIELD, what, "spec.target.quantization: BF16, where the checkpoint is not quantized")
+        case "--dtype", "auto":
+            builder.note(Outcome.OPERATOR, what, _HOLDS_ANYWAY)
+        case "--dtype", _:
+            builder.drop(what, "only bfloat16 and the checkpoint's own precision are sized: its own is served")
+        case "--quantization", "fp8" | "fp8_per_tensor":
+            builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
+        case "--quantization", "bitsandbytes":
+            builder.drop(what, "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or FP8")
+        case "--quantization", _:
+            builder.note(Outcome.OPERATOR, what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
 
 
-def _take_port(given: Argument, builder: SpecBuilder) -> None:
-    port = read_number(given.values[0]) if given.values else None
-    if port is not None and 0 < port < _LOWEST_PORT:
-        builder.drop(given.text, "below 1024 the engine would need root: it serves on 8000, Services on any")
-    else:
-        _take_plain(given, builder)
-
-
-def _take_utilization(given: Argument, builder: SpecBuilder) -> None:
-    text = given.value
+def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:
     try:
         percent = Decimal(text) * 100
     except InvalidOperation:
+        # The checks of the spec name it.
         builder.set("serving.memoryUtilizationPercent", text)
         return
     whole = int(percent.to_integral_value(ROUND_FLOOR))
     remark = "" if whole == percent else "whole percent, rounded down"
-    builder.take(given.text, "serving.memoryUtilizationPercent", whole, remark)
-
-
-def _take_kv_dtype(given: Argument, builder: SpecBuilder) -> None:
-    known = [each.value for each in KvCacheDtype]
-    if given.values and given.values[0] in known:
-        _take_plain(given, builder)
-    else:
-        builder.drop(given.text, f"cannot be sized; the engine takes auto: choose one of {', '.join(known)}")
-
-
-def _take_dtype(given: Argument, builder: SpecBuilder) -> None:
-    what, wanted = given.text, given.value
-    if wanted == "bfloat16":
-        # Only a model that is known to be 16-bit may be asked for it; of others it is the checkpoint's anyway.
-        builder.set("target.quantization", "BF16")
-        builder.note(Outcome.FIELD, what, "spec.target.quantization: BF16, where the checkpoint is not quantized")
-    elif wanted == "auto":
-        builder.note(Outcome.OPERATOR, what, "is what holds without it")
-    else:
-        builder.drop(what, "only bfloat16 and the checkpoint's own precision are sized: the checkpoint's own is served")
-
-
-def _take_quantization(given: Argument, builder: SpecBuilder) -> None:
-    what, wanted = given.text, given.value
-    if wanted in _OF_CHECKPOINT:
-        builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
-    elif wanted == "bitsandbytes":
-        builder.drop(what, "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or FP8")
-    else:
-        builder.note(Outcome.OPERATOR, what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
+    builder.take(what, "serving.memoryUtilizationPercent", whole, remark)
 
 
 def _take_secret(given: Argument, builder: SpecBuilder, secrets: Secrets) -> None:
@@ -302,14 +259,3 @@ def settle_precision(builder: SpecBuilder) -> None:
         geometry = None
     if geometry is None or geometry.checkpoint is not None or geometry.checkpoint_precision is not None:
         del builder.spec["target"]["quantization"]
-
-
-_TAKERS: Final[Mapping[str, Callable[[Argument, SpecBuilder], None]]] = {
-    "--served-model-name": _take_names,
-    "--port": _take_port,
-    "--dtype": _take_dtype,
-    "--quantization": _take_quantization,
-    "--max-model-len": _take_length,
-    "--kv-cache-dtype": _take_kv_dtype,
-    "--gpu-memory-utilization": _take_utilization,
-}
