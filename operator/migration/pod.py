@@ -215,9 +215,8 @@ def _volume_name(name: str) -> str:
 
 def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Volumes but those that only held what the operator brings itself."""
-    mounted = {
-        name_of(mount) for kind in _LISTS for each in objects(pod, kind) for mount in objects(each, "volumeMounts")
-    }
+    before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
+    mounted = {name_of(mount) for container in before for mount in objects(container, "volumeMounts")}
     used = {name_of(mount) for user in users for mount in objects(user, "volumeMounts")}
     renamed = {name_of(volume): _volume_name(name_of(volume)) for volume in objects(pod, "volumes")}
     return [
@@ -229,9 +228,5 @@ def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list
 
 def _names(value: Any) -> str:
     """Return the names of a list's objects, in brackets."""
-    names = (
-        [str(each["name"]) for each in value if isinstance(each, dict) and "name" in each]
-        if isinstance(value, list)
-        else []
-    )
+    named = [each for each in value if isinstance(each, dict) and "name" in each] if isinstance(value, list) else []
     return f" ({', '.join(map(name_of, named))})" if named else ""

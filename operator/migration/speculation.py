@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -49,8 +49,8 @@ _DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft 
 """vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
 
 _SAMPLING: Final = {
-    "draft_sample_method": ("speculation.draftSampling", frozenset(DraftSampling)),
-    "rejection_sample_method": ("speculation.rejectionSampling", frozenset(RejectionSampling)),
+    "draft_sample_method": ("speculation.draftSampling", tuple(DraftSampling)),
+    "rejection_sample_method": ("speculation.rejectionSampling", tuple(RejectionSampling)),
 }
 """Keys with the field that says the same, and what it may say."""
 
@@ -58,19 +58,12 @@ _OF_RANGES: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable
 
 
 @dataclass
-class Speculating:
-    """What a server is told of speculation.
-
-    Attributes
-    ----------
-    config
-        All of it as one --speculative-config; empty where nothing is said.
-    written
-        How each key was written.
-    """
+class SpeculativeConfig:
+    """What a server is told of speculation, as one --speculative-config; empty where nothing is said."""
 
     config: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
+    """How each key was written."""
 
     @property
     def draft(self) -> str | None:
@@ -83,9 +76,9 @@ class Speculating:
         self.config[key], self.written[key] = value, written
 
 
-def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> Speculating:
+def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> SpeculativeConfig:
     """Return what the flags say of speculation, in whatever form."""
-    said = Speculating()
+    said = SpeculativeConfig()
     for given in flags:
         if given.name == _CONFIG and not given.path:
             for key, value in _json(given, builder).items():
@@ -103,14 +96,14 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
     return said
 
 
-def take_speculation(said: Speculating, builder: SpecBuilder, profile: EngineProfile) -> None:
+def take_speculation(said: SpeculativeConfig, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take speculation into the fields of the spec, all but the place of its model."""
     config = said.config
     if not config:
         return
     method = _method(config, profile)
     what = said.written.get("method") or f"{said.written.get('model', _CONFIG)}, which tells the method"
-    builder.take(f"{what}", "speculation.method", method)
+    builder.take(what, "speculation.method", method)
     if method not in {each.value for each in Method}:
         have = ", ".join(each.value for each in Method)
         why = _DEAD.get(method, "the operator does not have this method")
@@ -135,35 +128,29 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
+    """Take one key; where no field means it, say why, or ask where it changes how the engine drafts."""
     if value is None or (value is False and key in profile.speculative_keys):
         builder.note(Outcome.OPERATOR, what, "is what holds without it")
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float):
         builder.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
-    elif key == "num_speculative_tokens_per_batch_size":
-        _take_schedule(what, value, builder)
-    elif key == "disable_by_batch_size":
-        _take_limit(what, value, builder)
-    elif key == "quantization" and value in {"fp8", "fp8_per_tensor"}:
-        builder.take(what, "speculation.draft.quantization", "FP8")
-    elif key == "draft_tensor_parallel_size":
-        _take_draft_split(what, value, builder)
     elif key in _SAMPLING and value in _SAMPLING[key][1]:
         builder.take(what, _SAMPLING[key][0], value)
-    else:
-        _leave(what, key, value, builder, profile)
-
-
-def _leave(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Say why a key becomes no field; one that changes how the engine drafts is for people to decide."""
-    if key == "quantization":
-        builder.note(Outcome.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
+    elif key in _TAKERS:
+        _TAKERS[key](what, value, builder)
     elif key in profile.speculative_keys:
         message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
         builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
     else:
         builder.drop(f"{what}: {value}", f"vLLM {profile.version} has no such key, and nothing replaces it")
+
+
+def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
+    if value in ("fp8", "fp8_per_tensor"):
+        builder.take(what, "speculation.draft.quantization", "FP8")
+    else:
+        builder.note(Outcome.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
 
 
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
@@ -240,3 +227,12 @@ def _scalar(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+_TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
+    "quantization": _take_quantization,
+    "draft_tensor_parallel_size": _take_draft_split,
+    "num_speculative_tokens_per_batch_size": _take_schedule,
+    "disable_by_batch_size": _take_limit,
+}
+"""Keys whose value does not simply become a field's."""

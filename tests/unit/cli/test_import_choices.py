@@ -242,7 +242,9 @@ def test_a_limit_that_is_never_reached_needs_no_range() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [{"use_heterogeneous_vocab": True}, {"kv_cache_dtype": "fp8"}, {"parallel_drafting": True}], ids=str
+    "key",
+    [{"use_heterogeneous_vocab": True}, {"kv_cache_dtype": "fp8"}, {"draft_sample_method": ["greedy"]}],
+    ids=str,
 )
 def test_a_key_that_drafts_otherwise_is_asked_for(key: dict[str, Any]) -> None:
     (decision,) = speculating(**key).decisions
