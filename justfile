@@ -161,7 +161,7 @@ cluster-lws *arguments: setup
 cluster-logs *arguments: setup
     @{{ python }} -m devcluster logs "$@"
 
-# Write anew what commands print in the documents, and the table of models
+# Write anew what is generated in the documents: output of commands, fields, reasons, tables of models and versions
 [group('maintenance')]
 docs: setup
     @{{ python }} -m bench.documents
