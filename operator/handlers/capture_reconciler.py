@@ -8,11 +8,19 @@ from datetime import UTC, datetime
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.decision import blind, broken, decide, hindered, sources_of
+from specdecode_operator.capture.control.capture import Capture, read_capture
+from specdecode_operator.capture.control.decision import (
+    Decision,
+    Writes,
+    blocked_by_cluster,
+    decide,
+    internal_error,
+    not_observed,
+    references_of,
+)
+from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
 from specdecode_operator.capture.control.preemption import holds_gpus
 from specdecode_operator.capture.control.status import compose_status, is_outlived
-from specdecode_operator.capture.control.subject import Capture, read_capture
-from specdecode_operator.capture.control.surroundings import Decision, DeploymentSeen, Surroundings, Writes
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
@@ -71,22 +79,22 @@ class CaptureReconciler:
         try:
             decision = decide(capture, await self._look(capture), now)
         except ForbiddenError as error:
-            await self._report(capture, blind(capture, Blocked("Forbidden", str(error))))
+            await self._report(capture, not_observed(capture, Blocked("Forbidden", str(error))))
             return
         except ClusterError:
             raise
         except Exception as error:
-            await self._report(capture, broken(capture, error))
+            await self._report(capture, internal_error(capture, error))
             raise
         status_is_current = capture.status.observed_generation == capture.generation
         summary = await what_blocks(self._write(capture, decision.writes), status_is_current=status_is_current)
-        await self._report(capture, decision if summary is None else hindered(decision, summary))
+        await self._report(capture, decision if summary is None else blocked_by_cluster(decision, summary))
 
-    async def _look(self, capture: Capture) -> Surroundings:
+    async def _look(self, capture: Capture) -> CaptureObservation:
         """See what a capture depends on; what carries no label of ours is asked for only before it starts."""
         job = self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
         claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
-        seen = Surroundings(
+        seen = CaptureObservation(
             deployment=self._deployment(capture) if capture.ended is None else None,
             job=job,
             pods=self._cache.children_of(capture.key, POD.kind),
@@ -95,7 +103,7 @@ class CaptureReconciler:
         )
         if job is not None or capture.ended is not None:
             return seen
-        sources = sources_of(capture)
+        sources = references_of(capture)
         return replace(
             seen,
             claim=await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.claim),
@@ -106,7 +114,7 @@ class CaptureReconciler:
     async def _get(self, capture: Capture, resource: Resource, name: str | None) -> Body | None:
         return await self._cluster.get(resource, capture.key.namespace, name) if name else None
 
-    def _deployment(self, capture: Capture) -> DeploymentSeen | None:
+    def _deployment(self, capture: Capture) -> ObservedDeployment | None:
         key = Key(capture.key.namespace, str(capture.spec.get("deployment")))
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
@@ -114,7 +122,7 @@ class CaptureReconciler:
         parent, desired = self._desired_state_of(body)
         now = datetime.now(UTC)
         engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
-        return DeploymentSeen(
+        return ObservedDeployment(
             key=key,
             uid=parent.uid,
             generation=parent.generation,
@@ -145,10 +153,10 @@ class CaptureReconciler:
             self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))
         if live is not None and writes.remove_job:
             await self._inventory.delete(key, live)
-        if writes.image_note is not None:
-            await self._note_image(capture, writes.image_note)
+        if writes.image_id is not None:
+            await self._write_image_id(capture, writes.image_id)
 
-    async def _note_image(self, capture: Capture, note: Body) -> None:
+    async def _write_image_id(self, capture: Capture, note: Body) -> None:
         """Tell the load generator what image the engine runs; a capture goes on where that cannot be told."""
         live = self._inventory.owned(capture.key, capture.uid).get(identity(note))
         try:

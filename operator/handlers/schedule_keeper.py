@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
-from specdecode_operator.capture.control.schedules import Belongings, SchedulingDecision, decide_schedules
+from specdecode_operator.capture.control.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
@@ -35,15 +35,15 @@ class ScheduleKeeper:
         if not schedules:
             return []  # most objects: nothing of theirs is looked for at every round
         captures = [each for each in self._cache.captures_of(parent.key) if is_owned(each, parent.uid)]
-        belongings = Belongings(captures, self._cache.claims_captured_from(parent.key), parent.status.captures)
-        decision = decide_schedules(parent.key, parent.uid, schedules, belongings, datetime.now(UTC))
+        observed = ObservedSchedules(captures, self._cache.claims_captured_from(parent.key), parent.status.captures)
+        decision = decide_schedules(parent.key, parent.uid, schedules, observed, datetime.now(UTC))
         try:
             await self._carry_out(decision)
         except ClusterError as error:
             _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
             return parent.status.captures
-        for told in decision.news:
-            await self._reporter.post_event(parent.key, parent.uid, told.reason, told.message, warns=told.warns)
+        for event in decision.events:
+            await self._reporter.post_event(parent.key, parent.uid, event.reason, event.message, warns=event.warns)
         return decision.statuses
 
     async def _carry_out(self, decision: SchedulingDecision) -> None:

@@ -3,17 +3,17 @@
 from datetime import UTC, datetime
 
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
-from specdecode_operator.capture.control.decision import decide
+from specdecode_operator.capture.control.capture import read_capture
+from specdecode_operator.capture.control.decision import Decision, decide
+from specdecode_operator.capture.control.observation import CaptureObservation
 from specdecode_operator.capture.control.status import compose_status
-from specdecode_operator.capture.control.subject import read_capture
-from specdecode_operator.capture.control.surroundings import Decision, Surroundings
 from tests.support.captures import surroundings
 from tests.support.objects import Body
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def look(body: Body, seen: Surroundings | None = None) -> tuple[Decision, SpecDecodeCaptureStatus]:
+def look(body: Body, seen: CaptureObservation | None = None) -> tuple[Decision, SpecDecodeCaptureStatus]:
     """Return what is decided of a capture and its status; where nothing is given, nothing hinders it."""
     subject = read_capture(body)
     decision = decide(subject, seen or surroundings(), NOW)
@@ -25,7 +25,7 @@ def words(status: SpecDecodeCaptureStatus) -> dict[str, tuple[str, str]]:
     return {each.type: (each.status.value, each.reason) for each in status.conditions}
 
 
-def after(body: Body, seen: Surroundings) -> Body:
+def after(body: Body, seen: CaptureObservation) -> Body:
     """The same capture with the status that it then has."""
     _, status = look(body, seen)
     return {**body, "status": status.model_dump(by_alias=True, mode="json", exclude_none=True)}

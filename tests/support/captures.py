@@ -5,7 +5,7 @@ from typing import Any
 
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.surroundings import DeploymentSeen, Surroundings
+from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
 from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
@@ -30,16 +30,16 @@ def capture(spec: Body | None = None, *, labels: Body | None = None, status: Bod
     }
 
 
-def deployment_seen(spec: Body | None = None, **seen: Any) -> DeploymentSeen:
+def observed_deployment(spec: Body | None = None, **seen: Any) -> ObservedDeployment:
     """The deployment `llama`, on CPU unless a spec says otherwise."""
     owner = read_parent(parent(spec or tiny_cpu()))
-    return DeploymentSeen(owner.key, owner.uid, owner.generation, desired_state(owner, ()), **seen)
+    return ObservedDeployment(owner.key, owner.uid, owner.generation, desired_state(owner, ()), **seen)
 
 
-def surroundings(**changes: Any) -> Surroundings:
+def surroundings(**changes: Any) -> CaptureObservation:
     """What lets a capture start."""
-    seen: dict[str, Any] = {"deployment": deployment_seen(), "operator_image": OPERATOR_IMAGE}
-    return Surroundings(**{**seen, **changes})
+    seen: dict[str, Any] = {"deployment": observed_deployment(), "operator_image": OPERATOR_IMAGE}
+    return CaptureObservation(**{**seen, **changes})
 
 
 def claim(name: str = "demo-capture", *, labels: Body | None = None, **changes: Any) -> Body:

@@ -5,18 +5,18 @@ import json
 from functools import cache
 from typing import Any
 
+from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.status import compose_status as compose_capture_status
 from specdecode_operator.capture.control.status import is_outlived
-from specdecode_operator.capture.control.subject import read_capture
 from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
 from specdecode_operator.deployment.status import compose_status
-from tests.support.captures import capture, deployment_seen, surroundings
+from tests.support.captures import capture, observed_deployment, surroundings
 from tests.support.decisions import NOW, desired_state
 from tests.support.field_cases import FieldCase
 from tests.support.objects import Body, parent
@@ -63,7 +63,7 @@ def capture_outcome(spec: Body, _: FieldCase | None = None) -> Outcome:
 def _capture_outcome(spec_text: str) -> Outcome:
     spec = json.loads(spec_text)
     subject = read_capture(capture(spec))
-    seen = surroundings(deployment=deployment_seen(engines_wanted=1), dataset={"data": DATASETS})
+    seen = surroundings(deployment=observed_deployment(engines_wanted=1), dataset={"data": DATASETS})
     decision = decide(subject, seen, NOW)
     goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW)
     writes = dataclasses.replace(decision.writes, job=None)

@@ -16,9 +16,9 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import GROUP
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.control.subject import read_capture
-from specdecode_operator.capture.control.surroundings import DeploymentSeen, Surroundings
+from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.download import wanted_downloads
 from specdecode_operator.deployment.observation import Observation
@@ -69,9 +69,9 @@ def _captured(body: Body) -> list[Body]:
     (owner,) = (
         each for each in _ours() if each["kind"] == deployment.KIND and _name(each) == body["spec"]["deployment"]
     )
-    seen = DeploymentSeen(Key("default", _name(owner), deployment.KIND), "uid-1", 1, _intent(owner))
+    seen = ObservedDeployment(Key("default", _name(owner), deployment.KIND), "uid-1", 1, _intent(owner))
     subject = read_capture({**body, "metadata": {**CAPTURE_METADATA, **body["metadata"]}})
-    given = Surroundings(deployment=seen, operator_image=OPERATOR_IMAGE, **_given(body["spec"]))
+    given = CaptureObservation(deployment=seen, operator_image=OPERATOR_IMAGE, **_given(body["spec"]))
     writes = decide(subject, given, NOW).writes
     return [made for made in (writes.claim, writes.job) if made is not None]
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.schedules import Belongings, SchedulingDecision, decide_schedules
+from specdecode_operator.capture.control.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
 from specdecode_operator.kube.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 from tests.support.capture_field_cases import CAPTURE_FIELDS
 from tests.support.field_cases import FieldCase, at
@@ -56,7 +56,11 @@ def schedule_outcomes(captures: Iterable[Body]) -> list[SchedulingDecision]:
     over = [
         _capture(name, hours, phase) for name in names for phase in ("Succeeded", "Failed") for hours in (48, 49, 50)
     ]
-    pasts = (Belongings((), (), statuses), Belongings(running, (), statuses), Belongings(over, over, statuses))
+    pasts = (
+        ObservedSchedules((), (), statuses),
+        ObservedSchedules(running, (), statuses),
+        ObservedSchedules(over, over, statuses),
+    )
     return [decide_schedules(Key("team", "llama"), "uid-1", schedules, past, NOON + _LATE) for past in pasts]
 
 

@@ -18,7 +18,7 @@ _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 _OFF = frozenset({"", "0", "false"})
 
 
-def deployment_hold(name: str, desired: DesiredState | None) -> Blocked | None:
+def deployment_blocked(name: str, desired: DesiredState | None) -> Blocked | None:
     """Return why a deployment is not one to capture yet; None where its plan is in force.
 
     One that is not there may come in the same apply; one that only another spec helps is waited for in vain.
@@ -40,7 +40,7 @@ def deployment_hold(name: str, desired: DesiredState | None) -> Blocked | None:
     return Blocked("DeploymentNotPlanned", message, permanent=course.readiness.stalled)
 
 
-def engine_hold(facts: Facts, plan: Plan) -> Blocked | None:
+def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
     """Return why the engine of a deployment cannot be recorded; None where it can.
 
     What it is refused for is a field of the deployment, so it is looked at again when that changes.
@@ -89,7 +89,7 @@ def _uses_rust_frontend(spec: SpecDecodeDeploymentSpec) -> bool:
     return any(name == _RUST_FRONTEND and value.lower() not in _OFF for name, value in [*set_in_spec, *overlaid])
 
 
-def workload_hold(spec: SpecDecodeCaptureSpec) -> Blocked | None:
+def workload_blocked(spec: SpecDecodeCaptureSpec) -> Blocked | None:
     """Return why a workload cannot be run; None where it can."""
     if problems := "; ".join(map(str, broken_rules(spec.workload, "spec.workload"))):
         return Blocked("Invalid", problems, permanent=True)
@@ -109,7 +109,7 @@ def workload_document(spec: SpecDecodeCaptureSpec) -> Body:
     return document
 
 
-def dataset_hold(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked | None:
+def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked | None:
     """Return why the prompts of a dataset cannot be had; None where they may be.
 
     ``source`` is the ConfigMap or the claim that holds it, None where there is none.

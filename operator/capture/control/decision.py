@@ -3,36 +3,36 @@
 No I/O: the reconciler brings what it saw and carries out what is decided.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec
-from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec, Storage
+from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.status import ConditionStatus
 from specdecode_operator.capture.control.admission import (
+    dataset_blocked,
     dataset_claim,
-    dataset_hold,
-    deployment_hold,
-    engine_hold,
-    workload_hold,
+    deployment_blocked,
+    engine_blocked,
+    workload_blocked,
 )
-from specdecode_operator.capture.control.image_note import image_note
-from specdecode_operator.capture.control.job import Source, render_job
+from specdecode_operator.capture.control.capture import Capture
+from specdecode_operator.capture.control.image_id import image_id_config_map
+from specdecode_operator.capture.control.job import CapturedDeployment, render_job
+from specdecode_operator.capture.control.job_status import Progress, newest_pod, read_progress
+from specdecode_operator.capture.control.observation import CaptureObservation
 from specdecode_operator.capture.control.preemption import QUEUED
-from specdecode_operator.capture.control.progress import Progress, newest_pod, read_progress
-from specdecode_operator.capture.control.subject import Capture
-from specdecode_operator.capture.control.surroundings import Decision, Surroundings, Writes
 from specdecode_operator.capture.control.volume import (
     ALREADY_PUBLISHED,
+    claim_blocked,
     claim_changes,
-    claim_hold,
     claim_of,
-    naming_claim,
-    published_hold,
+    published_blocked,
     render_claim,
+    with_claim,
 )
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
@@ -44,7 +44,40 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
-class Sources:
+class Writes:
+    """What is to be written for a capture."""
+
+    claim: Body | None = None  # to create
+    # What is to change in the metadata of the claim that was created; empty where nothing is.
+    claim_metadata: Body = field(default_factory=dict)
+    job: Body | None = None  # to create; never changed: a capture that runs is what it was started as
+    # Whether the Job shall be suspended; None where that is somebody else's affair, or so already.
+    job_suspended: bool | None = None
+    remove_job: bool = False
+    # A ConfigMap to create or change, which tells the load generator what image the engine runs.
+    image_id: Body | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a capture comes to."""
+
+    phase: CapturePhase
+    summary: Readiness
+    accepted: ConditionUpdate
+    succeeded: ConditionUpdate
+    writes: Writes = field(default_factory=Writes)
+    waiting_for_gpus: str | None = None
+    """In the scheduler's words; None while it does not."""
+
+    result: CaptureSummary | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    claim: str | None = None
+
+
+@dataclass(frozen=True)
+class References:
     """Names of objects that a capture's spec refers to, and that nothing of ours need be on."""
 
     claim: str | None = None
@@ -52,68 +85,68 @@ class Sources:
     dataset_claim: str | None = None
 
 
-def sources_of(capture: Capture) -> Sources:
+def references_of(capture: Capture) -> References:
     """Return what a capture refers to; nothing where its spec is invalid."""
     try:
         spec = SpecDecodeCaptureSpec.model_validate(capture.spec, extra="ignore")
     except ValidationError:
-        return Sources()
+        return References()
     dataset = spec.workload.prompts.dataset
     config_map = dataset.config_map if dataset else None
-    return Sources(claim_of(capture, spec.storage), config_map.name if config_map else None, dataset_claim(spec))
+    return References(claim_of(capture, spec.storage), config_map.name if config_map else None, dataset_claim(spec))
 
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
 
 
-def decide(capture: Capture, seen: Surroundings, now: datetime) -> Decision:
+def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Decision:
     """Decide what should exist for a capture, and how far it is."""
     try:
         spec = SpecDecodeCaptureSpec.model_validate(capture.spec, extra="ignore")
     except ValidationError as error:
-        return _held(Blocked("Invalid", "; ".join(map(str, spec_problems(error))), permanent=True))
+        return _blocked(Blocked("Invalid", "; ".join(map(str, spec_problems(error))), permanent=True))
     claim = claim_of(capture, spec.storage)
-    decision = _course(capture, spec, seen)
+    decision = _next_step(capture, spec, observed)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
         decision = replace(decision, finished_at=now.strftime(_TIME))
-    changes = _claim_changes(capture, spec, seen, decision)
+    changes = _claim_changes(capture, spec.storage, observed.claim, decision)
     return replace(decision, claim=claim, writes=replace(decision.writes, claim_metadata=changes))
 
 
-def broken(capture: Capture, error: Exception) -> Decision:
+def internal_error(capture: Capture, error: Exception) -> Decision:
     """Return the decision for an object that the operator itself stumbles over."""
     message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
-    return blind(capture, Blocked("InternalError", message))
+    return not_observed(capture, Blocked("InternalError", message))
 
 
-def blind(capture: Capture, hold: Blocked) -> Decision:
-    """Return the decision for an object of which not all could be seen: what was known of its claim stays."""
-    return replace(_held(hold), claim=capture.status.claim)
+def not_observed(capture: Capture, blocked: Blocked) -> Decision:
+    """Return the decision for an object of which not all could be observed: what was known of its claim stays."""
+    return replace(_blocked(blocked), claim=capture.status.claim)
 
 
-def _course(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Decision:
+def _next_step(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:
     if capture.ended is not None:
-        return _ended(capture, seen)
-    if seen.job is not None:
-        return _with_job(capture, spec, seen, seen.job)
+        return _ended(capture, observed)
+    if observed.job is not None:
+        return _with_job(capture, spec, observed, observed.job)
     if spec.suspend:
         return _suspended(_before_acceptance("Suspended"), Writes())
-    return _without_job(capture, spec, seen)
+    return _without_job(capture, spec, observed)
 
 
-def _ended(capture: Capture, seen: Surroundings) -> Decision:
+def _ended(capture: Capture, observed: CaptureObservation) -> Decision:
     """What is left to say of a capture that ended: what was said when it did."""
-    told = capture.ended
-    assert told is not None  # noqa: S101  the caller's condition
-    succeeded = ConditionUpdate(told.type, told.status, told.reason, told.message)
-    good = told.status is ConditionStatus.TRUE
+    ended = capture.ended
+    assert ended is not None  # noqa: S101  the caller's condition
+    succeeded = ConditionUpdate(ended.type, ended.status, ended.reason, ended.message)
+    good = ended.status is ConditionStatus.TRUE
     return Decision(
         phase=CapturePhase.SUCCEEDED if good else CapturePhase.FAILED,
         summary=_final(succeeded),
         accepted=_ACCEPTED,
         succeeded=succeeded,
         # One that was given up while it ran frees its GPUs; others stay for their logs.
-        writes=Writes(remove_job=seen.job is not None and not _is_finished(seen.job)),
+        writes=Writes(remove_job=observed.job is not None and not _is_finished(observed.job)),
         result=capture.status.summary,
         started_at=capture.status.started_at,
         finished_at=capture.status.finished_at,
@@ -131,11 +164,11 @@ def _is_finished(job: Body) -> bool:
     return any(each["type"] in {"Complete", "Failed"} and each["status"] == "True" for each in conditions)
 
 
-def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings, job: Body) -> Decision:
+def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation, job: Body) -> Decision:
     """How far a capture is that was started."""
-    progress = read_progress(job, seen.pods)
+    progress = read_progress(job, observed.pods)
     if progress.phase is CapturePhase.SUCCEEDED or progress.failure is not None:
-        return _finished(progress, naming_claim(capture, spec.storage, progress.failure))
+        return _finished(progress, with_claim(capture, spec.storage, progress.failure))
     is_suspended = bool(job["spec"].get("suspend"))
     if spec.suspend:
         queued = bool(capture.queue_labels)
@@ -143,12 +176,16 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings,
         writes = Writes(remove_job=queued, job_suspended=None if queued or is_suspended else True)
         return _suspended(_ACCEPTED, writes)
     if not is_suspended:
-        note = image_note(capture, newest_pod(job, seen.pods))
-        return replace(_under_way(progress), writes=Writes(image_note=note))
+        image_id = image_id_config_map(capture, newest_pod(job, observed.pods))
+        return replace(_under_way(progress), writes=Writes(image_id=image_id))
     if capture.queue_labels:
         return _queued(capture)
-    if spec.deployment_during_capture is DuringCapture.SUSPEND and seen.deployment and seen.deployment.holds_gpus:
-        name = seen.deployment.key.name
+    if (
+        spec.deployment_during_capture is DuringCapture.SUSPEND
+        and observed.deployment
+        and observed.deployment.holds_gpus
+    ):
+        name = observed.deployment.key.name
         return _pending("WaitingForDeployment", f"the engines of {name} are ending; then their GPUs are the capture's")
     return replace(_pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
 
@@ -208,18 +245,18 @@ def _before_acceptance(reason: str) -> ConditionUpdate:
     return ConditionUpdate("Accepted", UNKNOWN, reason, "it is looked at when it shall start")
 
 
-def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Decision:
+def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:
     """Start a capture, or say why it does not."""
-    hold = _hold(capture, spec, seen)
-    if hold is not None:
-        return _held(hold)
-    deployment, image = seen.deployment, seen.operator_image
+    blocked = _first_blocked(capture, spec, observed)
+    if blocked is not None:
+        return _blocked(blocked)
+    deployment, image = observed.deployment, observed.operator_image
     assert deployment is not None  # noqa: S101  it has a plan in force
     assert image is not None  # noqa: S101
     course = deployment.desired.outcome
     assert isinstance(course, Launch)  # noqa: S101
-    source = Source(deployment.key, deployment.uid, deployment.generation, course)
-    wants_claim = spec.storage.existing_claim is None and seen.claim is None
+    source = CapturedDeployment(deployment.key, deployment.uid, deployment.generation, course)
+    wants_claim = spec.storage.existing_claim is None and observed.claim is None
     writes = Writes(
         claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
         job=render_job(capture, spec, source, image),
@@ -228,25 +265,25 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundin
     return replace(pending, writes=writes)
 
 
-def _hold(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings) -> Blocked | None:
+def _first_blocked(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Blocked | None:
     """Return the first thing that keeps a capture from starting."""
-    deployment = seen.deployment
-    hold = workload_hold(spec) or deployment_hold(spec.deployment, deployment.desired if deployment else None)
-    if hold is not None:
-        return hold
-    assert deployment is not None  # noqa: S101  deployment_hold
+    deployment = observed.deployment
+    blocked = workload_blocked(spec) or deployment_blocked(spec.deployment, deployment.desired if deployment else None)
+    if blocked is not None:
+        return blocked
+    assert deployment is not None  # noqa: S101  deployment_blocked
     course = deployment.desired.outcome
-    assert isinstance(course, Launch)  # noqa: S101  deployment_hold
+    assert isinstance(course, Launch)  # noqa: S101  deployment_blocked
     return (
-        engine_hold(course.facts, course.plan)
-        or claim_hold(capture, spec.storage, seen.claim)
-        or published_hold(spec.storage, seen.claim)
-        or dataset_hold(spec, seen.dataset)
-        or _image_hold(seen.operator_image)
+        engine_blocked(course.facts, course.plan)
+        or claim_blocked(capture, spec.storage, observed.claim)
+        or published_blocked(spec.storage, observed.claim)
+        or dataset_blocked(spec, observed.dataset)
+        or _image_blocked(observed.operator_image)
     )
 
 
-def _image_hold(image: str | None) -> Blocked | None:
+def _image_blocked(image: str | None) -> Blocked | None:
     if image is not None:
         return None
     message = (
@@ -256,26 +293,25 @@ def _image_hold(image: str | None) -> Blocked | None:
     return Blocked("OperatorImageUnknown", message)
 
 
-def _held(hold: Blocked) -> Decision:
-    status = FALSE if hold.permanent else UNKNOWN
+def _blocked(blocked: Blocked) -> Decision:
+    status = FALSE if blocked.permanent else UNKNOWN
     return Decision(
         phase=CapturePhase.PENDING,
-        summary=(stalled if hold.permanent else working)(hold.reason, hold.message),
-        accepted=ConditionUpdate("Accepted", status, hold.reason, hold.message),
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, hold.reason, "it has not started"),
+        summary=(stalled if blocked.permanent else working)(blocked.reason, blocked.message),
+        accepted=ConditionUpdate("Accepted", status, blocked.reason, blocked.message),
+        succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "it has not started"),
     )
 
 
-def _claim_changes(capture: Capture, spec: SpecDecodeCaptureSpec, seen: Surroundings, decision: Decision) -> Body:
+def _claim_changes(capture: Capture, storage: Storage, claim: Body | None, decision: Decision) -> Body:
     """Return what the claim that was created is to say of its owner and its files; one that is given is not changed."""
-    storage, claim = spec.storage, seen.claim
-    if storage.existing_claim is not None or claim is None or claim_hold(capture, storage, claim) is not None:
+    if storage.existing_claim is not None or claim is None or claim_blocked(capture, storage, claim) is not None:
         return {}
     published = decision.succeeded.status is TRUE or decision.succeeded.reason == ALREADY_PUBLISHED
     return claim_changes(capture, storage, claim, published=published)
 
 
-def hindered(decision: Decision, summary: Readiness) -> Decision:
+def blocked_by_cluster(decision: Decision, summary: Readiness) -> Decision:
     """Return the decision with something in its way that only the cluster showed.
 
     A capture that could not be started takes no GPUs away meanwhile; one that ended has ended nevertheless.

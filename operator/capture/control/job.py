@@ -14,9 +14,8 @@ from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.capture.control.admission import workload_document
-from specdecode_operator.capture.control.image_note import FOLDER, note_volume
-from specdecode_operator.capture.control.subject import Capture
-from specdecode_operator.capture.control.timing import MOST_WAITING_S, wrap_up_s
+from specdecode_operator.capture.control.capture import Capture
+from specdecode_operator.capture.control.image_id import FOLDER, image_id_volume
 from specdecode_operator.capture.control.volume import claim_of
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.recorder_bundle import PLUGIN
@@ -44,6 +43,12 @@ _NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
 """No Service sends requests to it, and a probe that kills it would interrupt the recording: the load generator sees
 for itself whether it answers."""
 
+_LONGEST_WAIT_S: Final = 1800
+"""How long a capture that has taken a deployment's GPUs may wait for its pods to run on them."""
+
+_SHORTEST_WRAP_UP_S: Final = 900
+_LOAD_FOR_WRAP_UP: Final = 10
+
 # What the image itself sets can only be added to by a shell in it.
 _WITH_RECORDER: Final = (
     'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; '
@@ -53,7 +58,7 @@ _WITH_RECORDER: Final = (
 
 
 @dataclass(frozen=True)
-class Source:
+class CapturedDeployment:
     """The deployment that is captured."""
 
     key: Key
@@ -72,7 +77,7 @@ def published_folder(capture: Capture) -> str:
     return places(capture, attempt="").path
 
 
-def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, operator_image: str) -> Body:
+def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, operator_image: str) -> Body:
     """Return the Job of a capture; suspended where it waits for a queue or for the deployment's GPUs."""
     pod = _engine_pod(source)
     added = _flags_added(spec, pod)
@@ -84,7 +89,7 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, op
         "suspend": bool(capture.queue_labels) or borrows,
         "backoff_limit": spec.backoff_limit,
         # Without GPUs of its own it may wait for ever; with somebody else's it may not.
-        "job_deadline_s": MOST_WAITING_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
+        "job_deadline_s": _LONGEST_WAIT_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
         "pod_deadline_s": deadline_s,
         "labels": _pod_labels(capture, spec, pod),
         "annotations": _pod_annotations(pod),
@@ -102,8 +107,8 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, op
         "recorder_path": RECORDER_PATH,
         "dataset": _dataset_volume(spec),
         "claim": claim_of(capture, spec.storage),
-        "image_note": note_volume(capture),
-        "image_note_folder": FOLDER,
+        "image_id_config_map": image_id_volume(capture),
+        "image_id_folder": FOLDER,
         "engine_volumes": pod["spec"].get("volumes") or [],
         "security_context": _security_context(spec, pod),
     }
@@ -115,7 +120,7 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, op
     return job
 
 
-def _engine_pod(source: Source) -> Body:
+def _engine_pod(source: CapturedDeployment) -> Body:
     """Return the pod that the deployment's engine runs in; over plain HTTP, for nobody else reaches it."""
     facts = source.launch.facts
     serving = facts.spec.serving.model_copy(update={"tls_secret": None})
@@ -129,10 +134,19 @@ def _engine_container(pod: Body) -> Body:
     return dict(engine)
 
 
-def _deadline_s(spec: SpecDecodeCaptureSpec, source: Source) -> int:
+def _deadline_s(spec: SpecDecodeCaptureSpec, source: CapturedDeployment) -> int:
     """Return how long the pod may live: as long as the engine may take to start and the load to run."""
     times = engine_timings(source.launch.facts, source.launch.plan)
     return times.progress_deadline_s + spec.deadline_seconds + wrap_up_s(spec.deadline_seconds)
+
+
+def wrap_up_s(deadline_seconds: int) -> int:
+    """Return how long all may take but the start of the engine and the load: files are merged, checked and published.
+
+    What there is to merge grows with the load: 6 to 20 MB of segments a second were merged and checked on a shared
+    machine with 2 cores.
+    """
+    return _SHORTEST_WRAP_UP_S + deadline_seconds // _LOAD_FOR_WRAP_UP
 
 
 def _flags_added(spec: SpecDecodeCaptureSpec, pod: Body) -> list[str]:
@@ -231,9 +245,9 @@ def _dataset_volume(spec: SpecDecodeCaptureSpec) -> Body | None:
 
 
 def _settings(
-    capture: Capture, spec: SpecDecodeCaptureSpec, source: Source, pod: Body, added: list[str]
+    capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, pod: Body, added: list[str]
 ) -> dict[str, Any]:
-    """Return what the load generator is told."""
+    """Return the settings of the load generator (``RunSettings``, and what the manifest repeats)."""
     facts = source.launch.facts
     settings = engine_settings(facts.spec, facts.pair, source.launch.plan.chosen.tensor)
     return {
@@ -256,16 +270,16 @@ def _settings(
     }
 
 
-def _context(facts: Facts, source: Source, pod: Body, added: list[str]) -> dict[str, Any]:
+def _context(facts: Facts, source: CapturedDeployment, pod: Body, added: list[str]) -> dict[str, Any]:
     """Return what the manifest repeats: whose engine it was, and what was different in it."""
     engine = _engine_container(pod)
-    told: PlanStatus = source.launch.plan_status
+    plan: PlanStatus = source.launch.plan_status
     return {
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
         "image": engine["image"],
         "engine_version": facts.spec.engine.version,
         "command": [argument.replace("$$", "$") for argument in engine["command"]],
         "recording_flags": added,
-        "plan": told.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "plan": plan.model_dump(mode="json", by_alias=True, exclude_none=True),
         "operator_version": __version__,
     }

@@ -12,7 +12,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture
 from specdecode_operator.api.status import ConditionStatus
-from specdecode_operator.capture.control.subject import Capture, read_capture
+from specdecode_operator.capture.control.capture import Capture, read_capture
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _LATE_AT_MOST: Final = timedelta(minutes=5)
@@ -24,7 +24,7 @@ QUEUED: Final = "Queued"
 
 def preempting_capture(captures: Iterable[Body]) -> str | None:
     """Return the name of the first of a deployment's captures that has its GPUs; None where it keeps them."""
-    return next((body["metadata"]["name"] for body in captures if _borrows(body)), None)
+    return next((body["metadata"]["name"] for body in captures if _preempts(body)), None)
 
 
 def holds_gpus(pod: Body, now: datetime) -> bool:
@@ -40,7 +40,7 @@ def holds_gpus(pod: Body, now: datetime) -> bool:
     return should_be_gone is None or now < datetime.fromisoformat(should_be_gone) + _LATE_AT_MOST
 
 
-def _borrows(body: Body) -> bool:
+def _preempts(body: Body) -> bool:
     if "deletionTimestamp" in body["metadata"]:
         return False
     capture = read_capture(body)

@@ -31,8 +31,8 @@ _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePh
 
 
 @dataclass(frozen=True)
-class News:
-    """Something that an Event tells."""
+class ScheduleEvent:
+    """An Event of the deployment."""
 
     reason: str
     message: str
@@ -48,11 +48,11 @@ class SchedulingDecision:
     delete_captures: list[Body] = field(default_factory=list)  # captures that are over, beyond the history
     delete_claims: list[Body] = field(default_factory=list)  # claims beyond what retention keeps
     statuses: list[ScheduleStatus] = field(default_factory=list)  # what the deployment's status says of its schedules
-    news: list[News] = field(default_factory=list)
+    events: list[ScheduleEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Belongings:
+class ObservedSchedules:
     """What the cache holds of one deployment's schedules."""
 
     captures: Sequence[Body]
@@ -61,29 +61,31 @@ class Belongings:
 
 
 def decide_schedules(
-    key: Key, uid: str, schedules: Sequence[CaptureSchedule], belongings: Belongings, now: datetime
+    key: Key, uid: str, schedules: Sequence[CaptureSchedule], observed: ObservedSchedules, now: datetime
 ) -> SchedulingDecision:
     """Return what is due at a time, for schedules without problems.
 
     It is safe to carry out twice: a capture has the name of its time, so that the second creation meets the first.
     """
     decision = SchedulingDecision()
-    known = {status.name: status for status in belongings.statuses}
+    known = {status.name: status for status in observed.statuses}
     for schedule in schedules:
-        captures = _of_schedule(belongings.captures, schedule)
+        captures = _of_schedule(observed.captures, schedule)
         status = known.get(schedule.name)
         if status is None or status.schedule != _clock(schedule):
             status = ScheduleStatus(name=schedule.name, schedule=_clock(schedule), since=_text(now))
-        status, due, told = _settle(schedule, captures, status, now)
+        status, due, event = _check_due(schedule, captures, status, now)
         decision.statuses.append(_with_next(schedule, status, now))
-        decision.news += [told] if told else []
+        decision.events += [event] if event else []
         if due is not None:
             body = _capture(key, uid, schedule, due)
             decision.create.append(body)
-            decision.news.append(News("CaptureStarted", f"{schedule.name}: capture {body['metadata']['name']} is due"))
+            decision.events.append(
+                ScheduleEvent("CaptureStarted", f"{schedule.name}: capture {body['metadata']['name']} is due")
+            )
             if schedule.concurrency_policy is Concurrency.REPLACE:
                 decision.cancel += [each for each in _running(captures) if not each["spec"].get("suspend")]
-        claims = _of_schedule(belongings.claims, schedule)
+        claims = _of_schedule(observed.claims, schedule)
         decision.delete_captures += _too_old_captures(schedule, captures, claims)
         decision.delete_claims += _too_old_claims(schedule, captures, claims, now)
     return decision
@@ -93,10 +95,10 @@ def _clock(schedule: CaptureSchedule) -> str:
     return f"{schedule.schedule} {schedule.time_zone}"
 
 
-def _settle(
+def _check_due(
     schedule: CaptureSchedule, captures: Sequence[Body], status: ScheduleStatus, now: datetime
-) -> tuple[ScheduleStatus, datetime | None, News | None]:
-    """Return the status after now, the time whose capture is to start, and what there is to tell."""
+) -> tuple[ScheduleStatus, datetime | None, ScheduleEvent | None]:
+    """Return the status after now, the time whose capture is to start, and the Event that says what was missed."""
     due = _latest_due(schedule, captures, status, now)
     if due is None:
         return status, None, None
@@ -106,7 +108,7 @@ def _settle(
     if now - due > timedelta(seconds=schedule.starting_deadline_seconds):
         late = f"more than {schedule.starting_deadline_seconds} s late (startingDeadlineSeconds)"
         message = f"{schedule.name}: the capture of {_text(due)} was missed: {late}"
-        return done, None, News("MissedSchedule", message, warns=True)
+        return done, None, ScheduleEvent("MissedSchedule", message, warns=True)
     if _running(captures) and schedule.concurrency_policy is Concurrency.FORBID:
         return status, None, None
     return done, due, None
@@ -180,8 +182,8 @@ def _too_old_captures(schedule: CaptureSchedule, captures: Sequence[Body], claim
     limits = ((succeeded, schedule.successful_history_limit), (failed, schedule.failed_history_limit))
     beyond = [each for found, limit in limits for each in _newest_first(found)[limit:]]
     # Once it is gone, only its claim's label tells that there is good data on it.
-    untold = {_capture_of(each) for each in claims if not is_published(each)}
-    return [each for each in beyond if each not in succeeded or each["metadata"]["name"] not in untold]
+    unlabelled = {_capture_of(each) for each in claims if not is_published(each)}
+    return [each for each in beyond if each not in succeeded or each["metadata"]["name"] not in unlabelled]
 
 
 def _too_old_claims(

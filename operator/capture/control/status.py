@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
+from specdecode_operator.capture.control.capture import Capture
+from specdecode_operator.capture.control.decision import Decision
 from specdecode_operator.capture.control.job import published_folder
-from specdecode_operator.capture.control.subject import Capture
-from specdecode_operator.capture.control.surroundings import Decision
 from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate, stamp
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DEFAULT_SIZE, Storage
-from specdecode_operator.capture.control.subject import Capture
+from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
@@ -50,7 +50,7 @@ def owners(capture: Capture, storage: Storage) -> list[Body]:
     return [] if storage.retain else [owner_reference(capture.key, capture.uid)]
 
 
-def is_ours(capture: Capture, claim: Body) -> bool:
+def is_created_for(capture: Capture, claim: Body) -> bool:
     """Whether a claim was created for a capture of this name: this one, or an earlier one that left it."""
     labels = claim["metadata"].get("labels") or {}
     foreign = [owner for owner in claim["metadata"].get("ownerReferences") or [] if owner["uid"] != capture.uid]
@@ -75,27 +75,27 @@ def is_published(claim: Body) -> bool:
     return (claim["metadata"].get("labels") or {}).get(PUBLISHED_LABEL) == "true"
 
 
-def claim_hold(capture: Capture, storage: Storage, claim: Body | None) -> Blocked | None:
+def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blocked | None:
     """Return why a claim cannot be written to; None where nothing speaks against it.
 
     One that is not bound yet may be waiting for its first pod: the scheduler will say so.
     """
     if claim is None:
-        return _missing_claim_hold(storage)
+        return _missing_claim_blocked(storage)
     name = claim["metadata"]["name"]
     if "deletionTimestamp" in claim["metadata"]:
         return Blocked("ClaimIsLeaving", f"claim {name} is being deleted; goes on when it is gone")
     if (claim.get("status") or {}).get("phase") == "Lost":
         return Blocked("ClaimLost", f"claim {name} has lost its volume: delete it, or name another one", permanent=True)
     if storage.existing_claim is None:
-        return _foreign_claim_hold(capture, claim)
+        return _foreign_claim_blocked(capture, claim)
     if (claim.get("spec") or {}).get("accessModes") == [_READ_ONLY]:
         message = f"spec.storage.existingClaim: {name}: can only be read (accessModes {_READ_ONLY}): name another one"
         return Blocked("ClaimReadOnly", message, permanent=True)
     return None
 
 
-def naming_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> Blocked | None:
+def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> Blocked | None:
     """Return a failure with the claim and the field that it is about: a pod knows only where its volume is mounted."""
     if failure is None or not (failure.reason.startswith("Volume") or failure.reason in _OF_THE_VOLUME):
         return failure
@@ -104,7 +104,7 @@ def naming_claim(capture: Capture, storage: Storage, failure: Blocked | None) ->
     return replace(failure, message=message)
 
 
-def published_hold(storage: Storage, claim: Body | None) -> Blocked | None:
+def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
     """Return why nothing can be captured to a claim that was created: it holds a finished capture of this name.
 
     The volume would tell, but only when the pod has its GPUs. One that is given may hold others: it is not labelled.
@@ -118,7 +118,7 @@ def published_hold(storage: Storage, claim: Body | None) -> Blocked | None:
     return Blocked(ALREADY_PUBLISHED, message, permanent=True)
 
 
-def _missing_claim_hold(storage: Storage) -> Blocked | None:
+def _missing_claim_blocked(storage: Storage) -> Blocked | None:
     """Only a claim that is given must be there already."""
     if storage.existing_claim is None:
         return None
@@ -126,8 +126,8 @@ def _missing_claim_hold(storage: Storage) -> Blocked | None:
     return Blocked("ClaimNotFound", message)
 
 
-def _foreign_claim_hold(capture: Capture, claim: Body) -> Blocked | None:
-    if is_ours(capture, claim):
+def _foreign_claim_blocked(capture: Capture, claim: Body) -> Blocked | None:
+    if is_created_for(capture, claim):
         return None
     name = claim["metadata"]["name"]
     if (claim["metadata"].get("labels") or {}).get(CAPTURE_LABEL) == capture.key.name:

@@ -15,7 +15,7 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.capture.control.timing import wrap_up_s
+from specdecode_operator.capture.control.job import wrap_up_s
 from specdecode_operator.cli.capture.fetch import FetchError, Place, fetch
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.capture.validate import validate_command

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.capture.control.admission import workload_hold
+from specdecode_operator.capture.control.admission import workload_blocked
 
 CLOSED = {"name": "a", "pattern": "Closed", "concurrency": 2, "requests": 5}
 RATE = {"name": "a", "pattern": "Constant", "requestsPerSecond": "2", "requests": 5}
@@ -17,7 +17,7 @@ def _phase(**fields: Any) -> dict[str, Any]:
 
 
 def _blocked(workload: dict[str, Any]) -> str:
-    blocked = workload_hold(SpecDecodeCaptureSpec.model_validate({"deployment": "llama", "workload": workload}))
+    blocked = workload_blocked(SpecDecodeCaptureSpec.model_validate({"deployment": "llama", "workload": workload}))
     if blocked is None:
         return ""
     assert (blocked.reason, blocked.permanent) == ("Invalid", True)

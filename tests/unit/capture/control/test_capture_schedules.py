@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.schedules import (
-    Belongings,
+    ObservedSchedules,
     SchedulingDecision,
     decide_schedules,
 )
@@ -64,7 +64,7 @@ def decide(
     now: datetime, schedule: CaptureSchedule, *captures: dict[str, Any], status: ScheduleStatus | None = None, claims=()
 ) -> SchedulingDecision:
     statuses = [status] if status else []
-    return decide_schedules(KEY, "uid-1", [schedule], Belongings(captures, claims, statuses), now)
+    return decide_schedules(KEY, "uid-1", [schedule], ObservedSchedules(captures, claims, statuses), now)
 
 
 def names(bodies: list[dict[str, Any]]) -> list[str]:
@@ -117,7 +117,7 @@ class TestDue:
             decision = decide(now, clock, status=status)
             (status,) = decision.statuses
             started += len(decision.create)
-            assert not decision.news or decision.news[0].reason == "CaptureStarted"
+            assert not decision.events or decision.events[0].reason == "CaptureStarted"
             assert status.next_schedule_time is not None
             assert status.next_schedule_time > text(now)
             now += timedelta(seconds=60)
@@ -126,7 +126,7 @@ class TestDue:
     def test_another_schedule_makes_up_for_nothing_and_misses_nothing(self) -> None:
         nightly = hourly(schedule="0 3 * * *")
         decision = decide(NOON + timedelta(minutes=20), nightly, status=seen(last=NOON - timedelta(days=1)))
-        assert (decision.create, decision.news) == ([], [])
+        assert (decision.create, decision.events) == ([], [])
 
     def test_a_capture_may_be_as_late_as_its_deadline(self) -> None:
         assert decide(NOON + timedelta(seconds=300), hourly(), status=seen()).create
@@ -134,7 +134,7 @@ class TestDue:
     def test_a_capture_that_is_too_late_is_told_and_left_out(self) -> None:
         decision = decide(NOON + timedelta(seconds=301), hourly(), status=seen())
         assert not decision.create
-        assert [told.reason for told in decision.news] == ["MissedSchedule"]
+        assert [told.reason for told in decision.events] == ["MissedSchedule"]
         assert decision.statuses[0].last_schedule_time == "2026-11-21T12:00:00Z"
 
     def test_after_a_long_rest_only_the_latest_time_counts(self) -> None:
@@ -256,7 +256,9 @@ def test_what_cron_or_the_zones_do_not_know_is_refused_by_name(fields: dict[str,
 
 def test_long_names_of_deployments_still_give_names_of_their_own_that_captures_can_have() -> None:
     made = [
-        decide_schedules(Key("team", "a" * 51 + end), "uid", [hourly()], Belongings([], [], [seen()]), NOON).create[0]
+        decide_schedules(
+            Key("team", "a" * 51 + end), "uid", [hourly()], ObservedSchedules([], [], [seen()]), NOON
+        ).create[0]
         for end in "bc"
     ]
     first, second = names(made)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.decision import hindered
+from specdecode_operator.capture.control.capture import QUEUE_LABEL, read_capture
+from specdecode_operator.capture.control.decision import blocked_by_cluster
+from specdecode_operator.capture.control.observation import CaptureObservation
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.capture.control.status import compose_status, is_outlived
-from specdecode_operator.capture.control.subject import QUEUE_LABEL, read_capture
-from specdecode_operator.capture.control.surroundings import Surroundings
 from specdecode_operator.deployment.pods.readiness import stalled
 from tests.support.capture_decisions import NOW, after, look, words
 from tests.support.captures import (
@@ -17,9 +17,9 @@ from tests.support.captures import (
     capture_pod,
     capture_spec,
     claim,
-    deployment_seen,
     ended,
     job,
+    observed_deployment,
     surroundings,
 )
 from tests.support.objects import Body, pair_70b, tiny_cpu
@@ -37,18 +37,18 @@ def test_a_capture_that_nothing_hinders_gets_its_claim_and_its_job() -> None:
     assert status.path is None, "there are no files yet"
 
 
-BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
+BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
     "no deployment": (capture(), surroundings(deployment=None), "DeploymentNotFound", False, "llama"),
     "no plan": (
         capture(),
-        surroundings(deployment=deployment_seen(pair_70b())),
+        surroundings(deployment=observed_deployment(pair_70b())),
         "DeploymentNotPlanned",
         False,
         "NoMatchingNodes",
     ),
     "not accepted": (
         capture(),
-        surroundings(deployment=deployment_seen(tiny_cpu(engine={"image": "i:1", "extraArgs": ["--nonsense"]}))),
+        surroundings(deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "extraArgs": ["--nonsense"]}))),
         "DeploymentNotPlanned",
         True,
         "extraArgs",
@@ -56,7 +56,7 @@ BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
     "tokens held back": (
         capture(),
         surroundings(
-            deployment=deployment_seen(tiny_cpu(engine={"image": "i:1", "extraArgs": ["--stream_interval=4"]}))
+            deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "extraArgs": ["--stream_interval=4"]}))
         ),
         "StreamIntervalNotOne",
         True,
@@ -65,7 +65,7 @@ BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
     "tokens held back by two arguments": (
         capture(),
         surroundings(
-            deployment=deployment_seen(tiny_cpu(engine={"image": "i:1", "extraArgs": ["--stream-interval", "2"]}))
+            deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "extraArgs": ["--stream-interval", "2"]}))
         ),
         "StreamIntervalNotOne",
         True,
@@ -74,7 +74,7 @@ BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
     "a frontend without Python": (
         capture(),
         surroundings(
-            deployment=deployment_seen(
+            deployment=observed_deployment(
                 tiny_cpu(engine={"image": "i:1", "env": [{"name": "VLLM_USE_RUST_FRONTEND", "value": "1"}]})
             )
         ),
@@ -84,14 +84,14 @@ BAD: dict[str, tuple[Body, Surroundings, str, bool, str]] = {
     ),
     "an engine that is too new": (
         capture(),
-        surroundings(deployment=deployment_seen(tiny_cpu(engine={"image": "i:1", "version": "0.33"}))),
+        surroundings(deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "version": "0.33"}))),
         "EngineNotSupported",
         True,
         "0.28 to 0.32",
     ),
     "an engine that is too old": (
         capture(),
-        surroundings(deployment=deployment_seen(tiny_cpu(engine={"image": "i:1", "version": "0.27"}))),
+        surroundings(deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "version": "0.27"}))),
         "DeploymentNotPlanned",
         True,
         "write 0.28 or newer",
@@ -207,7 +207,7 @@ def test_what_cannot_be_captured_is_told_and_nothing_is_written(name: str) -> No
     ],
 )
 def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> None:
-    deployment = deployment_seen(tiny_cpu(engine={"image": "i:1", "extraArgs": extra_args}))
+    deployment = observed_deployment(tiny_cpu(engine={"image": "i:1", "extraArgs": extra_args}))
     _, status = look(capture(), surroundings(deployment=deployment))
     assert words(status)["Ready"][1] == reason
 
@@ -224,7 +224,7 @@ def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> No
 def test_a_frontend_without_python_in_the_pod_template(variable: Body, reason: str) -> None:
     env = [{"name": "VLLM_USE_RUST_FRONTEND", **variable}]
     template = {"spec": {"containers": [{"name": "engine", "env": env}]}}
-    _, status = look(capture(), surroundings(deployment=deployment_seen(tiny_cpu(podTemplate=template))))
+    _, status = look(capture(), surroundings(deployment=observed_deployment(tiny_cpu(podTemplate=template))))
     assert words(status)["Ready"][1] == reason
 
 
@@ -377,7 +377,7 @@ class TestBorrowing:
 
     @pytest.mark.parametrize("held", [{"engines_wanted": 1}, {"pods": [{}]}])
     def test_it_waits_for_the_last_engine(self, held: dict[str, Any]) -> None:
-        seen = surroundings(deployment=deployment_seen(**held), job=job(suspend=True))
+        seen = surroundings(deployment=observed_deployment(**held), job=job(suspend=True))
         decision, status = look(capture(BORROWS), seen)
         assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
@@ -392,14 +392,14 @@ class TestBorrowing:
 def test_what_hinders_the_start_takes_no_gpus_away() -> None:
     decision, _ = look(capture())
     subject = read_capture(capture())
-    status = compose_status(subject, hindered(decision, stalled("ChildNameConflict", "taken")), NOW)
+    status = compose_status(subject, blocked_by_cluster(decision, stalled("ChildNameConflict", "taken")), NOW)
     assert words(status)["Accepted"] == ("Unknown", "ChildNameConflict")
     assert words(status)["Ready"] == ("False", "ChildNameConflict")
 
 
 def test_what_hinders_the_clean_up_does_not_undo_the_end() -> None:
     decision, _ = look(capture(), surroundings(job=job("Complete")))
-    assert hindered(decision, stalled("Forbidden", "no")) == decision
+    assert blocked_by_cluster(decision, stalled("Forbidden", "no")) == decision
 
 
 def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.control import job as rendering
+from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.control.subject import read_capture
-from specdecode_operator.capture.control.surroundings import DeploymentSeen
+from specdecode_operator.capture.control.observation import ObservedDeployment
 from specdecode_operator.capture.job import main as in_pod
 from specdecode_operator.capture.load.workload import read_settings
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import NOW
-from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, deployment_seen, surroundings
+from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, observed_deployment, surroundings
 from tests.support.objects import Body, tiny_cpu
 
 
-def deployed(spec: Body | None = None) -> tuple[DeploymentSeen, Body]:
+def deployed(spec: Body | None = None) -> tuple[ObservedDeployment, Body]:
     """A deployment, and the pod that it starts."""
-    seen = deployment_seen(spec)
+    seen = observed_deployment(spec)
     return seen, seen.desired.children[-1]["spec"]["template"]
 
 

@@ -40,7 +40,7 @@ NOT_BORROWING: dict[str, Body] = {
     "Keep": capture(status={"conditions": [condition("Accepted", "True")]}),
     "new": capture(capture_spec(deploymentDuringCapture="Suspend")),
     "refused": borrowing(("Accepted", "False")),
-    "hindered": borrowing(("Accepted", "Unknown")),
+    "blocked_by_cluster": borrowing(("Accepted", "Unknown")),
     "succeeded": borrowing(("Accepted", "True"), ("Succeeded", "True")),
     "failed": borrowing(("Accepted", "True"), ("Succeeded", "False")),
     "suspended": borrowing(suspend=True),

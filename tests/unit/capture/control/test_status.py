@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.status import compose_status
-from specdecode_operator.capture.control.subject import read_capture
 from tests.support.capture_decisions import NOW, after, look, words
 from tests.support.captures import (
     capture,

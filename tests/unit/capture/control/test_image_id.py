@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.control.subject import read_capture
 from specdecode_operator.capture.job.image import IMAGE_ID_FILE, engine_image_id
 from tests.support.capture_decisions import NOW, look
 from tests.support.captures import capture, capture_pod, capture_spec, job, running, surroundings
@@ -19,7 +19,7 @@ def engine(image_id: str) -> dict[str, Any]:
 
 def note(*pods: Body, **seen: Any) -> Body | None:
     decision, _ = look(capture(), surroundings(**{"job": job(), "pods": pods, **seen}))
-    return decision.writes.image_note
+    return decision.writes.image_id
 
 
 def test_it_is_told_of_the_pod_that_runs_now() -> None:
@@ -55,7 +55,7 @@ def test_nothing_is_told_when_nobody_listens_any_more() -> None:
         assert note(ended, job=job(end)) is None
     pod = capture_pod(initContainerStatuses=[engine(DIGEST)])
     cancelled, _ = look(capture(capture_spec(suspend=True)), surroundings(job=job(), pods=[pod]))
-    assert cancelled.writes.image_note is None
+    assert cancelled.writes.image_id is None
 
 
 def test_the_load_generator_sees_it_as_a_file() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.capture.control.job import LOAD
-from specdecode_operator.capture.control.outcome import engine_restarts, read_failure, read_summary, taken_away
+from specdecode_operator.capture.control.termination import engine_restarts, read_failure, read_summary, taken_away
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, is_about_volumes
 from specdecode_operator.kube.drift import is_owned
@@ -45,7 +45,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     }
     started_at = (pod or {}).get("status", {}).get("startTime")
     finished = conditions.keys() & {"Complete", "Failed"}
-    if finished and pod is not None and _is_still_seen_running(pod):
+    if finished and pod is not None and _is_still_running(pod):
         return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
     if done := conditions.get("Complete"):
         finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
@@ -82,7 +82,7 @@ def _shortfall(summary: CaptureSummary | None) -> str:
     return f"; {short}{f' ({why})' if why else ''}: client.jsonl has the error of each"
 
 
-def _is_still_seen_running(pod: Body) -> bool:
+def _is_still_running(pod: Body) -> bool:
     """Whether the Job's end was seen before its pod's: what the pod said last is still to come."""
     ending = "deletionTimestamp" in pod["metadata"]
     return not ending and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}

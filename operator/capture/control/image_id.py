@@ -8,7 +8,7 @@ would do as well, but for it the operator would need the right to change every p
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.capture.control.subject import Capture
+from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.job.image import IMAGE_ID_FILE
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
 from specdecode_operator.kube.manifests import owned
@@ -17,13 +17,13 @@ FOLDER: Final = str(IMAGE_ID_FILE.parent)
 _FILE: Final = IMAGE_ID_FILE.name
 
 
-def note_volume(capture: Capture) -> Body:
-    """Return the volume that shows the note, which comes into being only after the pod."""
+def image_id_volume(capture: Capture) -> Body:
+    """Return the volume that shows the image's id as a file; the ConfigMap comes only after the pod."""
     items = [{"key": _FILE, "path": _FILE}]
     return {"configMap": {"name": _name(capture), "items": items, "optional": True}}
 
 
-def image_note(capture: Capture, pod: Body | None) -> Body | None:
+def image_id_config_map(capture: Capture, pod: Body | None) -> Body | None:
     """Return the ConfigMap that says which image the engine of a pod runs; None before its node knows.
 
     There is one for all attempts of a capture, so it says of which pod it speaks.
@@ -32,12 +32,12 @@ def image_note(capture: Capture, pod: Body | None) -> Body | None:
     if pod is None or not image_id:
         return None
     data = {_FILE: f"{pod['metadata']['uid']} {image_id}\n"}
-    note = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": _name(capture)}, "data": data}
-    return owned(note, capture.key, capture.uid)
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": _name(capture)}, "data": data}
+    return owned(config_map, capture.key, capture.uid)
 
 
 def _name(capture: Capture) -> str:
-    """Return the note's name: that of the claim and the Job."""
+    """Return the ConfigMap's name: that of the claim and the Job."""
     return capture.job_name
 
 

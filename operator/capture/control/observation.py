@@ -1,0 +1,38 @@
+"""The observed state: what a capture depends on, as the cluster has it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.desired_state import DesiredState
+
+
+@dataclass(frozen=True)
+class ObservedDeployment:
+    """The deployment that a capture names."""
+
+    key: Key
+    uid: str
+    generation: int
+    desired: DesiredState
+    engines_wanted: int = 0  # engines that its Deployment asks for now
+    pods: Sequence[Body] = ()  # pods that hold its GPUs, also those that are ending
+
+    @property
+    def holds_gpus(self) -> bool:
+        """Whether its engines are not all gone yet."""
+        return bool(self.engines_wanted or self.pods)
+
+
+@dataclass(frozen=True)
+class CaptureObservation:
+    """What a capture depends on, as it is now."""
+
+    deployment: ObservedDeployment | None = None  # None where there is none of that name
+    job: Body | None = None
+    pods: Sequence[Body] = ()  # what carries the capture's label
+    claim: Body | None = None  # whoever made it
+    dataset: Body | None = None  # the ConfigMap or claim that holds the prompts, where a dataset is asked for
+    # Image that the load generator runs from; None where the operator does not know its own.
+    operator_image: str | None = None
