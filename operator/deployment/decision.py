@@ -15,7 +15,8 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
 from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
-from specdecode_operator.deployment.objects.children import render_children, render_plan
+from specdecode_operator.deployment.objects.children import render_children
+from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
 from specdecode_operator.deployment.pods.readiness import Readiness, stalled, without_engines, working
@@ -57,7 +58,7 @@ class _Planned:
     @property
     def config_map(self) -> Body:
         """The ConfigMap with the plan."""
-        return render_plan(self.parent.key, self.parent.uid, self.plan, self.matrix)
+        return plan_config_map(self.parent.key, self.parent.uid, self.plan, self.matrix)
 
     def not_launched(self, readiness: Readiness, *jobs: Body) -> DesiredState:
         """Return the desired state in which the plan is shown, but is not in force."""

@@ -21,8 +21,10 @@ from specdecode_operator.deployment.pods.readiness import (
     suspended_for_capture,
     without_engines,
 )
-from specdecode_operator.deployment.proof import proof
+from specdecode_operator.deployment.proof.budget_accurate import budget_condition
+from specdecode_operator.deployment.proof.observed import observed_status, steady
 from specdecode_operator.deployment.proof.residual import budget_residual
+from specdecode_operator.deployment.proof.speculation_active import speculation_condition
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.labels import selector_labels
 
@@ -98,9 +100,9 @@ def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen
     residual = budget_residual(facts, plan, readings)
     figures = parent.status.observed
     if not observation.missed:
-        figures = proof.settle(proof.observe(facts, residual, readings), figures, rested=observation.rested)
-    speculation = proof.speculation_condition(facts, readings, figures)
-    budget = proof.budget_condition(plan, residual, readings)
+        figures = steady(observed_status(facts, residual, readings), figures, rested=observation.rested)
+    speculation = speculation_condition(facts, readings, figures)
+    budget = budget_condition(plan, residual, readings)
     before = {condition.type: condition for condition in parent.status.conditions}
     if observation.missed:
         speculation = kept(before.get(speculation.type), parent.generation) or speculation

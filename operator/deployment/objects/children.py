@@ -1,16 +1,14 @@
-"""Renders the objects that a SpecDecodeDeployment owns."""
+"""The objects that a SpecDecodeDeployment owns while its plan is in force."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Final
-
-import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import RolloutStrategy
-from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings, group_pods, scheme
-from specdecode_operator.deployment.objects.plan_config_map import matrix_table
+from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings, group_pods
+from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
+from specdecode_operator.deployment.objects.service import render_service
 from specdecode_operator.deployment.objects.workload import workload_name
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.kube.labels import selector_labels
@@ -26,8 +24,8 @@ _KUEUE_LABELS: Final = "kueue.x-k8s.io/"
 
 
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> list[Body]:
-    """Objects that must exist while this plan is in force, in the order of their creation."""
-    children = [render_plan(key, uid, plan, matrix), owned(_service(key, facts), key, uid)]
+    """Return the objects that must exist while this plan is in force, in the order of their creation."""
+    children = [plan_config_map(key, uid, plan, matrix), render_service(key, uid, facts)]
     if wanted_replicas(facts) > 1:
         budget = render_template("poddisruptionbudget", {"name": key.name, "selector": _disruption_selector(key, plan)})
         children.append(owned(budget, key, uid))
@@ -38,16 +36,6 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, matrix: Sequen
 def wanted_replicas(facts: Facts) -> int:
     """Return how many engines a spec asks for now."""
     return 0 if facts.spec.suspend else facts.spec.replicas
-
-
-def _service(key: Key, facts: Facts) -> Body:
-    values = {
-        "name": key.name,
-        "selector": selector_labels(key.name),
-        "port": facts.spec.serving.port,
-        "scheme": scheme(facts.spec),
-    }
-    return render_template("service", values)
 
 
 def _disruption_selector(key: Key, plan: Plan) -> dict[str, str]:
@@ -100,18 +88,3 @@ def _deployment(key: Key, facts: Facts, plan: Plan) -> Body:
     # It is rendered and parsed already.
     body["spec"]["template"] = engine_pod(key, facts, plan)
     return body
-
-
-def render_plan(key: Key, uid: str, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> Body:
-    """Return the ConfigMap that holds the plan, wanted also where nothing fits."""
-    table = matrix_table(matrix, plan.chosen.budget)
-    content = {
-        **{part.name: getattr(plan, part.name) for part in fields(plan)},
-        "matrixRowsLeftOut": table.rows_left_out,
-    }
-    body = render_template("configmap", {"name": key.name})
-    # Long texts take ten times as long to write as YAML and to read again as all the rest.
-    body["data"] = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
-    if table.csv:
-        body["data"]["matrix.csv"] = table.csv
-    return owned(body, key, uid)

@@ -1,13 +1,19 @@
-"""Writes the quantization matrix as a table that fits into a ConfigMap."""
+"""The ConfigMap that shows the plan of an object, with the quantization matrix as a table."""
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
+import msgspec
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.kube.manifests import owned, render_template
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.choice.matrix import MatrixRow
+from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Budget, Verdict
 
 LARGEST_BYTES: Final = 256 * 1024
@@ -21,18 +27,27 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class MatrixTable:
-    """The matrix as text.
-
-    Attributes
-    ----------
-    csv
-        One line a row under a line of names; empty where there are no rows.
-    rows_left_out
-        Rows that the limit left no room for: first those that cannot be launched, then those that do not fit.
-    """
+    """The matrix as text: one line a row under a line of names; empty where there are no rows."""
 
     csv: str
+
     rows_left_out: int
+    """Rows that the limit left no room for: first those that cannot be launched, then those that do not fit."""
+
+
+def plan_config_map(key: Key, uid: str, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> Body:
+    """Return the ConfigMap that holds the plan, wanted also where nothing fits."""
+    table = matrix_table(matrix, plan.chosen.budget)
+    content = {
+        **{part.name: getattr(plan, part.name) for part in fields(plan)},
+        "matrixRowsLeftOut": table.rows_left_out,
+    }
+    body = render_template("configmap", {"name": key.name})
+    # Long texts take ten times as long to write as YAML and to read again as all the rest.
+    body["data"] = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
+    if table.csv:
+        body["data"]["matrix.csv"] = table.csv
+    return owned(body, key, uid)
 
 
 def matrix_table(

@@ -13,17 +13,7 @@ from specdecode_operator.sizing.pair.pair import Pair
 
 @dataclass(frozen=True)
 class BudgetResidual:
-    """Predicted less reported KV cache of the smallest engine: positive where too much was promised.
-
-    Attributes
-    ----------
-    product, engine_version, runner, tensor
-        What the estimates that erred depend on.
-    predicted_tokens, reported_tokens
-        What the KV cache was to hold, and what it holds.
-    residual_bytes
-        The residual on one GPU.
-    """
+    """Predicted less reported KV cache of the smallest engine: positive where too much was promised."""
 
     product: str
     engine_version: str
@@ -31,7 +21,9 @@ class BudgetResidual:
     tensor: int
     predicted_tokens: int
     reported_tokens: int
+
     residual_bytes: int
+    """On one GPU."""
 
     @property
     def percent(self) -> str | None:
@@ -56,7 +48,8 @@ def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -
     return BudgetResidual(
         product=plan.chosen.product,
         engine_version=facts.profile.version,
-        runner=model_runner(facts),
+        # V2 needs Triton, so V1 serves on the CPU (vllm/config/vllm.py, use_v2_model_runner).
+        runner=(Runner.V1 if facts.on_cpu else facts.pair.era.runner).value,
         tensor=plan.chosen.tensor,
         predicted_tokens=plan.chosen.budget.kv_cache_tokens,
         reported_tokens=smallest_tokens,
@@ -78,12 +71,3 @@ def _residual_bytes(pair: Pair, chosen: Row, engine: EngineReading, reported_tok
     if engine.num_gpu_blocks is None or engine.block_size not in (None, predicted_size):
         return (budget.kv_cache_tokens - reported_tokens) * budget.kv_bytes_per_token
     return (budget.num_blocks - engine.num_gpu_blocks) * grouping.bytes_per_block
-
-
-def model_runner(facts: Facts) -> str:
-    """Return which of vLLM's model runners serves a spec.
-
-    As sizing takes it on GPUs; V1 without Triton, so on CPU (vLLM,
-    config/vllm.py VllmConfig.use_v2_model_runner).
-    """
-    return Runner.V1.value if facts.on_cpu else facts.pair.era.runner.value

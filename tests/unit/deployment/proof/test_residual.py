@@ -9,7 +9,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation, observed_residual
-from specdecode_operator.deployment.proof.proof import settle
+from specdecode_operator.deployment.proof.observed import steady
 from specdecode_operator.deployment.proof.residual import BudgetResidual
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -126,7 +126,7 @@ def test_the_residual_in_the_status_is_that_of_the_plan_beside_it() -> None:
         ObservedStatus(engines=1, kv_cache_tokens=1000, kv_cache_residual_bytes=size, acceptance_percent=70)
         for size in (0, GIB)
     )
-    assert settle(new, old, rested=True) == new
+    assert steady(new, old, rested=True) == new
 
 
 def test_what_no_engine_reports_has_no_residual() -> None:

@@ -1,0 +1,68 @@
+"""The condition SpeculationActive: whether the engines really draft."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from specdecode_operator.api.status import ConditionStatus, ObservedStatus
+from specdecode_operator.api.values import METHODS_WITH_LOOKUP, Method
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.engine.metrics import Reading
+
+_ENOUGH_GENERATED_TOKENS: Final = 64
+"""Output after which a drafter that proposed nothing is called idle: short requests may end before a first draft."""
+
+
+def speculation_condition(
+    facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None
+) -> ConditionUpdate:
+    """Return whether the engines really draft, in the figures that the status shows."""
+    if facts.method is Method.NONE:
+        return _condition(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
+    engines = answering_engines(readings)
+    if not engines:
+        return no_engine_condition("SpeculationActive", readings)
+    # An engine that speculates has the counters from its start on.
+    without = [name for name, engine in engines.items() if engine.speculation is None]
+    if without:
+        message = (
+            f"{without[0]} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
+            " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
+        )
+        return _condition(FALSE, "NotDrafting", message)
+    if observed is not None and observed.draft_tokens:
+        message = (
+            f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
+            f" with K={facts.pair.num_speculative_tokens}"
+        )
+        # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
+        if facts.pair.other_draft_lengths:
+            message += ", or what numSpeculativeTokensByBatchSize says"
+        return _condition(TRUE, "Drafting", message)
+    return _nothing_drafted(facts, sum(engine.generation_tokens for engine in engines.values()))
+
+
+def _nothing_drafted(facts: Facts, generated_tokens: int) -> ConditionUpdate:
+    """Return what it means that no engine has proposed a token yet."""
+    if generated_tokens < _ENOUGH_GENERATED_TOKENS:
+        return _condition(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
+    if facts.method in METHODS_WITH_LOOKUP:
+        return _condition(UNKNOWN, "NoMatches", "the engines generate, but no n-gram of a prompt came up again yet")
+    if facts.method is Method.SUFFIX:
+        return _condition(
+            UNKNOWN, "NoMatches", "the engines generate, but nothing of an earlier answer came up again yet"
+        )
+    message = (
+        f"the engines generated {generated_tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
+    )
+    ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
+    if any(part.num_speculative_tokens == 0 for part in ranges):
+        message += "; spec.speculation.numSpeculativeTokensByBatchSize says so for some numbers of requests"
+    else:
+        message += ": look for what turned it off in the engine's log and in spec.engine.extraArgs"
+    return _condition(FALSE, "NotDrafting", message)
+
+
+def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate("SpeculationActive", status, reason, message)
