@@ -18,7 +18,7 @@ from specdecode_operator.sizing.kv.groups import stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.kv.settings import KvSettings
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 from tests.support.kv_logs import printed_tokens
 
 LOGS: Final = Path(__file__).parents[1] / "tests/unit/sizing/groundtruth"

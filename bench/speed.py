@@ -14,7 +14,7 @@ from specdecode_operator.sizing.choice.nodes import GpuPool
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 
 PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 ROUNDS: Final = 5

@@ -13,16 +13,8 @@ from specdecode_operator.api.base import ApiModel, SecretKey, TlsSecret
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.models import Models, ShortText, Target
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.api.values import (
-    AcceleratorType,
-    CudagraphMode,
-    KvCacheDtype,
-    Objective,
-    Planning,
-    RolloutStrategy,
-    Slo,
-    WorkloadKind,
-)
+from specdecode_operator.api.values import AcceleratorType, CudagraphMode, Planning, RolloutStrategy
+from specdecode_operator.vocabulary import KvCacheDtype, Objective, Slo, WorkloadKind
 
 _BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 KIND = "SpecDecodeDeployment"

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import Field, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, PersistentVolumeClaimRef, SecretKey
-from specdecode_operator.api.values import CheckpointPrecision, Quantization
+from specdecode_operator.api.values import Quantization
+from specdecode_operator.vocabulary import Precision
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ModelConfig = Annotated[dict[str, Any], Field(max_length=512)]
@@ -16,7 +17,7 @@ HostDirectory = Annotated[str, StringConstraints(min_length=2, max_length=1024)]
 class ModelCheckpoint(ApiModel):
     """The same model, stored in another precision."""
 
-    quantization: CheckpointPrecision
+    quantization: Precision
     """Precision that it was stored in."""
 
     model: ModelId

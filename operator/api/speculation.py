@@ -4,7 +4,8 @@ from pydantic import Field, StrictInt
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.models import Draft
-from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
+from specdecode_operator.api.values import DraftSampling, RejectionSampling
+from specdecode_operator.vocabulary import Method
 
 
 class Ngram(ApiModel):

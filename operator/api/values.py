@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
+
 
 class Quantization(StrEnum):
     """Precision in which a model's linear layers are held in GPU memory."""
@@ -13,71 +15,6 @@ class Quantization(StrEnum):
     INT4 = "INT4"
     AUTO = "Auto"
 
-
-class CheckpointPrecision(StrEnum):
-    """Precision that a checkpoint was stored in."""
-
-    BF16 = "BF16"
-    FP8 = "FP8"
-    INT8 = "INT8"
-    INT4 = "INT4"
-    MXFP4 = "MXFP4"
-    NVFP4 = "NVFP4"
-
-
-class Objective(StrEnum):
-    """What the plan aims at where it may choose."""
-
-    QUALITY = "Quality"
-    CAPACITY = "Capacity"
-    COST = "Cost"
-
-
-class WorkloadKind(StrEnum):
-    """What most requests are."""
-
-    CHAT = "Chat"
-    CODE = "Code"
-    CREATIVE = "Creative"
-    MIXED = "Mixed"
-    RAG = "RAG"
-    STRUCTURED = "Structured"
-    SUMMARIZATION = "Summarization"
-
-
-class Slo(StrEnum):
-    """What the service promises first of all."""
-
-    TTFT = "TTFT"
-    TPOT = "TPOT"
-    THROUGHPUT = "Throughput"
-
-
-class Method(StrEnum):
-    """How tokens are proposed."""
-
-    DRAFT_MODEL = "draft_model"
-    EAGLE = "eagle"
-    EAGLE3 = "eagle3"
-    MTP = "mtp"
-    MEDUSA = "medusa"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
-    NGRAM = "ngram"
-    NGRAM_GPU = "ngram_gpu"
-    SUFFIX = "suffix"
-    NONE = "none"
-
-
-METHODS_WITH_DRAFT = (
-    Method.DRAFT_MODEL,
-    Method.EAGLE,
-    Method.EAGLE3,
-    Method.MEDUSA,
-    Method.DFLASH,
-    Method.DSPARK,
-)
-"""Methods that need a checkpoint of their own: a model that drafts, or a head that was trained for the target."""
 
 METHODS_WITH_LAYERS = (*METHODS_WITH_DRAFT, Method.MTP)
 """Methods whose draft has layers, which are split over GPUs."""
@@ -109,16 +46,6 @@ class AcceleratorType(StrEnum):
 
     GPU = "GPU"
     CPU = "CPU"
-
-
-class KvCacheDtype(StrEnum):
-    """Element type of the KV cache, in vLLM's words."""
-
-    AUTO = "auto"
-    BFLOAT16 = "bfloat16"
-    FP8 = "fp8"
-    FP8_E4M3 = "fp8_e4m3"
-    FP8_E5M2 = "fp8_e5m2"
 
 
 class CudagraphMode(StrEnum):

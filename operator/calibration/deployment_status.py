@@ -13,9 +13,9 @@ from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.choice.launchability import checkpoint_obstacle
 from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
 from specdecode_operator.sizing.memory.budget import engine_kind, estimate
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import CalibrationError
 from specdecode_operator.sizing.pair.spread import ONE_GROUP
+from specdecode_operator.vocabulary import Precision
 
 
 class UnusableObjectError(ValueError):

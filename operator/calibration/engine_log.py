@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import KvCacheDtype, Method, Quantization
+from specdecode_operator.api.values import Quantization
 from specdecode_operator.deployment.plan.planning import make_plan
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.startup_log import LoggedMemory, LoggedSettings, StartupLog
@@ -17,6 +17,7 @@ from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind
 from specdecode_operator.sizing.pair.calibration import CalibrationEntry, CalibrationError, EngineKind
+from specdecode_operator.vocabulary import KvCacheDtype, Method
 
 _ONLINE_FP8: Final = ("fp8", "fp8_per_tensor", "fp8_per_channel", "online")
 """Values of --quantization that make FP8 while loading (vLLM, quantization/online)."""

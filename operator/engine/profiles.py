@@ -7,10 +7,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from specdecode_operator.api.values import Method
 from specdecode_operator.engine.settings import OnlineQuantization, Platform
 from specdecode_operator.problems import Problem
 from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release, version_facts
+from specdecode_operator.vocabulary import Method
 
 KNOWN_VERSIONS = LAUNCHED_VERSIONS
 """Versions with a profile, oldest first."""

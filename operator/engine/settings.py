@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
+from specdecode_operator.vocabulary import Method
 
 
 class Platform(StrEnum):

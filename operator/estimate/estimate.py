@@ -22,16 +22,9 @@ from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate, refuse_bad_split
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import (
-    METHODS,
-    METHODS_WITH_DRAFT,
-    NO_SPECULATION,
-    EngineLimits,
-    Pair,
-    Parallelism,
-)
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KV_ELEMENT_BYTES, METHODS_WITH_DRAFT, Method, Precision
 
 CASE_KEYS: Final = (
     *("id", "vllm_version", "gpu", "gpu_total_gib", "tp", "pp", "dp", "gpu_memory_utilization", "max_model_len"),
@@ -50,15 +43,11 @@ _MOST_REQUESTS: Final = 65_536
 _MOST_BLOCK_TOKENS: Final = 65_536
 _MOST_GIB: Final = 65_536.0
 
-_KV_ELEMENT_BYTES: Final = {
-    "auto": None,
-    "bfloat16": 2,
+_KV_ELEMENT_BYTES: Final[Mapping[str, int | None]] = {
+    **KV_ELEMENT_BYTES,
     "float16": 2,
     "half": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
+    "fp8_inc": FP8_ELEMENT_BYTES,
 }
 
 
@@ -256,7 +245,7 @@ def _device(fields: CaseFields, *, required: bool) -> Device | None:
     return None
 
 
-def _geometry(fields: CaseFields, method: str = NO_SPECULATION) -> ModelGeometry:
+def _geometry(fields: CaseFields, method: str = Method.NONE) -> ModelGeometry:
     name, config = fields.text("model"), fields.section("model_config")
     if config is not None:
         try:
@@ -325,20 +314,20 @@ def _utilization_percent(fields: CaseFields, defaults: EngineDefaults) -> float:
 def _speculation(speculative: CaseFields | None) -> tuple[str, ModelGeometry | None]:
     """Return the method and the draft's geometry."""
     if speculative is None:
-        return NO_SPECULATION, None
+        return Method.NONE, None
     speculative.refuse_slips(_SPECULATIVE_KEYS)
     method = speculative.text("method")
     if method is None:
-        raise speculative.error("method", f"is missing: use one of {', '.join(METHODS)}")
-    if method not in METHODS:
-        raise speculative.error("method", f"cannot be sized: use one of {', '.join(METHODS)}")
+        raise speculative.error("method", f"is missing: use one of {', '.join(Method)}")
+    if method not in tuple(Method):
+        raise speculative.error("method", f"cannot be sized: use one of {', '.join(Method)}")
     if method in METHODS_WITH_DRAFT:
         return method, _geometry(speculative, method)
     return method, None
 
 
 def _num_speculative_tokens(speculative: CaseFields | None, method: str) -> int:
-    if speculative is None or method == NO_SPECULATION:
+    if speculative is None or method == Method.NONE:
         return 0
     tokens = speculative.whole("num_speculative_tokens", _MOST_TOKENS)
     if tokens is None:

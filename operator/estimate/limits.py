@@ -6,7 +6,8 @@ from typing import Any, Final
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, Pair
+from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.vocabulary import Method
 
 _KERNEL_BLOCK_TOKENS: Final = 16
 """Blocks of every attention backend on GPUs are multiples of it (v1/attention/backends, MultipleOf)."""
@@ -80,7 +81,7 @@ def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
         raise speculative.error(
             "num_speculative_tokens", f"vLLM verifies at most {_MOST_VERIFIED_TOKENS} a request: use that or less"
         )
-    if draft is None or pair.method != DRAFT_MODEL or speculative.flag("use_heterogeneous_vocab"):
+    if draft is None or pair.method != Method.DRAFT_MODEL or speculative.flag("use_heterogeneous_vocab"):
         return
     # config/speculative.py, verify_equal_vocab_size_if_draft_model.
     if target.vocab_size != draft.vocab_size:

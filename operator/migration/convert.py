@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from specdecode_operator.api.base import API_VERSION, Body
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import Method
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.parsing import admitted_spec
 from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
@@ -29,6 +28,7 @@ from specdecode_operator.migration.shell import shown
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.vocabulary import Method
 
 _CONTAINERS: Final = "spec.template.spec.containers"
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from specdecode_operator.api.values import METHODS_WITH_DRAFT
 from specdecode_operator.deployment.spec.checkpoints import short_name
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.arguments import Argument
@@ -13,6 +12,7 @@ from specdecode_operator.migration.environment import CACHE_VARIABLES, TOKEN_VAR
 from specdecode_operator.migration.pod import Omitted
 from specdecode_operator.migration.server_command import container_commands, plain_environment
 from specdecode_operator.migration.shell import ScriptError
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
 
 _USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
 

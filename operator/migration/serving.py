@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Any, Final
 
-from specdecode_operator.api.values import KvCacheDtype
 from specdecode_operator.engine.arguments import ARGUMENTS, COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
@@ -18,6 +17,7 @@ from specdecode_operator.migration.environment import take_secret
 from specdecode_operator.migration.server_command import secret_variable
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.model.geometry import GeometryError
+from specdecode_operator.vocabulary import KvCacheDtype
 
 Secrets = Mapping[str, dict[str, str]]
 """Keys of Secrets by the variable that holds them."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Serving
-from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
+from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.migration.serving import read_number
+from specdecode_operator.vocabulary import Method
 
 _CONFIG: Final = "--speculative-config"
 _OLD_KEYS: Final = {

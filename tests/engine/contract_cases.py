@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.api.values import DraftSampling, Method, RejectionSampling
+from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,
@@ -14,6 +14,7 @@ from specdecode_operator.engine.settings import (
     ScheduleRange,
     SpeculationSettings,
 )
+from specdecode_operator.vocabulary import Method
 
 TARGET, DRAFT, OTHER_VOCABULARY, EAGLE_PATH = "target", "draft", "other-vocabulary", "eagle-house/draft"
 

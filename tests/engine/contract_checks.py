@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specdecode_operator.api.values import Method
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform
 from specdecode_operator.sizing.base.eras import ModelTraits, Runner, find_era
+from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import with_models_under
 from tests.engine.oracle_process import Answer, Oracle
 

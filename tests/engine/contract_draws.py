@@ -2,8 +2,9 @@
 
 from hypothesis import strategies as st
 
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, KvCacheDtype, Method, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
 from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
+from specdecode_operator.vocabulary import KvCacheDtype, Method
 from tests.engine.contract_cases import CPU, DRAFT, STARTING_EXTRA, TARGET
 
 ranges = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(0, 8)), max_size=4).map(

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.sizing.pair.pair import MTP
+from specdecode_operator.vocabulary import Method
 from tests.engine.oracle_cases import TENSORS, Case, distinct_targets, representatives, splits, why_unsized
 from tests.engine.oracle_process import Oracle
 from tests.engine.quantized_models import QUANTIZED_MODELS
@@ -32,12 +32,12 @@ PAIRS = (
     ("Qwen/Qwen3-8B", "dflash", f"{SPECFORGE}qwen3-8b-dflash.json", 7),
     ("Qwen/Qwen3-4B", "dflash", f"{SPECFORGE}qwen3-4b-dflash.json", 15),
     ("Qwen/Qwen3.5-27B", "dflash", f"{SPECFORGE}qwen3.6-27b-dflash.json", 15),
-    ("deepseek-ai/DeepSeek-V3", MTP, None, 1),
-    ("deepseek-ai/DeepSeek-V3.2", MTP, None, 1),
-    ("zai-org/GLM-5.2", MTP, None, 3),
-    ("zai-org/GLM-5-FP8", MTP, None, 1),
-    ("Qwen/Qwen3-Next-80B-A3B-Instruct", MTP, None, 3),
-    ("Qwen/Qwen3.5-27B", MTP, None, 3),
+    ("deepseek-ai/DeepSeek-V3", Method.MTP.value, None, 1),
+    ("deepseek-ai/DeepSeek-V3.2", Method.MTP.value, None, 1),
+    ("zai-org/GLM-5.2", Method.MTP.value, None, 3),
+    ("zai-org/GLM-5-FP8", Method.MTP.value, None, 1),
+    ("Qwen/Qwen3-Next-80B-A3B-Instruct", Method.MTP.value, None, 3),
+    ("Qwen/Qwen3.5-27B", Method.MTP.value, None, 3),
 )
 """Target, method, draft, tokens proposed a step."""
 

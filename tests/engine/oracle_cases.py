@@ -11,10 +11,10 @@ from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
-from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, NO_SPECULATION, EngineLimits, Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.stages import Stage, stages
+from specdecode_operator.vocabulary import Method, Precision
 from tests.engine.quantized_models import QUANTIZED_MODELS
 
 TENSORS, PIPELINES = (1, 2, 4, 8), (1, 2)
@@ -30,7 +30,7 @@ class Case:
     target: str
     tensor: int
     pipeline: int = 1
-    method: str = NO_SPECULATION
+    method: str = Method.NONE.value
     draft: str | None = None
     num_speculative_tokens: int = 0
     expert_parallel: bool = False
@@ -73,7 +73,7 @@ class Case:
         }
         if self.expert_parallel:
             question["ep"] = True
-        if self.method != NO_SPECULATION:
+        if self.method != Method.NONE:
             question["speculative"] = {
                 "method": self.method,
                 "num_speculative_tokens": self.num_speculative_tokens,
@@ -120,9 +120,9 @@ def config_of(model: str) -> dict[str, Any]:
 
 
 @cache
-def geometry_of(model: str, method: str = DRAFT_MODEL) -> ModelGeometry:
+def geometry_of(model: str, method: str = Method.DRAFT_MODEL) -> ModelGeometry:
     """Return the geometry of a model, or of what a method drafts with."""
-    if method not in (DRAFT_MODEL, NO_SPECULATION):
+    if method not in (Method.DRAFT_MODEL, Method.NONE):
         return head_from_config(model, config_of(model), method)
     if model in QUANTIZED_MODELS:
         return geometry_from_config(model, config_of(model))
@@ -150,7 +150,7 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"quantization_config": {"producer": {"name": "modelopt"}} | section | {"quantization": inner}}
 
 
-def why_unsized(model: str | None, method: str = DRAFT_MODEL) -> str:
+def why_unsized(model: str | None, method: str = Method.DRAFT_MODEL) -> str:
     """Return why sizing does not know a model; empty where it does."""
     try:
         if model:

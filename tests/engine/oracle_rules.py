@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.sizing.model.precision import Method, Precision, WeightFormat
+from specdecode_operator.sizing.model.precision import Method, WeightFormat
 from specdecode_operator.sizing.weights.linear_bytes import linear_bytes, takes_marlin
 from specdecode_operator.sizing.weights.rank_layers import ROUTER, LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.stages import Stage
+from specdecode_operator.vocabulary import Precision
 from tests.engine.oracle_cases import Case
 
 SIXTEEN_BITS = WeightFormat(Precision.BF16)

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
 from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,
     ScheduleRange,
     SuffixSettings,
 )
+from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import CPU, DRAFT, DRAFT_MODEL, EAGLE_PATH, GPU, METHODS, NGRAM
 
 

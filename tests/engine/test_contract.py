@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import CudagraphMode, Method
+from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.environment import environment
@@ -35,6 +35,7 @@ from specdecode_operator.engine.settings import (
 from specdecode_operator.engine.speculative_config import complete_schedule
 from specdecode_operator.sizing.base.eras import ModelTraits, find_era
 from specdecode_operator.sizing.families.config import READERS
+from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import (
     CPU,
     DRAFT_MODEL,

@@ -6,7 +6,8 @@ from dataclasses import replace
 from specdecode_operator.sizing.choice.launchability import Available
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, Precision
+from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS
+from specdecode_operator.vocabulary import Precision
 
 LLAMA_70B, LLAMA_8B = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 

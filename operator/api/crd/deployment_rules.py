@@ -14,13 +14,8 @@ from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL
 from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import HostPath, Models, ModelVolume
 from specdecode_operator.api.speculation import Ngram, Speculation
-from specdecode_operator.api.values import (
-    METHODS_WITH_DRAFT,
-    METHODS_WITH_LAYERS,
-    METHODS_WITH_LOOKUP,
-    METHODS_WITH_SAMPLING,
-    Method,
-)
+from specdecode_operator.api.values import METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
 
 def _is_one_of(methods: tuple[Method, ...], method: str = "self.method") -> str:

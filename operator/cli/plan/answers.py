@@ -33,9 +33,9 @@ from specdecode_operator.sizing.choice.nodes import place_phrase
 from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
 from specdecode_operator.sizing.families.catalogue import known_models
 from specdecode_operator.sizing.memory.budget import Budget
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import Parallelism
+from specdecode_operator.vocabulary import Precision
 
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 """What is answered for where neither the spec nor a list of nodes says more."""

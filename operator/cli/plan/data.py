@@ -50,7 +50,7 @@ def _precision(row: MatrixRow) -> dict[str, Any]:
     return {
         "target": row.target_precision.value,
         "draft": None if row.draft_precision is None else row.draft_precision.value,
-        "kv_cache_dtype": row.kv_cache_dtype,
+        "kv_cache_dtype": row.kv_cache_dtype.value,
         "product": row.product,
         "gpus": row.gpus,
         "tensor": row.tensor,

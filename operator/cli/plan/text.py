@@ -13,7 +13,7 @@ from specdecode_operator.sizing.choice.nodes import place_phrase
 from specdecode_operator.sizing.choice.objective import best_places
 from specdecode_operator.sizing.choice.wording import calibration_phrase
 from specdecode_operator.sizing.memory.budget import Budget
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 

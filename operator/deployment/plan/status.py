@@ -3,17 +3,17 @@
 from typing import Final
 
 from specdecode_operator.api.status import GpuMemory, PlanStatus
-from specdecode_operator.api.values import METHODS_WITH_LAYERS, KvCacheDtype
+from specdecode_operator.api.values import METHODS_WITH_LAYERS
 from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate
 from specdecode_operator.deployment.plan.planning import chosen_by
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.advice import Advice, Slo, Workload, WorkloadKind, advise
-from specdecode_operator.sizing.choice.matrix import FP8_ELEMENT_BYTES
+from specdecode_operator.sizing.choice.advice import Advice, Workload, advise
 from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
 from specdecode_operator.sizing.choice.nodes import place_phrase
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Verdict
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype
 
 MOST_SENTENCES: Final = 16
 """Fixes, and pieces of advice, that a status holds."""
@@ -81,9 +81,9 @@ def _workload(facts: Facts) -> Workload:
     if workload is None:
         return Workload()
     return Workload(
-        kind=WorkloadKind(workload.kind.value) if workload.kind else None,
+        kind=workload.kind,
         temperature=float(workload.temperature) if workload.temperature else None,
-        primary_slo=Slo(workload.primary_slo.value) if workload.primary_slo else None,
+        primary_slo=workload.primary_slo,
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
     )

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus
-from specdecode_operator.api.values import METHODS_WITH_LOOKUP, Method
+from specdecode_operator.api.values import METHODS_WITH_LOOKUP
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import Reading
+from specdecode_operator.vocabulary import Method
 
 _ENOUGH_GENERATED_TOKENS: Final = 64
 """Output after which a drafter that proposed nothing is called idle: short requests may end before a first draft."""

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import Draft, ModelCheckpoint, ServedModel, Target
-from specdecode_operator.api.values import Method, Quantization
+from specdecode_operator.api.values import Quantization
 from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.resolver.read_model_facts import Checkpoint
@@ -13,7 +13,7 @@ from specdecode_operator.sizing.choice.launchability import ONLINE_PRECISIONS, s
 from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Method, Precision
 
 MODEL_UNKNOWN: Final = "ModelUnknown"
 """Reason of an InvalidSpecError that a config.json would mend."""

@@ -1,7 +1,7 @@
 """Resolves what the engine is told from a spec and its pair."""
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import AcceleratorType, Method, Quantization
+from specdecode_operator.api.values import AcceleratorType, Quantization
 from specdecode_operator.deployment.spec.checkpoints import short_name
 from specdecode_operator.deployment.spec.model_storage import engine_model_path
 from specdecode_operator.deployment.spec.timeouts import shutdown_timeout_s
@@ -16,8 +16,8 @@ from specdecode_operator.engine.settings import (
 )
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.vocabulary import Method, Precision
 
 
 def engine_settings(

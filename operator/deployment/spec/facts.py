@@ -5,10 +5,9 @@ Whether all of that goes together is said in validation.py.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import AcceleratorType, DraftSampling, KvCacheDtype, Method
+from specdecode_operator.api.values import AcceleratorType, DraftSampling
 from specdecode_operator.deployment.spec.checkpoints import (
     choices,
     geometry_of,
@@ -28,22 +27,13 @@ from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVers
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.launchability import Available
-from specdecode_operator.sizing.choice.objective import Objective
 from specdecode_operator.sizing.choice.plan import AS_WRITTEN, Wish, pair_at
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair
 from specdecode_operator.sizing.pair.spread import Spread
-
-_KV_ELEMENT_BYTES: Final = {
-    KvCacheDtype.AUTO: None,
-    KvCacheDtype.BFLOAT16: 2,
-    KvCacheDtype.FP8: 1,
-    KvCacheDtype.FP8_E4M3: 1,
-    KvCacheDtype.FP8_E5M2: 1,
-}
+from specdecode_operator.vocabulary import KV_ELEMENT_BYTES, Method, Precision
 
 
 @dataclass(frozen=True)
@@ -147,7 +137,7 @@ def _wish(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometry], know
     named = {field: named_checkpoints(field, model, own[field], spec, known) for field, model in models.items()}
     free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
     return Wish(
-        objective=Objective(spec.objective.value),
+        objective=spec.objective,
         target=free[TARGET],
         draft=free.get(DRAFT, frozenset()),
         available=Available(named[TARGET], named.get(DRAFT, ())),
@@ -196,7 +186,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         max_num_seqs=serving.max_num_seqs,
         max_num_batched_tokens=serving.max_num_batched_tokens,
         block_size=serving.block_size or default_block_size,
-        kv_cache_element_bytes=_KV_ELEMENT_BYTES[serving.kv_cache_dtype],
+        kv_cache_element_bytes=KV_ELEMENT_BYTES[serving.kv_cache_dtype],
         memory_utilization_percent=serving.memory_utilization_percent,
         enforce_eager=serving.enforce_eager,
         min_concurrency=serving.min_concurrency,

@@ -4,13 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import (
-    METHODS_WITH_DRAFT,
-    METHODS_WITH_LAYERS,
-    AcceleratorType,
-    Method,
-    Quantization,
-)
+from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Quantization
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET
 from specdecode_operator.deployment.spec.runner_rules import runner_problems
 from specdecode_operator.engine.profiles import EngineProfile
@@ -20,6 +14,7 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
 _METHOD: Final = "spec.speculation.method"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Method
+from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType
 from specdecode_operator.deployment.spec.model_sources import DRAFT
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.problems import Problem
@@ -13,6 +13,7 @@ from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+from specdecode_operator.vocabulary import Method
 
 _DRAFTS_IN_ONE_GROUP: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3)
 """Methods whose draft model runner V1 runs, all layers by one table of blocks."""

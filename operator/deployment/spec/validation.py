@@ -12,7 +12,7 @@ from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.values import AcceleratorType, KvCacheDtype
+from specdecode_operator.api.values import AcceleratorType
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import NO_MODELS, KnownModels, ModelSource
@@ -28,7 +28,6 @@ from specdecode_operator.kube.nodes import product_refusal
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device, known_products
-from specdecode_operator.sizing.choice.matrix import FP8_ELEMENT_BYTES
 from specdecode_operator.sizing.choice.plan import pair_at
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
@@ -36,6 +35,7 @@ from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.sizing.pair.spread import spread_problems
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 

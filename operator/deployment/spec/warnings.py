@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from specdecode_operator.api.models import ServedModel
-from specdecode_operator.api.values import CudagraphMode, Method
+from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
 from specdecode_operator.deployment.spec.runner_rules import schedule_warnings
@@ -13,6 +13,7 @@ from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.extra_args import options
 from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
+from specdecode_operator.vocabulary import Method
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 """Modes of which nobody measured what their graphs take."""

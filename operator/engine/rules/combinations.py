@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from specdecode_operator.api.values import Method
 from specdecode_operator.engine.arguments import COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import Option, options
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
 from specdecode_operator.problems import Problem
+from specdecode_operator.vocabulary import Method
 
 _MICROBATCH_BACKENDS: Final = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
 """All-to-all backends with which vLLM splits a batch in two (vllm/config/vllm.py, __post_init__)."""

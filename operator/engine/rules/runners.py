@@ -1,9 +1,9 @@
 """Which of vLLM's two model runners serves what is asked for, and what a draft has of it."""
 
-from specdecode_operator.api.values import Method
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.vocabulary import Method
 
 _V1 = "V1"
 

@@ -7,19 +7,13 @@ take its GPUs; some it breaks silently.
 from collections.abc import Iterator
 from itertools import pairwise
 
-from specdecode_operator.api.values import (
-    METHODS_WITH_DRAFT,
-    METHODS_WITH_LOOKUP,
-    METHODS_WITH_SAMPLING,
-    DraftSampling,
-    Method,
-    RejectionSampling,
-)
+from specdecode_operator.api.values import METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING, DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import Problem
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
 _SPECULATION = "spec.speculation"
 _ASYNCHRONOUS = "--async-scheduling"

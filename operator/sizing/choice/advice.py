@@ -6,7 +6,6 @@ outside what it recommends, or when what it says costs the user something.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from specdecode_operator.sizing.base import sources
@@ -19,9 +18,9 @@ from specdecode_operator.sizing.kv.capacity import pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.memory.overhead import runtime_overrun_bytes
-from specdecode_operator.sizing.model.precision import Precision
-from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, NGRAM, NO_SPECULATION, Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism
 from specdecode_operator.sizing.weights.weights import parameter_count
+from specdecode_operator.vocabulary import Method, Precision, Slo, WorkloadKind
 
 SMALLEST_RATIO: Final = 8
 LARGEST_RATIO: Final = 12
@@ -45,30 +44,6 @@ HIGH_TEMPERATURE: Final = 0.7
 """Up to the first drafts are mostly accepted, above the second mostly not."""
 
 _FOUR_BIT: Final = frozenset({"INT4", "MXFP4", "NVFP4"})
-
-
-class WorkloadKind(StrEnum):
-    """What most requests are."""
-
-    CHAT = "Chat"
-    CODE = "Code"
-    CREATIVE = "Creative"
-    MIXED = "Mixed"
-    RAG = "RAG"
-    STRUCTURED = "Structured"
-    SUMMARIZATION = "Summarization"
-
-
-class Slo(StrEnum):
-    """What the service promises first of all."""
-
-    TTFT = "TTFT"
-    """Time to the first token."""
-
-    TPOT = "TPOT"
-    """Time for each further token."""
-
-    THROUGHPUT = "Throughput"
 
 
 @dataclass(frozen=True)
@@ -142,7 +117,7 @@ def advise(
     PlanError
         When the pair cannot be split so.
     """
-    if pair.method == NO_SPECULATION:
+    if pair.method == Method.NONE:
         return ()
     split = Parallelism(split) if isinstance(split, int) else split
     case = _Case(pair, device, split, estimate(pair, device, split), workload)
@@ -168,7 +143,7 @@ def advise(
 
 def _parameter_ratio(case: _Case) -> Iterator[Advice]:
     draft = case.pair.draft
-    if draft is None or case.pair.method != DRAFT_MODEL:
+    if draft is None or case.pair.method != Method.DRAFT_MODEL:
         return
     ratio = parameter_count(case.pair.target) / parameter_count(draft)
     percent = 100 / ratio
@@ -192,7 +167,7 @@ def _parameter_ratio(case: _Case) -> Iterator[Advice]:
 
 def _family(case: _Case) -> Iterator[Advice]:
     target, draft = case.pair.target, case.pair.draft
-    if draft is None or case.pair.method != DRAFT_MODEL or draft.architecture == target.architecture:
+    if draft is None or case.pair.method != Method.DRAFT_MODEL or draft.architecture == target.architecture:
         return
     yield Advice(
         "draft-family",
@@ -230,7 +205,7 @@ def _target_memory(case: _Case) -> Iterator[Advice]:
 
 def _draft_kv(case: _Case) -> Iterator[Advice]:
     """Say how many tokens the target alone would hold. The draft's weights and its part of each block both count."""
-    alone = replace(case.pair, draft=None, draft_precision=None, method=NO_SPECULATION, num_speculative_tokens=0)
+    alone = replace(case.pair, draft=None, draft_precision=None, method=Method.NONE, num_speculative_tokens=0)
     try:
         tokens_alone = estimate(alone, case.device, case.split).kv_cache_tokens
     except PlanError:
@@ -263,7 +238,7 @@ def _target_precision(case: _Case) -> Iterator[Advice]:
 
 def _draft_precision(case: _Case) -> Iterator[Advice]:
     draft = case.pair.draft
-    if draft is None or case.pair.method != DRAFT_MODEL:
+    if draft is None or case.pair.method != Method.DRAFT_MODEL:
         return
     target_precision = served_precision(case.pair.target, case.pair.target_precision)
     draft_precision = served_precision(draft, case.pair.draft_precision)
@@ -370,10 +345,11 @@ def _mixed(case: _Case) -> Iterator[Advice]:
 
 def _prompt_lookup(case: _Case) -> Iterator[Advice]:
     kind = case.workload.kind
-    if kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG) and case.pair.method != NGRAM:
+    if kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG) and case.pair.method != Method.NGRAM:
         yield Advice(
             "prompt-lookup",
-            f"{kind} repeats its prompt: method {NGRAM} proposes from it without a draft, its weights or its KV cache",
+            f"{kind} repeats its prompt: method {Method.NGRAM} proposes from it without a draft, its weights or its KV "
+            "cache",
             (("draft_weights_gib", case.budget.draft_weights_bytes / GIB),),
             sources.PROMPT_LOOKUP,
         )

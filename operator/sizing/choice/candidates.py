@@ -6,14 +6,14 @@ from typing import Final
 
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.launchability import NOTHING_NAMED, Available, served_precision
-from specdecode_operator.sizing.choice.matrix import FP8_ELEMENT_BYTES, KV_AUTO, KV_FP8, Selection, quantization_matrix
+from specdecode_operator.sizing.choice.matrix import Selection, quantization_matrix
 from specdecode_operator.sizing.choice.nodes import GpuPool
-from specdecode_operator.sizing.choice.objective import Objective, ranked
+from specdecode_operator.sizing.choice.objective import ranked
 from specdecode_operator.sizing.choice.rows import Row
 from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Objective, Precision
 
 
 @dataclass(frozen=True)
@@ -74,5 +74,5 @@ def selection(pair: Pair, wish: Wish) -> Selection:
     return Selection(
         target=wish.target or frozenset({served_precision(pair.target, pair.target_precision)}),
         draft=wish.draft or own_draft,
-        kv_cache_dtype=KV_FP8 if fp8_cache else KV_AUTO,
+        kv_cache_dtype=KvCacheDtype.FP8 if fp8_cache else KvCacheDtype.AUTO,
     )

@@ -10,22 +10,21 @@ from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.choice.alternatives import NO_ALTERNATIVES, Alternatives, smaller_drafts
 from specdecode_operator.sizing.choice.candidates import Wish, candidate_rows
 from specdecode_operator.sizing.choice.launchability import ONLINE_PRECISIONS, served_precision
-from specdecode_operator.sizing.choice.matrix import FP8_ELEMENT_BYTES
 from specdecode_operator.sizing.choice.nodes import GpuPool
 from specdecode_operator.sizing.choice.objective import severity
 from specdecode_operator.sizing.choice.rows import PRODUCT_FIELD, Row
 from specdecode_operator.sizing.choice.wording import capacity_phrase
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
-from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, MTP, NGRAM, NO_SPECULATION, EngineLimits, Pair
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
 from specdecode_operator.sizing.weights.divisibility import supported_tensors
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Method, Precision
 
 DEFAULT_UTILIZATION_PERCENT: Final = 92
 """vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
 
-_GO_WITH_STAGES: Final = frozenset({NO_SPECULATION, NGRAM})
+_GO_WITH_STAGES: Final = frozenset({Method.NONE, Method.NGRAM})
 """Methods that every version combines with pipeline stages."""
 
 _PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
@@ -166,7 +165,7 @@ def _fewer_sequences(question: _Question) -> Iterator[_Question]:
 
 def _quantized_draft(question: _Question, alternatives: Alternatives) -> Iterator[_Question]:
     pair = question.pair
-    if pair.draft is None or pair.method != DRAFT_MODEL:
+    if pair.draft is None or pair.method != Method.DRAFT_MODEL:
         return
     for geometry, precision in _harder(pair.draft, pair.draft_precision, alternatives.available.draft):
         changed = replace(pair, draft=geometry, draft_precision=precision)
@@ -263,7 +262,7 @@ def _other_products(question: _Question) -> Iterator[_Question]:
 
 def _smaller_draft(question: _Question, alternatives: Alternatives) -> Iterator[_Question]:
     pair = question.pair
-    if pair.draft is None or pair.method != DRAFT_MODEL:
+    if pair.draft is None or pair.method != Method.DRAFT_MODEL:
         return
     for geometry in alternatives.smaller_drafts or smaller_drafts(pair.target, pair.draft):
         changed = replace(pair, draft=geometry, draft_precision=Precision.BF16)
@@ -273,14 +272,14 @@ def _smaller_draft(question: _Question, alternatives: Alternatives) -> Iterator[
 def _own_layers(question: _Question) -> Iterator[_Question]:
     """The target's own layers for multi-token prediction, where its checkpoint holds some."""
     pair = question.pair
-    if pair.method == DRAFT_MODEL and pair.target.mtp_block:
-        changed = replace(pair, method=MTP, draft=None, draft_precision=None)
-        yield replace(question, pair=changed, change=f"speculation.method: {MTP}")
+    if pair.method == Method.DRAFT_MODEL and pair.target.mtp_block:
+        changed = replace(pair, method=Method.MTP, draft=None, draft_precision=None)
+        yield replace(question, pair=changed, change=f"speculation.method: {Method.MTP}")
 
 
 def _head(question: _Question, alternatives: Alternatives) -> Iterator[_Question]:
     pair = question.pair
-    if pair.method != DRAFT_MODEL:
+    if pair.method != Method.DRAFT_MODEL:
         return
     for head in alternatives.heads:
         changed = replace(pair, method=head.method, draft=head.geometry, draft_precision=None)
@@ -328,6 +327,6 @@ def _largest_accepted(at: Callable[[int], _Question], below: int) -> Iterator[_Q
 
 def _no_draft(question: _Question) -> Iterator[_Question]:
     pair = question.pair
-    if pair.draft is not None or pair.method == MTP:
-        alone = replace(pair, draft=None, draft_precision=None, method=NO_SPECULATION, num_speculative_tokens=0)
-        yield replace(question, pair=alone, change=f"speculation.method: {NO_SPECULATION}")
+    if pair.draft is not None or pair.method == Method.MTP:
+        alone = replace(pair, draft=None, draft_precision=None, method=Method.NONE, num_speculative_tokens=0)
+        yield replace(question, pair=alone, change=f"speculation.method: {Method.NONE}")

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Final
 
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 
 ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
 """What a 16-bit checkpoint can be quantized to while loading, without another checkpoint."""

@@ -18,19 +18,10 @@ from specdecode_operator.sizing.choice.nodes import GpuPool, nodes_needed, refus
 from specdecode_operator.sizing.choice.rows import PRODUCT_FIELD
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
-from specdecode_operator.sizing.pair.pair import DRAFT_MODEL, Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread, spread_problems
 from specdecode_operator.sizing.weights.divisibility import MAX_TENSOR, tensor_problems
-
-KV_AUTO: Final = "auto"
-"""KV cache in the model's own type."""
-
-KV_FP8: Final = "fp8"
-"""KV cache of one byte an element."""
-
-FP8_ELEMENT_BYTES: Final = 1
-"""What fp8 sets in the limits."""
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Precision
 
 _ALL_PRECISIONS: Final = tuple(Precision)
 
@@ -49,7 +40,7 @@ class Selection:
 
     target: frozenset[Precision] | None = None
     draft: frozenset[Precision] | None = None
-    kv_cache_dtype: str | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
 
 
 EVERYTHING: Final = Selection()
@@ -84,7 +75,7 @@ class MatrixRow:
 
     target_precision: Precision
     draft_precision: Precision | None
-    kv_cache_dtype: str
+    kv_cache_dtype: KvCacheDtype
     product: str
     tensor: int
     budget: Budget | None
@@ -156,7 +147,7 @@ class _Variant:
     """The pair at one combination of precisions, the levels of its models, and the checkpoints that it lacks."""
 
     pair: Pair
-    kv_cache_dtype: str
+    kv_cache_dtype: KvCacheDtype
     levels: tuple[_Level, ...]
     missing: tuple[str, ...]
 
@@ -209,7 +200,7 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
 
 
 def _variants(
-    pair: Pair, targets: Sequence[_Level], drafts: Sequence[_Level], kv_cache_dtype: str | None
+    pair: Pair, targets: Sequence[_Level], drafts: Sequence[_Level], kv_cache_dtype: KvCacheDtype | None
 ) -> Iterator[_Variant]:
     """Yield the pair at every combination of precisions."""
     by_kv = {
@@ -232,10 +223,10 @@ def _variants(
             yield _Variant(changed, kv, levels, missing)
 
 
-def _kv_element_bytes(pair: Pair) -> dict[str, int | None]:
+def _kv_element_bytes(pair: Pair) -> dict[KvCacheDtype, int | None]:
     """Return what each KV cache type sets in the limits: auto is what was asked for, where that is not fp8."""
     own = pair.limits.kv_cache_element_bytes
-    return {KV_AUTO: None if own == FP8_ELEMENT_BYTES else own, KV_FP8: FP8_ELEMENT_BYTES}
+    return {KvCacheDtype.AUTO: None if own == FP8_ELEMENT_BYTES else own, KvCacheDtype.FP8: FP8_ELEMENT_BYTES}
 
 
 def _levels(
@@ -257,7 +248,7 @@ def _levels(
 def _draft_levels(pair: Pair, available: Available, selection: Selection) -> tuple[_Level, ...]:
     if pair.draft is None:
         return ()
-    if pair.method != DRAFT_MODEL:
+    if pair.method != Method.DRAFT_MODEL:
         return (_Level("draft", pair.draft, served_precision(pair.draft, pair.draft_precision), None),)
     return _levels("draft", pair.draft, available.draft, selection.draft)
 

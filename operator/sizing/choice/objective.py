@@ -1,14 +1,13 @@
 """Which row of the quantization matrix to run, by what users want most."""
 
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.matrix import KV_AUTO, MatrixRow
+from specdecode_operator.sizing.choice.matrix import MatrixRow
 from specdecode_operator.sizing.choice.rows import Row
 from specdecode_operator.sizing.memory.budget import Verdict
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import KvCacheDtype, Objective, Precision
 
 _GENTLEST_FIRST: Final = ("BF16", "FP8", "INT8", "NVFP4", "MXFP4", "INT4")
 """Precisions by how much they take from a model: fewer bits later.
@@ -16,19 +15,6 @@ _GENTLEST_FIRST: Final = ("BF16", "FP8", "INT8", "NVFP4", "MXFP4", "INT4")
 FP8 before INT8, because FP8 lost nothing measurable where INT8 lost 1-3 % (Kurtic et al., "Give Me BF16 or Give Me
 Death?", arXiv 2411.02355). INT8 before all of 4 bits.
 """
-
-
-class Objective(StrEnum):
-    """What users want most."""
-
-    QUALITY = "Quality"
-    """The least quantized target; the draft may be quantized harder, it cannot change the output."""
-
-    CAPACITY = "Capacity"
-    """The most KV cache tokens for each GPU."""
-
-    COST = "Cost"
-    """The fewest GPUs."""
 
 
 _PREFERENCE: Final = (Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT)
@@ -102,7 +88,7 @@ def _precisions(row: MatrixRow | Row) -> str:
 def _loss(row: MatrixRow) -> tuple[int, bool, bool]:
     """Return what a row takes from the quality of the output, and whether the draft is spared before the target."""
     spared_draft = row.draft_precision is not None and severity(row.draft_precision) < severity(row.target_precision)
-    return severity(row.target_precision), row.kv_cache_dtype != KV_AUTO, spared_draft
+    return severity(row.target_precision), row.kv_cache_dtype != KvCacheDtype.AUTO, spared_draft
 
 
 def _quality(row: MatrixRow) -> _Key:

@@ -16,8 +16,8 @@ from specdecode_operator.sizing.choice.rows import Row
 from specdecode_operator.sizing.choice.wording import capacity_phrase, cpu_sentence, gpu_sentence
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
 from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.vocabulary import Precision
 
 CPU_PRODUCT: Final = "CPU"
 """What a row calls its product where there is no GPU."""

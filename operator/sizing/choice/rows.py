@@ -5,9 +5,9 @@ from typing import Final
 
 from specdecode_operator.sizing.choice.nodes import place_phrase
 from specdecode_operator.sizing.memory.budget import Budget, Verdict
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import Parallelism
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+from specdecode_operator.vocabulary import Precision
 
 PRODUCT_FIELD: Final = "accelerator.product"
 """Where users say which GPUs may be used."""

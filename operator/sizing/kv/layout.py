@@ -12,12 +12,12 @@ from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
 from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.kv.settings import KvSettings
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS, IndexRows, index_buffer_bytes
-from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, MTP, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
 from specdecode_operator.sizing.weights.weights import Tables, allocation_bytes, copied_bytes, weight_parts
+from specdecode_operator.vocabulary import Method, Precision
 
 ALLOCATOR: Final = "allocator"
 """Part of the target's weights that only a GPU has."""
@@ -185,7 +185,7 @@ def _layout(  # noqa: PLR0913, PLR0917 (the key of the cache: all that a layout 
         prefix_caching=prefix_caching and bool(target.attentions),
         num_speculative_tokens=num_speculative_tokens,
         draft_reads_hidden_states=method in METHODS_WITH_HIDDEN_STATES,
-        prediction_modules=target.mtp_layers if method == MTP else 0,
+        prediction_modules=target.mtp_layers if method == Method.MTP else 0,
     )
     return stage_groups(cached_layers(target, draft, tensor, pipeline, element_bytes), settings)
 

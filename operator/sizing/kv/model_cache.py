@@ -19,8 +19,8 @@ from specdecode_operator.sizing.model.layers import (
 )
 from specdecode_operator.sizing.weights.rank_layers import groups_per_rank, kv_heads_per_rank
 from specdecode_operator.sizing.weights.stages import Stage, stages
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES
 
-_FP8_BYTES: Final = 1
 _SIXTEEN_BIT_BYTES: Final = 2
 _FLOAT32_BYTES: Final = 4
 
@@ -111,7 +111,7 @@ def _latent(mixer: LatentAttention, width: int, *, of_draft: bool) -> KvLayer:
     """
     latent = mixer.kv_rank + mixer.rope_head_dim
     token = latent * width
-    if mixer.sparse_tokens and width == _FP8_BYTES:
+    if mixer.sparse_tokens and width == FP8_ELEMENT_BYTES:
         token = mixer.kv_rank + _scale_bytes(mixer.kv_rank) + mixer.rope_head_dim * _SIXTEEN_BIT_BYTES
     return KvLayer(CacheKind.LATENT, token, head_width=latent, element_bytes=width, of_draft=of_draft)
 
@@ -122,7 +122,7 @@ def _index_keys(indexer: Indexer, *, of_draft: bool) -> KvLayer:
     models/deepseek_v32/attention.py, DeepseekV32Indexer: 132 bytes with a width of 128.
     """
     token = indexer.head_dim + _scale_bytes(indexer.head_dim)
-    return KvLayer(CacheKind.LATENT, token, head_width=token, element_bytes=_FP8_BYTES, of_draft=of_draft)
+    return KvLayer(CacheKind.LATENT, token, head_width=token, element_bytes=FP8_ELEMENT_BYTES, of_draft=of_draft)
 
 
 def _scale_bytes(width: int) -> int:

@@ -13,16 +13,17 @@ from specdecode_operator.sizing.base.formula import described
 from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision, Scales
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.model.precision import Scales
+from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
+from specdecode_operator.vocabulary import Method, Precision
 
 _GPT_OSS: Final = "GptOss"
 
 _Draft = tuple[ModelGeometry, Precision]
 """A draft that is loaded, and its precision."""
 
-_METHODS_PROFILED: Final = ("draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
+_METHODS_PROFILED: Final = (Method.DRAFT_MODEL, *METHODS_WITH_HIDDEN_STATES)
 """Methods whose draft runs in the profiling run (_dummy_run)."""
 
 

@@ -16,12 +16,12 @@ from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.buffers import charged_state_bytes
 from specdecode_operator.sizing.memory.overhead import graph_bytes, non_torch_bytes, runtime_overrun_bytes, slack_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import Correction, EngineKind
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, effective_batch, loaded_draft
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread, SpreadProblem, spread_problems
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.vocabulary import Precision
 
 TENSOR_FIELD: Final = "parallelism.tensor"
 """Where users say over how many GPUs to split."""

@@ -7,6 +7,7 @@ from specdecode_operator.sizing.base.formula import Named, described, named
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages
+from specdecode_operator.vocabulary import Method
 
 INT32_BYTES: Final = 4
 
@@ -20,7 +21,7 @@ NGRAM_PAGE_TOKENS: Final = 256
 NGRAM_PAGE_BYTES: Final = 8
 """The token table of ngram keeps a pointer for so many tokens (vLLM, spec_decode/ngram/speculator.py)."""
 
-_WITH_TOKEN_TABLE: Final = ("ngram", "ngram_gpu")
+_WITH_TOKEN_TABLE: Final = (Method.NGRAM, Method.NGRAM_GPU)
 
 
 def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> int:

@@ -17,9 +17,9 @@ from specdecode_operator.sizing.memory.overhead import (
     runtime_overrun_bytes,
     slack_bytes,
 )
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.vocabulary import Precision
 
 _WORDS: Final = {
     "max_num_batched_tokens": "tokens",

@@ -24,10 +24,10 @@ from specdecode_operator.sizing.model.layers import (
     SingleMixer,
     StateSpace,
 )
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
 from specdecode_operator.sizing.weights.rank_layers import groups_per_rank, kv_heads_per_rank
 from specdecode_operator.sizing.weights.stages import Stage
+from specdecode_operator.vocabulary import Precision
 
 _COPIES_ACTIVATIONS: Final = (Precision.INT8,)
 """Precisions whose inputs are copied to eight bits by an operator of their own (scaled_int8_quant).

@@ -9,10 +9,10 @@ from functools import cache
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.model.checkpoint_formats import read_format
 from specdecode_operator.sizing.model.precision import Method, WeightFormat
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES
 
 _HEAD = "lm_head"
 
-_FP8_CACHE_BYTES = 1
 
 _EXCLUSION_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 
@@ -160,14 +160,14 @@ def _cache_element_bytes(section: Fields) -> int | None:
     if asked is None:
         return None
     if method == Method.COMPRESSED_TENSORS:
-        return _FP8_CACHE_BYTES
+        return FP8_ELEMENT_BYTES
     if not method.startswith(Method.MODELOPT):
         return None
     match asked:
         case {"dynamic": False, "num_bits": 8, "type": "float"}:
-            return _FP8_CACHE_BYTES
+            return FP8_ELEMENT_BYTES
         case str() if asked.lower() == "fp8":
-            return _FP8_CACHE_BYTES
+            return FP8_ELEMENT_BYTES
         case {"num_bits": 4, "type": "float"}:
             raise section.error("kv_cache_scheme", "a KV cache in 4 bits cannot be sized")
         case str() if asked.lower() == "nvfp4":

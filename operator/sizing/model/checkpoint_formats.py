@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from specdecode_operator.sizing.base.fields import Fields
-from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, Method, Precision, Scales, WeightFormat
+from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, Method, Scales, WeightFormat
+from specdecode_operator.vocabulary import Precision
 
 _BLOCK_EDGE = 128
 """Edge of the blocks that the FP8 kernels of vLLM on Hopper (CUTLASS, DeepGEMM) take."""

@@ -13,8 +13,9 @@ from specdecode_operator.sizing.model.layers import (
     Layer,
     SelfAttention,
 )
-from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, Precision, WeightFormat
+from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, WeightFormat
 from specdecode_operator.sizing.model.rope import RopeTable
+from specdecode_operator.vocabulary import Precision
 
 
 @dataclass(frozen=True)

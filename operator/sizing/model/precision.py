@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-
-class Precision(StrEnum):
-    """Precision in which a model's linear layers are held in GPU memory."""
-
-    BF16 = "BF16"
-    FP8 = "FP8"
-    INT8 = "INT8"
-    INT4 = "INT4"
-    MXFP4 = "MXFP4"
-    NVFP4 = "NVFP4"
+from specdecode_operator.vocabulary import Precision
 
 
 class Scales(StrEnum):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 
 FORMAT: Final = 1
 """Version of the file's format."""

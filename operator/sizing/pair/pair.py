@@ -7,38 +7,20 @@ from typing import Final
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, ModelTraits, find_era
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.vocabulary import Method, Precision
 
-DRAFT_MODEL: Final = "draft_model"
-"""Method with a draft model of its own."""
-
-NGRAM: Final = "ngram"
-"""Method that looks the proposal up in the prompt."""
-
-MTP: Final = "mtp"
-"""Method whose draft is part of the target's checkpoint."""
-
-NO_SPECULATION: Final = "none"
-"""Method of an engine that does not speculate."""
-
-METHODS_WITH_DRAFT: Final = (DRAFT_MODEL, "eagle", "eagle3", "medusa", "dflash", "dspark")
-"""Methods that name a draft checkpoint."""
-
-METHODS_WITH_HIDDEN_STATES: Final = ("eagle", "eagle3", MTP, "dflash", "dspark")
+METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 """Methods whose draft reads the target's hidden states."""
 
 NO_GRAPHS: Final = "NONE"
 """vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
 
-_EAGLE: Final = ("eagle", "eagle3")
+_EAGLE: Final = (Method.EAGLE, Method.EAGLE3)
 
-METHODS: Final = (NO_SPECULATION, *METHODS_WITH_DRAFT, MTP, NGRAM, "ngram_gpu", "suffix")
-"""All methods that can be sized."""
-
-_SYNCHRONOUS: Final = (NGRAM, "suffix", "medusa")
+_SYNCHRONOUS: Final = (Method.NGRAM, Method.SUFFIX, Method.MEDUSA)
 """Methods with which the engine does not prepare the next step while one runs (config/vllm.py)."""
 
 
@@ -148,7 +130,7 @@ class Pair:
     draft, draft_precision
         The draft model or head, for methods with a checkpoint of their own.
     method
-        One of METHODS.
+        How tokens are proposed, a Method.
     num_speculative_tokens
         Tokens proposed a step; 0 for method none.
     limits
@@ -205,7 +187,7 @@ def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
 
 
 def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
-    if pair.method == MTP:
+    if pair.method == Method.MTP:
         return prediction_draft(pair.target, pair.num_speculative_tokens), pair.target_precision
     if pair.draft is None:
         return None
@@ -229,11 +211,11 @@ def extra_slots(pair: Pair) -> int:
     vLLM, config/speculative.py, max_num_new_slots_for_drafting.
     """
     match pair.method:
-        case "draft_model":
+        case Method.DRAFT_MODEL:
             return 1
-        case "dspark":
+        case Method.DSPARK:
             return pair.num_speculative_tokens - 1
-        case "dflash":
+        case Method.DFLASH:
             return pair.num_speculative_tokens
         case _:
             return 0

@@ -5,9 +5,9 @@ from typing import Final
 
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, padded_vocabulary, weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 TOLERANCE_PERCENT: Final = 1
 """Files hold what the engine never loads or stores otherwise: rotary frequencies, a scale a tensor instead of one

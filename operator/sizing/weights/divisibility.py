@@ -17,10 +17,11 @@ from specdecode_operator.sizing.model.layers import (
     SingleMixer,
     StateSpace,
 )
-from specdecode_operator.sizing.model.precision import Precision, Scales, WeightFormat
+from specdecode_operator.sizing.model.precision import Scales, WeightFormat
 from specdecode_operator.sizing.weights.kernel_limits import KernelRules, broken_limit, kernel_rules
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.weights import linear_format, padded_vocabulary
+from specdecode_operator.vocabulary import Precision
 
 MAX_TENSOR: Final = 64
 """Largest tensor parallelism that is ever proposed."""

@@ -8,8 +8,9 @@ from typing import Final
 
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention, SingleMixer
-from specdecode_operator.sizing.model.precision import Method, Precision, Scales, WeightFormat
+from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
 from specdecode_operator.sizing.weights.rank_layers import ROUTER, LinearLayer
+from specdecode_operator.vocabulary import Precision
 
 SCALE_BYTES_FLOAT32: Final = 4
 """Scales of 8-bit weights and scales for whole tensors are float32 (vLLM, fp8_utils.py, create_fp8_scale_parameter)."""

@@ -9,10 +9,11 @@ from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.layers import Layer, SelfAttention
-from specdecode_operator.sizing.model.precision import Precision, WeightFormat
+from specdecode_operator.sizing.model.precision import WeightFormat
 from specdecode_operator.sizing.weights.linear_bytes import attention_scale_bytes, keeps_16_bits, linear_bytes
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, kv_heads_per_rank, rank_layer
 from specdecode_operator.sizing.weights.stages import Stage, whole_model
+from specdecode_operator.vocabulary import Precision
 
 VOCABULARY_PADDING: Final = 64
 """vLLM pads the vocabulary to it, whatever the tensor parallelism (vocab_parallel_embedding.py)."""

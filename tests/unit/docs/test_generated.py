@@ -10,8 +10,8 @@ from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import Pair, estimate
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import parse_calibration
+from specdecode_operator.vocabulary import Precision
 from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
 from tests.support.llama import ARTICLE_LIMITS
 

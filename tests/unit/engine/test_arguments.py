@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.api.deployment import EnvVar
-from specdecode_operator.api.values import Method
 from specdecode_operator.engine.arguments import ARGUMENTS, command_line
 from specdecode_operator.engine.environment import env_problems, environment
 from specdecode_operator.engine.profiles import find_profile
@@ -21,6 +20,7 @@ from specdecode_operator.engine.settings import (
     SpeculationSettings,
 )
 from specdecode_operator.engine.speculative_config import complete_schedule
+from specdecode_operator.vocabulary import Method
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile("0.32")

@@ -6,20 +6,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import (
-    METHODS_WITH_DRAFT,
-    METHODS_WITH_LAYERS,
-    METHODS_WITH_LOOKUP,
-    DraftSampling,
-    Method,
-    RejectionSampling,
-)
+from specdecode_operator.api.values import METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, DraftSampling, RejectionSampling
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.combinations import combination_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
 from specdecode_operator.engine.speculative_config import speculative_config
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 
 PROFILE = find_profile("0.32")

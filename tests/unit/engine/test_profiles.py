@@ -2,10 +2,10 @@
 
 import pytest
 
-from specdecode_operator.api.values import Method
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, UnknownEngineVersionError, find_profile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.sizing.base.eras import find_era
+from specdecode_operator.vocabulary import Method
 
 
 @pytest.mark.parametrize("version", ["0.28", "0.29", "0.30", "0.31", "0.32"])

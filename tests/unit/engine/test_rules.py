@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import CudagraphMode, Method
+from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.combinations import combination_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems, vocabulary_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import Problem
+from specdecode_operator.vocabulary import Method
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile("0.32")

@@ -9,7 +9,7 @@ import pytest
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 from tests.support.llama import ARTICLE_LIMITS, LLAMA_8B_CONFIG
 
 PairFactory = Callable[..., Pair]

@@ -18,11 +18,11 @@ from specdecode_operator.sizing.kv.layout import kv_bytes_per_token
 from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED
 from specdecode_operator.sizing.pair.pair import EngineLimits, Parallelism
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
+from specdecode_operator.vocabulary import Precision
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
 from tests.support.small_models import GEMMA4

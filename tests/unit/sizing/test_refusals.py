@@ -14,13 +14,13 @@ from specdecode_operator.sizing.choice.nodes import GpuPool, refuse_too_many
 from specdecode_operator.sizing.choice.plan import keep, plan_on_gpus
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.calibration import CalibrationError, parse_calibration, serialize_calibration
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
+from specdecode_operator.vocabulary import Precision
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.conftest import PairFactory
 from tests.unit.sizing.memory.test_calibration import broken

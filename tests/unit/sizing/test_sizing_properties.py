@@ -15,10 +15,10 @@ from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Verdict, estimate
 from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 # A busy machine is no failure: no deadlines, and slow generation is fine.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import Method
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.vocabulary import Method
 from tests.support.objects import pair_70b
 from tests.unit.engine.engine_cases import DRAFT_MODEL, PLAIN
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import CudagraphMode, Method
+from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -17,6 +17,7 @@ from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.kv.layout import stage_weights
 from specdecode_operator.sizing.pair.pair import Parallelism
+from specdecode_operator.vocabulary import Method
 from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H200, TINY_CONFIG, pair_70b, parent, tiny_cpu
 

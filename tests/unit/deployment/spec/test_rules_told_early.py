@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, Method, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.engine.rules.serving import serving_problems
@@ -14,6 +14,7 @@ from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.vocabulary import Method
 from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 from tests.unit.engine.test_launch_document import rows

@@ -9,11 +9,11 @@ from specdecode_operator.sizing.base import sources
 from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.base.sources import Source
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.advice import Advice, Slo, Workload, WorkloadKind, advise
+from specdecode_operator.sizing.choice.advice import Advice, Workload, advise
 from specdecode_operator.sizing.memory.budget import Pair
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import effective_batch
+from specdecode_operator.vocabulary import Precision, Slo, WorkloadKind
 
 PairFactory = Callable[..., Pair]
 

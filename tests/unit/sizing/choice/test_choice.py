@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from specdecode_operator.sizing.choice.launchability import Available
 from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_matrix
 from specdecode_operator.sizing.choice.nodes import GpuPool
-from specdecode_operator.sizing.choice.objective import Objective, choice_phrase, missing_checkpoint, ranked
+from specdecode_operator.sizing.choice.objective import choice_phrase, missing_checkpoint, ranked
 from specdecode_operator.sizing.memory.budget import Pair, Verdict
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Objective, Precision
 from tests.support.named_checkpoints import named
 
 H100 = "NVIDIA-H100-80GB-HBM3"

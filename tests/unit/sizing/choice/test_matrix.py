@@ -14,7 +14,8 @@ from specdecode_operator.sizing.choice.nodes import GpuPool
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Method, Precision, Scales, WeightFormat
+from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
+from specdecode_operator.vocabulary import Precision
 from tests.support.named_checkpoints import checkpoints, named
 
 H100 = "NVIDIA-H100-80GB-HBM3"

@@ -13,10 +13,10 @@ from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout, stage_weights
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import effective_batch, extra_slots, loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import copied_bytes, loaded_head_bytes, weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 SPACE_BYTES = 20 * 2**30
 TENSORS = (1, 2, 4, 8)

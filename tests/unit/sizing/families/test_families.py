@@ -21,11 +21,11 @@ from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.memory.buffers import charged_state_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import stages
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
+from specdecode_operator.vocabulary import Precision
 from tests.support.small_models import GEMMA4, INTERNVL, MODELS, SMALL
 
 

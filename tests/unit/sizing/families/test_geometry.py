@@ -6,7 +6,7 @@ import pytest
 
 from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config
 from specdecode_operator.sizing.model.layers import SelfAttention
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 
 Config = dict[str, Any]
 

@@ -15,10 +15,10 @@ from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_toke
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import stages
 from specdecode_operator.sizing.weights.weights import allocation_bytes, weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 SPACE_BYTES = 20 * 2**30
 FP8, BF16 = 1, 2

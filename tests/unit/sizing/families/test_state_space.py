@@ -20,12 +20,12 @@ from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.memory.forward import forward_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import stages, whole_model
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, parameter_count, weight_bytes
+from specdecode_operator.vocabulary import Precision
 from tests.support.llama import ARTICLE_LIMITS
 from tests.support.state_space_models import (
     GRANITE,

@@ -17,8 +17,9 @@ from specdecode_operator.sizing.memory.activation import activation_bytes, encod
 from specdecode_operator.sizing.memory.budget import Pair, Parallelism, Term, estimate
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes, verification_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Method, Precision, Scales, WeightFormat
+from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
 from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.vocabulary import Precision
 
 PairFactory = Callable[..., Pair]
 

@@ -9,7 +9,7 @@ from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.choice.plan import plan_on_cpu
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Term, Verdict
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
+from specdecode_operator.vocabulary import Precision
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from specdecode_operator.sizing.model.layers import (
     SingleMixer,
     StateSpace,
 )
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
 from specdecode_operator.sizing.weights.stages import Stage
+from specdecode_operator.vocabulary import Precision
 
 PairFactory = Callable[..., Pair]
 

@@ -6,8 +6,8 @@ import pytest
 
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.weights.divisibility import supported_tensors, tensor_problems
+from specdecode_operator.vocabulary import Precision
 
 QWEN25_72B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -8,10 +8,10 @@ from specdecode_operator.sizing.families.catalogue import find_entry, find_geome
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.weights.divisibility import supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 Config = dict[str, Any]
 

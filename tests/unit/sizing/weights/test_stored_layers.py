@@ -8,12 +8,13 @@ from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention, Layer, SelectiveScan
-from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, Precision
+from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.linear_bytes import takes_marlin
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.weights import layer_bytes, weight_bytes
+from specdecode_operator.vocabulary import Precision
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.weights.test_quantized_checkpoints import compressed
 

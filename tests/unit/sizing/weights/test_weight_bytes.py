@@ -9,9 +9,9 @@ import pytest
 from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
-from specdecode_operator.sizing.model.precision import Precision
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 QWEN3_8B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -1,0 +1,102 @@
+"""Values of fields that users write, where both our kinds and sizing work with them: each is defined here alone."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class Precision(StrEnum):
+    """Precision of a model's linear layers, in a checkpoint or in GPU memory."""
+
+    BF16 = "BF16"
+    FP8 = "FP8"
+    INT8 = "INT8"
+    INT4 = "INT4"
+    MXFP4 = "MXFP4"
+    NVFP4 = "NVFP4"
+
+
+class Objective(StrEnum):
+    """What the plan aims at where it may choose."""
+
+    QUALITY = "Quality"
+    """The least quantized target; the draft may be quantized harder, it cannot change the output."""
+
+    CAPACITY = "Capacity"
+    """The most KV cache tokens for each GPU."""
+
+    COST = "Cost"
+    """The fewest GPUs."""
+
+
+class WorkloadKind(StrEnum):
+    """What most requests are."""
+
+    CHAT = "Chat"
+    CODE = "Code"
+    CREATIVE = "Creative"
+    MIXED = "Mixed"
+    RAG = "RAG"
+    STRUCTURED = "Structured"
+    SUMMARIZATION = "Summarization"
+
+
+class Slo(StrEnum):
+    """What the service promises first of all."""
+
+    TTFT = "TTFT"
+    """Time to the first token."""
+
+    TPOT = "TPOT"
+    """Time for each further token."""
+
+    THROUGHPUT = "Throughput"
+
+
+class Method(StrEnum):
+    """How tokens are proposed."""
+
+    DRAFT_MODEL = "draft_model"
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"
+    MTP = "mtp"
+    MEDUSA = "medusa"
+    DFLASH = "dflash"
+    DSPARK = "dspark"
+    NGRAM = "ngram"
+    NGRAM_GPU = "ngram_gpu"
+    SUFFIX = "suffix"
+    NONE = "none"
+
+
+METHODS_WITH_DRAFT: Final = (
+    Method.DRAFT_MODEL,
+    Method.EAGLE,
+    Method.EAGLE3,
+    Method.MEDUSA,
+    Method.DFLASH,
+    Method.DSPARK,
+)
+"""Methods that need a checkpoint of their own: a model that drafts, or a head that was trained for the target."""
+
+
+class KvCacheDtype(StrEnum):
+    """Element type of the KV cache, in vLLM's words."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FP8 = "fp8"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+
+
+FP8_ELEMENT_BYTES: Final = 1
+
+KV_ELEMENT_BYTES: Final[Mapping[str, int | None]] = {
+    KvCacheDtype.AUTO: None,
+    KvCacheDtype.BFLOAT16: 2,
+    KvCacheDtype.FP8: FP8_ELEMENT_BYTES,
+    KvCacheDtype.FP8_E4M3: FP8_ELEMENT_BYTES,
+    KvCacheDtype.FP8_E5M2: FP8_ELEMENT_BYTES,
+}
+"""Bytes of a number in the KV cache; None is what the checkpoint asks for, or else the model's own type."""
