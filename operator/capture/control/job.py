@@ -19,7 +19,7 @@ from specdecode_operator.capture.control.image_id import FOLDER, image_id_volume
 from specdecode_operator.capture.control.volume import claim_of
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.recorder_bundle import PLUGIN
-from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
+from specdecode_operator.capture.load.workload import ATTEMPT_VARIABLE, NODE_VARIABLE, SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings
@@ -34,7 +34,6 @@ from specdecode_operator.version import __version__
 PREPARE, LOAD = "prepare", "load"
 ROOT: Final = "/capture"
 RECORDER_PATH: Final = "/specdecode/recorder"
-ATTEMPT_VARIABLE, NODE_VARIABLE = "SPECDECODE_ATTEMPT", "SPECDECODE_NODE"
 
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
 _USER_ID: Final = 65532

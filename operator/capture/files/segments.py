@@ -18,9 +18,6 @@ from specdecode_operator.capture.files.lines import Line, read_lines
 from specdecode_operator.capture.recorder.lines import Closed, Header, Off, SegmentLine
 
 FOLDER: Final = "segments"
-CLOSE_FILE: Final = "close"
-"""Made beside the segments by the load generator: the order to finish."""
-
 _PATTERN: Final = "segment-*.jsonl"
 _TAIL_BYTES: Final = 64 * 1024
 _DECODER: Final[msgspec.json.Decoder[SegmentLine]] = msgspec.json.Decoder(SegmentLine)

@@ -31,15 +31,14 @@ from specdecode_operator.capture.load.progress import print_line
 from specdecode_operator.capture.load.runner import run_load
 from specdecode_operator.capture.load.stop import Stop, stop_on_signals
 from specdecode_operator.capture.load.workload import (
+    ATTEMPT_VARIABLE,
+    NODE_VARIABLE,
     SETTINGS_VARIABLE,
     InvalidSettingsError,
     RunSettings,
     read_settings,
 )
 from specdecode_operator.capture.validation.summary import MESSAGE_BYTES, summary_text
-
-ATTEMPT_VARIABLE: Final = "SPECDECODE_ATTEMPT"
-NODE_VARIABLE: Final = "SPECDECODE_NODE"
 
 _MESSAGE_CHARACTERS: Final = 2000
 

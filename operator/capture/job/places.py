@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from specdecode_operator.capture.files.formats import CLIENT, PART_SUFFIX
-from specdecode_operator.capture.files.segments import CLOSE_FILE, FOLDER
+from specdecode_operator.capture.files.segments import FOLDER
+from specdecode_operator.capture.recorder.settings import CLOSE_FILE
 
 ARM: Final = "as-deployed"
 REPETITION: Final = 1

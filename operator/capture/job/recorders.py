@@ -18,8 +18,8 @@ from specdecode_operator.capture.files.segments import (
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.prepare import volume_errors
 from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.capture.recorder.lines import DISK_FULL, EXIT, ORDERED, UNKNOWN_SHAPE
 from specdecode_operator.capture.recorder.segment import RESERVE_BYTES
-from specdecode_operator.capture.validation.gates import ORDERED
 
 _PROBE: Final = "probe"
 _POLL_S: Final = 0.2
@@ -131,10 +131,10 @@ def _complete(current: list[Segment]) -> bool:
 
 
 def _ended(segment: Segment, reason: str) -> CaptureError:
-    if reason == "disk_full":
+    if reason == DISK_FULL:
         return CaptureError("DiskFull", "the recorder stopped: the volume is full; use a larger one")
-    if reason == "exit":
+    if reason == EXIT:
         return CaptureError("EngineExited", "the engine ended while it was recorded: see its log")
     why = off_reason(segment.path) or reason
-    fix = ": capture an engine that it knows (spec.engine.image of the deployment)" if reason == "unknown_shape" else ""
+    fix = ": capture an engine that it knows (spec.engine.image of the deployment)" if reason == UNKNOWN_SHAPE else ""
     return CaptureError("RecorderOff", f"the recorder switched itself off, the engine went on: {why}{fix}")

@@ -16,6 +16,9 @@ from specdecode_operator.problems import Problem
 SETTINGS_VARIABLE: Final = "SPECDECODE_CAPTURE"
 """The environment variable that holds the settings."""
 
+ATTEMPT_VARIABLE, NODE_VARIABLE = "SPECDECODE_ATTEMPT", "SPECDECODE_NODE"
+"""Those that hold the pod's UID and the name of its node."""
+
 WARMUP_PHASE: Final = "warmup"
 """What the requests before the first phase are counted under; no phase may be called so."""
 

@@ -13,6 +13,9 @@ RECORDER_VERSION = "0.1.0"
 
 SCHEMA = 1
 
+ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR = "ordered", "exit", "disk_full", "unknown_shape", "write_error"
+"""Why a segment was closed: told to, the engine ended, no room, an engine this is not made for, a broken disk."""
+
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine speculates, in vLLM's words: ``ngram`` or ``draft_model``, K, and the draft model."""
@@ -119,7 +122,7 @@ class Off(msgspec.Struct, tag_field="k", tag="off", frozen=True):
 class Closed(msgspec.Struct, tag_field="k", tag="closed", frozen=True):
     """Last line: why, and how much there is before it."""
 
-    reason: str  # ordered, exit, disk_full, unknown_shape or write_error
+    reason: str  # ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE or WRITE_ERROR
     requests: int
     steps: int
     dropped: int

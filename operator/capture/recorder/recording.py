@@ -12,15 +12,15 @@ from .bounded_queue import BoundedQueue
 from .collector import Collector
 from .engine import find_classes, header
 from .hooks import Hooks
+from .lines import EXIT, ORDERED, UNKNOWN_SHAPE, WRITE_ERROR
 from .segment import Segment
-from .settings import Settings
+from .settings import CLOSE_FILE, Settings
 from .shapes import EngineClasses, unknown_shapes
-from .writer import EXIT, ORDERED, UNKNOWN_SHAPE, WRITE_ERROR, Writer
+from .writer import Writer
 
 logger = logging.getLogger("vllm.specdecode_recorder")
 """Below vLLM's own logger, whose handler prints it among the engine's lines."""
 
-CLOSE_FILE = "close"
 TURN_EVERY_S = 0.05
 EXIT_TIMEOUT_S = 10.0
 SMALLEST_BLOCK_SIZE = 16

@@ -9,6 +9,9 @@ FOLDER_VARIABLE = "SPECDECODE_RECORD_DIR"
 TOKEN_IDS_VARIABLE = "SPECDECODE_RECORD_TOKEN_IDS"  # noqa: S105 (no password)
 STEPS_VARIABLE = "SPECDECODE_RECORD_STEPS"
 
+CLOSE_FILE = "close"
+"""Made beside the segments by the load generator: the order to finish."""
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from .block_hashes import block_hashes
 from .bounded_queue import BoundedQueue, Sample
 from .collector import Collector
-from .lines import Anchor, Closed, Header, Off, Request, Step, encode
+from .lines import DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR, Anchor, Closed, Header, Off, Request, Step, encode
 from .samples import RequestSample, StepSample
 from .segment import Segment, SegmentWriteError
 
@@ -18,9 +18,6 @@ LINES_AT_ONCE = 256
 
 _WORK_S = 0.0001
 _PAUSE_S = 0.0001
-
-ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR = "ordered", "exit", "disk_full", "unknown_shape", "write_error"
-"""Why a segment was closed: told to, the engine ended, no room, an engine this is not made for, a broken disk."""
 
 
 def anchor() -> Anchor:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
+from specdecode_operator.capture.recorder.lines import ORDERED
 from specdecode_operator.capture.validation.accounting import Accounting
 from specdecode_operator.capture.validation.totals import BY_ENGINE, SHORT_GAP_MS, StepTotals, TraceTotals
 
-ORDERED: Final = "ordered"
-"""Why the segments of a whole capture were closed."""
 SHORT_GAP_SHARE: Final = 0.002
 """Engine stamps have none; stamps on receipt have up to this share (vllm-vcr's own figure for its tap)."""
 

@@ -1,16 +1,15 @@
 """Quantiles of measured times."""
 
-from array import array
+import statistics
 from collections.abc import Iterable
 
 from msgspec import Struct
 
 
 class Quantiles(Struct, kw_only=True, frozen=True):
-    """Quantiles of some numbers, interpolated linearly between neighbours as numpy does."""
+    """What so many percent of some numbers do not exceed, interpolated linearly between neighbours as numpy does."""
 
     count: int
-    # What half, 90 %, 95 % and 99 % of them do not exceed.
     p50: float
     p90: float
     p95: float
@@ -19,20 +18,12 @@ class Quantiles(Struct, kw_only=True, frozen=True):
 
 def quantiles(values: Iterable[float]) -> Quantiles | None:
     """Return the quantiles of some numbers; nothing of none."""
-    ordered = array("d", sorted(values))
-    if not ordered:
+    numbers = list(values)
+    if not numbers:
         return None
-    return Quantiles(
-        count=len(ordered),
-        p50=_at(ordered, 0.5),
-        p90=_at(ordered, 0.9),
-        p95=_at(ordered, 0.95),
-        p99=_at(ordered, 0.99),
-    )
-
-
-def _at(ordered: "array[float]", share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return round(ordered[below] + (ordered[above] - ordered[below]) * (place - below), 3)
+    # Before Python 3.13 statistics takes two numbers at least; twice the same has the same quantiles.
+    at_least_two = numbers * 2 if len(numbers) == 1 else numbers
+    # "inclusive" is numpy's definition: the smallest and the largest number are the quantiles 0 and 1.
+    percentiles = [round(each, 3) for each in statistics.quantiles(at_least_two, n=100, method="inclusive")]
+    p50, p90, p95, p99 = (percentiles[share - 1] for share in (50, 90, 95, 99))
+    return Quantiles(count=len(numbers), p50=p50, p90=p90, p95=p95, p99=p99)

@@ -46,13 +46,11 @@ class TraceTotals:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    chunks: int = 0
     gaps: int = 0
     short_gaps: int = 0
     backward: int = 0
     extra_tokens: int = 0
     largest_chunk: int = 0
-    preemptions: int = 0
     ended_by: Counter[str] = field(default_factory=Counter)
     first_ms: float | None = None
     last_ms: float | None = None
@@ -65,7 +63,6 @@ class TraceTotals:
         self.prompt_tokens += record.prompt_tokens
         self.output_tokens += record.output_tokens
         self.cached_tokens += record.cached_tokens
-        self.preemptions += record.preemptions or 0
         self.ended_by[record.ended_by or BY_ENGINE] += 1
         self.gaps += len(gaps)
         self.short_gaps += sum(1 for gap in gaps if 0 <= gap < SHORT_GAP_MS)
@@ -76,7 +73,6 @@ class TraceTotals:
         self._add_time(record, sum(gaps))
 
     def _add_chunks(self, sizes: list[int]) -> None:
-        self.chunks += len(sizes)
         self.extra_tokens += sum(sizes) - len(sizes)
         self.largest_chunk = max(self.largest_chunk, *sizes)
 
@@ -94,7 +90,6 @@ class StepTotals:
     """Sums over step statistics."""
 
     steps: int = 0
-    drafting_steps: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted: int = 0
@@ -113,7 +108,6 @@ class StepTotals:
         if stats is None:
             return
         per_pos = stats.num_accepted_tokens_per_pos
-        self.drafting_steps += 1
         self.drafts += stats.num_drafts
         self.draft_tokens += stats.num_draft_tokens
         self.accepted += stats.num_accepted_tokens

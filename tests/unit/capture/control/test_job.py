@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control import job as rendering
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.observation import ObservedDeployment
-from specdecode_operator.capture.job import main as in_pod
 from specdecode_operator.capture.load.workload import read_settings
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import NOW
@@ -270,7 +268,3 @@ class TestSettings:
         assert isinstance(seen.desired.outcome, Launch)
         assert context["plan"]["kvCacheTokens"] == seen.desired.outcome.plan_status.kv_cache_tokens
         assert context["deployment"] == {"name": "llama", "uid": "uid-1", "generation": 1}
-
-    def test_names_are_those_of_what_runs_in_the_pod(self) -> None:
-        assert in_pod.ATTEMPT_VARIABLE == rendering.ATTEMPT_VARIABLE
-        assert in_pod.NODE_VARIABLE == rendering.NODE_VARIABLE
