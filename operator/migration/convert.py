@@ -90,7 +90,7 @@ def migrate(
     selected_by = _take_selection(deployment, services, builder)
     _take_rollout(deployment["spec"], builder)
     note_defaults(builder, server.platform)
-    _check(builder)
+    _ask_for_problems(builder)
     metadata = {"name": new} | _namespace(deployment)
     spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)
     body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
@@ -210,35 +210,33 @@ def _take_strategy(strategy: Mapping[str, Any], builder: SpecBuilder) -> None:
         builder.note(Outcome.OPERATOR, "strategy", why)
 
 
-def _check(builder: SpecBuilder) -> None:
-    """Put the spec to the checks of `specdecode plan`."""
+def _ask_for_problems(builder: SpecBuilder) -> None:
+    """Ask for what `specdecode plan` would refuse, where nothing is asked for yet."""
+    asked = {decision.field for decision in builder.decisions}
+    for problem in _problems(builder):
+        if problem.field not in asked:
+            builder.decide(problem.field, problem.value, problem.message)
+
+
+def _problems(builder: SpecBuilder) -> list[Problem]:
     decided = builder.get("speculation.method") in {None, *(each.value for each in Method)}
     spec = builder.spec if decided else {key: value for key, value in builder.spec.items() if key != "speculation"}
     try:
         parsed = admitted_spec(spec)
-    except InvalidSpecError as error:
-        _decide(error.problems, builder)
-        return
-    try:
         valid_facts(parsed)
     except InvalidSpecError as error:
         if error.reason != MODEL_UNKNOWN:
-            _decide(error.problems, builder)
-            return
+            return error.problems
         for problem in error.problems:
             why = "is not in the catalogue: the operator reads its config.json; for specdecode plan give --model-config"
             builder.note(Outcome.DEFAULT, f"{problem.field} {problem.value}", why)
-        try:
-            check_without_models(parsed)
-        except InvalidSpecError as worse:
-            _decide(worse.problems, builder)
-
-
-def _decide(problems: Iterable[Problem], builder: SpecBuilder) -> None:
-    open_fields = {problem.field for problem in builder.decisions}
-    for problem in problems:
-        if problem.field not in open_fields:
-            builder.decide(problem.field, problem.value, problem.message)
+    else:
+        return []
+    try:
+        check_without_models(parsed)
+    except InvalidSpecError as error:
+        return error.problems
+    return []
 
 
 def _new_name(old: str, wanted: str | None) -> str:

@@ -55,14 +55,13 @@ class Location:
 
 
 def take_models(
-    flags: Iterable[Argument],
+    flags: Sequence[Argument],
     drafter: str | None,
     pod: Mapping[str, Any],
     container: Mapping[str, Any],
     builder: SpecBuilder,
 ) -> Omitted:
     """Take the models; return what of the pod they leave behind."""
-    flags = list(flags)
     named = _named_model(flags, builder)
     locations = []
     if named is None:
@@ -78,20 +77,19 @@ def take_models(
     return _omitted(locations, pod, container, builder)
 
 
-def _named_model(flags: Iterable[Argument], builder: SpecBuilder) -> Argument | None:
+def _named_model(flags: Sequence[Argument], builder: SpecBuilder) -> Argument | None:
     """Return the argument with the model: the one by position, which vLLM prefers (entrypoints/cli/serve.py)."""
-    flags = list(flags)
     by_position = [given for given in flags if not given.name]
     for other in by_position[1:]:
         message = "stands where no flag takes it, and vLLM takes one model: correct the command line"
-        builder.decide("spec.engine.extraArgs", " ".join(other.words), message)
+        builder.decide("spec.engine.extraArgs", other.text, message)
     flagged = [given for given in flags if given.name == "--model" and given.values]
     if by_position and flagged:
-        builder.drop(" ".join(flagged[-1].words), "vLLM prefers the model that is given without a flag")
+        builder.drop(flagged[-1].text, "vLLM prefers the model that is given without a flag")
     return next(iter((*by_position, *reversed(flagged))), None)
 
 
-def _take_target(given: Argument, flags: Iterable[Argument], location: Location, builder: SpecBuilder) -> Location:
+def _take_target(given: Argument, flags: Sequence[Argument], location: Location, builder: SpecBuilder) -> Location:
     written = given.values[0]
     builder.take(f"model {written}", "target.model", location.model)
     revision = next((each.values[0] for each in flags if each.name == "--revision" and each.values), location.revision)

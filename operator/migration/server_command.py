@@ -55,13 +55,12 @@ def find_server_command(container: Mapping[str, Any], where: str) -> ServerComma
     MigrationError
         When command or args are no lists of text, or the script is more than plain commands.
     """
-    image = str(container.get("image") or "")
+    written = " ".join(_words(container, "command", where) + _words(container, "args", where))
     try:
         commands = container_commands(container, where)
     except ScriptError as error:
-        script = " ".join(_words(container, "command", where) + _words(container, "args", where))
         # The script of a sidecar may do what it likes.
-        if not _SERVER_TEXT.search(script) and "vllm" not in image.lower():
+        if not _SERVER_TEXT.search(written) and not _has_vllm_image(container):
             return None
         raise MigrationError(f"{where}.args", error.text, str(error)) from error
     server: ServerCommand | None = None
@@ -79,7 +78,6 @@ def find_server_command(container: Mapping[str, Any], where: str) -> ServerComma
         fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
         raise MigrationError(f"{where}.command", shown(" ".join(beside)), fix)
     if server is not None:
-        written = " ".join(_words(container, "command", where) + _words(container, "args", where))
         server.used_variables = {found[1] for found in _NAMED_VARIABLE.finditer(written.replace("$$", ""))}
         server.harmless = [each for each in beside if _HARMLESS.fullmatch(each)]
         server.others = [each for each in beside if not _HARMLESS.fullmatch(each)]
@@ -98,7 +96,7 @@ def container_commands(container: Mapping[str, Any], where: str) -> list[Command
     """
     command, args = _words(container, "command", where), _words(container, "args", where)
     if not command:
-        if "vllm" not in str(container.get("image") or "").lower():
+        if not _has_vllm_image(container):
             return []
         # The image's own entrypoint is the server.
         command = ["vllm"] if args[:1] == ["serve"] else ["vllm", "serve"]
@@ -165,6 +163,10 @@ def _script_index(words: Sequence[str]) -> int | None:
         if re.fullmatch(r"-\w*c", word):
             return index + 1
     return None
+
+
+def _has_vllm_image(container: Mapping[str, Any]) -> bool:
+    return "vllm" in str(container.get("image")).lower()
 
 
 def _is_vllm(word: str) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -53,9 +53,7 @@ _SETTLED: Final = {
 _HOLDS_ANYWAY: Final = "is what holds without it"
 
 
-def take_flags(
-    flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile, secrets: Secrets
-) -> list[Argument]:
+def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfile, secrets: Secrets) -> list[Argument]:
     """Take each flag to its place; return those of model and speculation, which belong together."""
     left: list[Argument] = []
     extra: list[str] = []
@@ -80,15 +78,14 @@ def take_flags(
     return left
 
 
-def _key_by_key(flags: Iterable[Argument]) -> list[Argument]:
+def _key_by_key(flags: list[Argument]) -> list[Argument]:
     """Return the flags with ``--compilation-config`` as one flag a key, all under one name.
 
     Only where a key has a field: the operator then writes that key itself, and
     of two spellings vLLM would keep one (engine/rules/graphs.py).
     """
-    given = list(flags)
-    apart = [each for flag in given for each in _keys(flag)]
-    return apart if any(each.path and each.path[0] in _COMPILATION_FIELDS for each in apart) else given
+    apart = [each for flag in flags for each in _keys(flag)]
+    return apart if any(each.path and each.path[0] in _COMPILATION_FIELDS for each in apart) else flags
 
 
 def _keys(given: Argument) -> list[Argument]:
@@ -211,10 +208,9 @@ def _take_secret(given: Argument, builder: SpecBuilder, secrets: Secrets) -> Non
 
 
 def take_tls(
-    flags: Iterable[Argument], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
+    flags: Sequence[Argument], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
 ) -> tuple[list[Argument], set[str]]:
     """Take the certificate; return the other flags, and the volumes that the operator mounts itself."""
-    flags = list(flags)
     paths = {given.name: given.values[0] for given in flags if given.name in _CERTIFICATE_FILES and given.values}
     for given in flags:
         if given.name == _CERTIFICATE_REFRESH:

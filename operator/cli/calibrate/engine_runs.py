@@ -29,20 +29,12 @@ _POLL_S: Final = 0.5
 
 @dataclass(frozen=True)
 class EngineRun:
-    """One start of an engine.
-
-    Attributes
-    ----------
-    name
-        What to call it.
-    command
-        Program and arguments.
-    max_num_seqs, max_num_batched_tokens
-        Its shape.
-    """
+    """One start of an engine."""
 
     name: str
     command: tuple[str, ...]
+    """Program and arguments."""
+
     max_num_seqs: int
     max_num_batched_tokens: int
 

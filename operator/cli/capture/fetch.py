@@ -38,24 +38,13 @@ class FetchError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the files of a capture lie.
-
-    Attributes
-    ----------
-    capture
-        Name of the capture.
-    claim
-        Claim of the volume.
-    path
-        Folder on the volume.
-    image
-        Image for the pod that reads it: the operator's own, which a capture's node has already.
-    """
+    """Where the files of a capture lie: the claim of the volume, and the folder on it."""
 
     capture: str
     claim: str
     path: str
     image: str
+    """Image for the pod that reads the volume: the operator's own, which a capture's node has already."""
 
 
 @dataclass(frozen=True)

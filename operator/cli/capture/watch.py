@@ -75,18 +75,13 @@ def get_capture(kubectl: Kubectl, name: str) -> Body:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a capture is waited for, in seconds.
-
-    Attributes
-    ----------
-    phase_s
-        Until it is in the phase that is waited for.
-    deployment_s
-        For a deployment that is not there or cannot be launched as it is; it may come in the same apply.
-    """
+    """How long a capture is waited for, in seconds."""
 
     phase_s: float
+    """Until it is in the phase that is waited for."""
+
     deployment_s: float
+    """For a deployment that is not there or cannot be launched as it is; it may come in the same apply."""
 
 
 def wait_for(

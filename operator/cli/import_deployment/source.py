@@ -17,17 +17,7 @@ class SourceError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """A Deployment, and the Services beside it.
-
-    Attributes
-    ----------
-    place
-        Where it was read.
-    deployment
-        The object.
-    services
-        Services of its namespace.
-    """
+    """A Deployment, where it was read, and the Services of its namespace."""
 
     place: str
     deployment: Body
