@@ -23,15 +23,15 @@ from specdecode_operator.cli.capture.watch import (
     DEPLOYMENTS,
     FINAL,
     RESOURCE,
+    SERVING,
     CaptureError,
-    Patience,
+    Timeouts,
     get_capture,
+    message_of,
     phase_of,
     progress,
     progress_text,
     wait_for,
-    wait_until_it_serves,
-    words_of,
 )
 from specdecode_operator.cli.options import Context
 from specdecode_operator.kube.labels import CAPTURE_LABEL
@@ -78,12 +78,12 @@ def up(
     Exits with 0 when it serves, 1 with the reason when it does not come to it.
     """
     kubectl = Kubectl(context, namespace)
-    with _told_in_one_line(_STOPPED_WATCHING):
+    with _errors_in_one_line(_STOPPED_WATCHING):
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         name, kubectl = _apply(kubectl, text)
         _resume(kubectl, name, text)
-        capture = wait_until_it_serves(kubectl, name, Patience(timeout, deployment_timeout), typer.echo)
-        typer.echo(f"capture {name}: {phase_of(capture)}: {words_of(capture)}")
+        capture = wait_for(kubectl, name, SERVING, Timeouts(timeout, deployment_timeout), typer.echo)
+        typer.echo(f"capture {name}: {phase_of(capture)}: {message_of(capture)}")
 
 
 @capture_app.command("run")
@@ -108,16 +108,16 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     For example: specdecode capture run demo
     """
     kubectl = Kubectl(context, namespace)
-    with _told_in_one_line(_STOPPED_WATCHING):
+    with _errors_in_one_line(_STOPPED_WATCHING):
         name = name or _unfinished(kubectl)
         if kubectl.find(RESOURCE, name) is None:
             name, kubectl = _apply(kubectl, json.dumps(_usual_capture(kubectl, name, deployment)))
-        patience = Patience(timeout, deployment_timeout)
-        capture = wait_until_it_serves(kubectl, name, patience, typer.echo)
+        timeouts = Timeouts(timeout, deployment_timeout)
+        capture = wait_for(kubectl, name, SERVING, timeouts, typer.echo)
         _follow(kubectl, capture)
-        patience = replace(patience, phase_s=_to_the_end_s(capture["spec"], timeout))
-        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), patience, typer.echo)
-        typer.echo(f"capture {name}: {words_of(capture)}")
+        timeouts = replace(timeouts, phase_s=_to_the_end_s(capture["spec"], timeout))
+        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts, typer.echo)
+        typer.echo(f"capture {name}: {message_of(capture)}")
         _fetch(kubectl, name, out or Path("captures") / name, image)
 
 
@@ -129,12 +129,12 @@ def status(
 ) -> None:
     """Show captures: their phase, what the operator says, and where their data is."""
     kubectl = Kubectl(context, namespace)
-    with _told_in_one_line():
+    with _errors_in_one_line():
         captures = [get_capture(kubectl, name)] if name else kubectl.items(RESOURCE)
         if not captures:
             typer.echo("no captures here")
         for capture in captures:
-            typer.echo(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {words_of(capture)}")
+            typer.echo(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {message_of(capture)}")
             if where := _where(capture):
                 typer.echo(f"  data: {where}")
 
@@ -154,7 +154,7 @@ def fetch_files(
 
     For example: specdecode capture fetch demo captures/demo
     """
-    with _told_in_one_line():
+    with _errors_in_one_line():
         _fetch(Kubectl(context, namespace), name, out, image)
 
 
@@ -170,7 +170,7 @@ def down(
     recorded as partial files; the claim stays. Doing it twice changes nothing.
     """
     kubectl = Kubectl(context, namespace)
-    with _told_in_one_line():
+    with _errors_in_one_line():
         found = kubectl.find(RESOURCE, name) if name else None
         captures = ([found] if found else []) if name else kubectl.items(RESOURCE)
         for capture in captures:
@@ -192,7 +192,7 @@ capture_app.command("validate")(validate_command)
 
 
 @contextmanager
-def _told_in_one_line(stopped: str = "stopped") -> Iterator[None]:
+def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
     """Turn what may go wrong into one line and exit status 1, and Ctrl-C into what it has left."""
     try:
         yield
@@ -280,7 +280,7 @@ def _show(said: dict[str, Any], *, in_place: bool, stays: bool) -> None:
 
 
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
-    with _told_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
+    with _errors_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
         place = _place(kubectl, name, image)
         typer.echo(f"fetching {place.path} of claim {place.claim} to {out}")
         files = fetch(kubectl, place, out, typer.echo)
@@ -292,7 +292,7 @@ def _place(kubectl: Kubectl, name: str, image: str | None) -> Place:
     capture = kubectl.find(RESOURCE, name)
     status = (capture or {}).get("status", {})
     if capture is not None and not status.get("path"):
-        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {words_of(capture)}")
+        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {message_of(capture)}")
     claim = status.get("claim") or _claim_of(kubectl, name)
     if claim is None:
         raise CaptureError(f"capture {name}: neither it nor a claim of it is in this namespace: name another, or -n")

@@ -14,7 +14,9 @@ DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
 FINAL: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
 _FOR_GOOD: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED})
-_SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
+SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
+"""The engine serves, or served: all may be over already."""
+
 _PERIOD_S: Final = 2.0
 _SEEN_WITHIN_S: Final = 60.0
 """An operator that has just been installed or that takes over from another one has looked at everything by then."""
@@ -34,26 +36,22 @@ class CaptureError(Exception):
 def phase_of(capture: Body) -> CapturePhase | None:
     """Return how far a capture is; None before the operator has looked at it as it is now."""
     phase = capture.get("status", {}).get("phase")
-    if phase not in {each.value for each in CapturePhase}:
+    if phase not in set(CapturePhase):
         return None
-    found = CapturePhase(phase)
-    return found if found in _FOR_GOOD or _is_looked_at(capture) else None
+    # One that was cancelled may have been told to go on since.
+    current = capture["status"].get("observedGeneration") == capture["metadata"].get("generation")
+    return CapturePhase(phase) if current or phase in _FOR_GOOD else None
 
 
-def _is_looked_at(capture: Body) -> bool:
-    """Whether the status speaks of the present spec: one that was cancelled may have been told to go on since."""
-    return bool(capture.get("status", {}).get("observedGeneration") == capture["metadata"].get("generation"))
-
-
-def words_of(capture: Body) -> str:
+def message_of(capture: Body) -> str:
     """Return what the operator says of a capture now."""
     if phase_of(capture) is None:
         return "not looked at yet"
-    conditions = {each["type"]: each for each in capture.get("status", {}).get("conditions") or []}
     for type_ in ("Stalled", "WaitingForGPUs", "Reconciling"):
-        if conditions.get(type_, {}).get("status") == "True":
-            return str(conditions[type_]["message"])
-    return str(conditions.get("Succeeded", conditions.get("Ready", {})).get("message", ""))
+        condition = _condition(capture, type_)
+        if condition.get("status") == "True":
+            return str(condition["message"])
+    return str((_condition(capture, "Succeeded") or _condition(capture, "Ready")).get("message", ""))
 
 
 def get_capture(kubectl: Kubectl, name: str) -> Body:
@@ -74,7 +72,7 @@ def get_capture(kubectl: Kubectl, name: str) -> Body:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long a capture is waited for, in seconds."""
 
     phase_s: float
@@ -85,7 +83,7 @@ class Patience:
 
 
 def wait_for(
-    kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], patience: Patience, say: Callable[[str], None]
+    kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeouts: Timeouts, say: Callable[[str], None]
 ) -> Body:
     """Wait until a capture is in one of these phases; tell each change on the way.
 
@@ -94,30 +92,30 @@ def wait_for(
     CaptureError
         When it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
     """
-    told, start, held_since, unseen_since = "", time.monotonic(), None, None
+    shown, start, no_deployment_since, ignored_since = "", time.monotonic(), None, None
     while True:
-        capture, now = _seen(kubectl, name, say), time.monotonic()
+        capture, now = _get_through_outage(kubectl, name, say), time.monotonic()
         phase = phase_of(capture)
-        words = f"{phase or CapturePhase.PENDING}: {words_of(capture)}"
+        words = f"{phase or CapturePhase.PENDING}: {message_of(capture)}"
         if phase in phases:
             return capture
-        held_since = (held_since or now) if _lacks_a_deployment(capture) else None
-        if phase in FINAL or (_is_stalled(capture) and held_since is None):
-            raise CaptureError(f"capture {name}: {words}{_way_on(capture)}")
-        if held_since is not None and now - held_since >= patience.deployment_s:
-            raise CaptureError(_without_deployment(kubectl, capture))
-        unseen_since = (unseen_since or now) if phase is None else None
-        if unseen_since is not None and now - unseen_since >= _SEEN_WITHIN_S:
+        no_deployment_since = (no_deployment_since or now) if _needs_deployment(capture) else None
+        if phase in FINAL or (_is_stalled(capture) and no_deployment_since is None):
+            raise CaptureError(f"capture {name}: {words}{_how_to_resume(capture)}")
+        if no_deployment_since is not None and now - no_deployment_since >= timeouts.deployment_s:
+            raise CaptureError(_deployment_missing(kubectl, capture))
+        ignored_since = (ignored_since or now) if phase is None else None
+        if ignored_since is not None and now - ignored_since >= _SEEN_WITHIN_S:
             raise CaptureError(f"capture {name}: no operator has looked at it: see specdecode doctor")
-        if words != told:
+        if words != shown:
             say(f"  {words}")
-            told = words
-        if now - start > patience.phase_s:
-            raise CaptureError(f"capture {name}: after {patience.phase_s:.0f} s still {words}")
+            shown = words
+        if now - start > timeouts.phase_s:
+            raise CaptureError(f"capture {name}: after {timeouts.phase_s:.0f} s still {words}")
         time.sleep(_PERIOD_S)
 
 
-def _seen(kubectl: Kubectl, name: str, say: Callable[[str], None]) -> Body:
+def _get_through_outage(kubectl: Kubectl, name: str, say: Callable[[str], None]) -> Body:
     """Return a capture; while the cluster does not answer, as between two API servers, try again."""
     failing_since: float | None = None
     while True:
@@ -133,7 +131,7 @@ def _seen(kubectl: Kubectl, name: str, say: Callable[[str], None]) -> Body:
             time.sleep(_PERIOD_S)
 
 
-def _way_on(capture: Body) -> str:
+def _how_to_resume(capture: Body) -> str:
     """Say how a capture that was cancelled goes on; nothing of others."""
     if phase_of(capture) is not CapturePhase.CANCELLED:
         return ""
@@ -142,24 +140,13 @@ def _way_on(capture: Body) -> str:
     return f"; it begins anew with: kubectl patch sdc {name} -n {namespace} {patch}"
 
 
-def wait_until_it_serves(kubectl: Kubectl, name: str, patience: Patience, say: Callable[[str], None]) -> Body:
-    """Wait until the capture's engine serves, or served: all may be over already.
-
-    Raises
-    ------
-    CaptureError
-        When the capture stalls, failed, was cancelled, waits for a deployment in vain, or takes longer.
-    """
-    return wait_for(kubectl, name, _SERVING, patience, say)
-
-
-def _lacks_a_deployment(capture: Body) -> bool:
+def _needs_deployment(capture: Body) -> bool:
     """Whether its deployment is not there, or only another spec of it helps."""
     reason = _condition(capture, "Ready").get("reason")
     return reason == _NOT_FOUND or (reason in _NEEDS_ANOTHER_SPEC and _is_stalled(capture))
 
 
-def _without_deployment(kubectl: Kubectl, capture: Body) -> str:
+def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
     """Say what is wrong with the deployment, and how to go on."""
     name, deployment = capture["metadata"]["name"], capture["spec"]["deployment"]
     namespace = capture["metadata"]["namespace"]
@@ -168,7 +155,7 @@ def _without_deployment(kubectl: Kubectl, capture: Body) -> str:
         what = f"deployment {deployment} is not in namespace {namespace} (SpecDecodeDeployments there: {there})"
         fix = "apply it, or create the capture for another one"
     else:
-        what, fix = words_of(capture), f"correct it (kubectl describe sdd {deployment} -n {namespace})"
+        what, fix = message_of(capture), f"correct it (kubectl describe sdd {deployment} -n {namespace})"
     return (
         f"capture {name}: {what}: {fix}; the capture waits and goes on by itself then,"
         f" with --deployment-timeout this command does too; kubectl delete sdc {name} -n {namespace} removes it"
