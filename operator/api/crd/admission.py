@@ -8,7 +8,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import ApiModel, Body
 from specdecode_operator.api.crd.capture_rules import SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.cel_expression import read_cel
+from specdecode_operator.api.crd.cel_expression import evaluate
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.problems import Problem
@@ -47,11 +47,10 @@ def as_stored(model: ApiModel) -> Body:
 
 def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem]:
     """What one part of an object breaks, said as the API server says it."""
-    scope = {"self": stored}
     for rule in rules:
-        if not read_cel(rule.holds)(scope):
+        if not evaluate(rule.holds, stored):
             words = re.split("%[sd]", rule.message)
-            values = [*(str(read_cel(value)(scope)) for value in rule.values), ""]
+            values = [*(str(evaluate(value, stored)) for value in rule.values), ""]
             message = "".join(word + value for word, value in zip(words, values, strict=True))
             yield Problem(f"{place}{rule.field}", _shown(stored, rule.field), message)
 

@@ -225,7 +225,8 @@ ENGINE = (
     Rule(
         field="image",
         # After the last slash, or the port of a registry would pass for a tag.
-        holds=r"!has(self.image) || self.image.matches('^[^\\s/][^\\s]*$') &&"
+        # [:space:] and not \s, which is ASCII for the API server and Unicode for the command line.
+        holds=r"!has(self.image) || self.image.matches('^[^[:space:]/][^[:space:]]*$') &&"
         r" (self.image.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$') || self.image.matches('@sha256:[0-9a-f]{64}$'))",
         message="is %s, which names no exact image: add a tag (:v1) or a digest (@sha256:…)",
         values=("self.image",),
