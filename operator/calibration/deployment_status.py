@@ -41,7 +41,7 @@ def measure_deployment(body: Body) -> Measurement:
     if plan.product == CPU_PRODUCT or device is None:
         raise UnusableObjectError(f"status.plan.product: {plan.product}: only GPUs whose memory is known are estimated")
     facts = valid_facts(spec)
-    if facts.wish.spread != ONE_GROUP:
+    if facts.options.spread != ONE_GROUP:
         raise UnusableObjectError("spec.parallelism: only engines with tensor parallelism alone are calibrated")
     if not facts.pair.limits.has_own_graphs:
         message = "only engines with vLLM's own CUDA graphs are calibrated"
@@ -64,7 +64,7 @@ def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
     """The facts at the precisions of the plan. Raises ValueError where the spec has no checkpoint for one."""
     target = Precision(plan.target_quantization)
     draft = Precision(plan.draft_quantization) if plan.draft_quantization else None
-    pair, available = facts.pair, facts.wish.available
+    pair, available = facts.pair, facts.options.available
     obstacles = [checkpoint_obstacle("target", pair.target, target, available.target_precisions)]
     if pair.draft is not None and draft is not None:
         obstacles.append(checkpoint_obstacle("draft", pair.draft, draft, available.draft_precisions))

@@ -135,7 +135,7 @@ def _shown(answer: Answer, facts: Facts) -> list[MatrixRow]:
     """The best split of all precisions on each product; the small floats only where a checkpoint holds them."""
     held = {model.checkpoint_precision for model in (facts.pair.target, facts.pair.draft) if model is not None}
     shown = {*_MATRIX_PRECISIONS, *held, None}
-    best = best_places(answer.precisions, facts.wish.objective)
+    best = best_places(answer.precisions, facts.options.objective)
     return [row for row in best if row.target_precision in shown and row.draft_precision in shown]
 
 

@@ -56,7 +56,7 @@ def make_plan(
     """
     accelerator = facts.spec.accelerator
     if facts.on_cpu:
-        own = pair_at(facts.pair, facts.wish.available, facts.pair.target_precision, facts.pair.draft_precision)
+        own = pair_at(facts.pair, facts.options.available, facts.pair.target_precision, facts.pair.draft_precision)
         memory_bytes, kv_cache_bytes = (accelerator.memory_gib or 0) * GIB, (accelerator.kv_cache_gib or 0) * GIB
         return plan_on_cpu(own, memory_bytes, kv_cache_bytes, facts.spec.parallelism.tensor or 1)
     return _kept_plan(facts, nodes, previous, groups=groups) or _new_plan(facts, nodes, groups=groups)
@@ -81,12 +81,12 @@ def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Pl
 
 def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
     tensor = facts.spec.parallelism.tensor or 1
-    return any(nodes_needed(pool, tensor, facts.wish.spread) for pool in pools)
+    return any(nodes_needed(pool, tensor, facts.options.spread) for pool in pools)
 
 
 def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> WaitingForNodes:
     """Say why a replica finds no room: too few nodes, or none so large that it could be shared out evenly."""
-    tensor, spread = facts.spec.parallelism.tensor or 1, facts.wish.spread
+    tensor, spread = facts.spec.parallelism.tensor or 1, facts.options.spread
     asked = f"spec.parallelism: {tensor * spread.groups} GPUs a replica ({spread.at(tensor).label})"
     largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
     most = largest.gpus_per_node
@@ -126,7 +126,7 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
     pools = {pool.product: pool for pool in _pools(facts, [node for node in nodes if node.schedulable])}
     pools |= {pool.product: pool for pool in _pools(facts, nodes) if pool.product == previous.product}
     try:
-        plan = plan_on_gpus(facts.pair, pools.values(), facts.spec.parallelism.tensor, facts.wish)
+        plan = plan_on_gpus(facts.pair, pools.values(), facts.spec.parallelism.tensor, facts.options)
     except PlanError:
         return None
     kept = next((row for row in plan.rows if _is_in_force(row, previous)), None)
@@ -147,10 +147,10 @@ def _is_in_force(row: Row, previous: PlanStatus) -> bool:
 
 def chosen_by(facts: Facts) -> str:
     """Return what a plan chooses by and from: ``Quality among target BF16, FP8 and draft BF16``."""
-    allowed = selection(facts.pair, facts.wish)
+    allowed = selection(facts.pair, facts.options)
     models = [("target", allowed.target), ("draft", allowed.draft)]
     named = [f"{role} {', '.join(sorted(precisions))}" for role, precisions in models if precisions]
-    return f"{facts.wish.objective} among {' and '.join(named)}"
+    return f"{facts.options.objective} among {' and '.join(named)}"
 
 
 def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple[MatrixRow, ...]:
@@ -160,13 +160,13 @@ def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple
     chosen = plan.chosen
     pools = _pools(facts, nodes) or [GpuPool(chosen.product, chosen.gpus_per_node, chosen.nodes)]
     return quantization_matrix(
-        facts.pair, pools, facts.spec.parallelism.tensor, facts.wish.available, spread=facts.wish.spread
+        facts.pair, pools, facts.spec.parallelism.tensor, facts.options.available, spread=facts.options.spread
     )
 
 
 def _plan(facts: Facts, pools: Sequence[GpuPool]) -> Plan:
     try:
-        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.wish)
+        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options)
     except PlanError as error:
         raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
 

@@ -27,7 +27,7 @@ from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVers
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.launchability import Available
-from specdecode_operator.sizing.choice.plan import AS_WRITTEN, Wish, pair_at
+from specdecode_operator.sizing.choice.plan import AS_WRITTEN, PlanOptions, pair_at
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
@@ -49,12 +49,12 @@ class Facts:
     pair: Pair
     """The models at the precisions that are asked for, or at their own where the plan may choose."""
 
-    wish: Wish = AS_WRITTEN
+    options: PlanOptions = AS_WRITTEN
     """What the plan may choose."""
 
     def at(self, target: Precision, draft: Precision | None) -> "Facts":
         """Return the facts of the spec that names what is served at these precisions."""
-        pair = pair_at(self.pair, self.wish.available, target, draft)
+        pair = pair_at(self.pair, self.options.available, target, draft)
         return replace(self, spec=spec_at(self.spec, target, draft), pair=pair)
 
     @property
@@ -91,12 +91,12 @@ def gather_facts(
         field: geometry_of(field, model, known.get(model_source(spec, model)), _head_method(spec, field))
         for field, model in served_models(spec).items()
     }
-    wish = _wish(spec, own, known)
-    pair = replace(_pair(spec, profile, own, wish.available), calibration=calibration)
-    if not wish.target and not wish.draft:
+    options = _plan_options(spec, own, known)
+    pair = replace(_pair(spec, profile, own, options.available), calibration=calibration)
+    if not options.target and not options.draft:
         # No precision is left to the plan: the spec can name what is served.
         spec = spec_at(spec, pair.target_precision, pair.draft_precision)
-    return Facts(spec, profile, pair, wish)
+    return Facts(spec, profile, pair, options)
 
 
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:
@@ -131,12 +131,12 @@ def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
     return speculation.method
 
 
-def _wish(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometry], known: KnownModels) -> Wish:
+def _plan_options(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometry], known: KnownModels) -> PlanOptions:
     """What the plan may decide: the objective, and the checkpoints of each model."""
     models = served_models(spec)
     named = {field: named_checkpoints(field, model, own[field], spec, known) for field, model in models.items()}
     free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
-    return Wish(
+    return PlanOptions(
         objective=spec.objective,
         target=free[TARGET],
         draft=free.get(DRAFT, frozenset()),

@@ -187,26 +187,26 @@ def _cache_dtype_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterato
 
 
 def _spread_problems(facts: Facts) -> Iterator[Problem]:
-    for bad in spread_problems(facts.pair.target, facts.wish.spread):
+    for bad in spread_problems(facts.pair.target, facts.options.spread):
         yield Problem(f"spec.{bad.field}", str(bad.value), bad.message)
 
 
 def _tensor_problems(facts: Facts) -> Iterator[Problem]:
     """What no plan can mend: where it may choose, or takes another checkpoint, it finds out by itself."""
-    pair, wish, tensor = facts.pair, facts.wish, facts.spec.parallelism.tensor
+    pair, options, tensor = facts.pair, facts.options, facts.spec.parallelism.tensor
     if tensor is None:
         return
-    available = wish.available
+    available = options.available
     if facts.on_cpu:
         # Nothing is chosen there.
         pair = pair_at(pair, available, pair.target_precision, pair.draft_precision)
     models = []
-    if facts.on_cpu or (not wish.target and pair.target_precision not in available.target_precisions):
+    if facts.on_cpu or (not options.target and pair.target_precision not in available.target_precisions):
         models.append(("target", pair.target, pair.target_precision))
-    draft_is_decided = facts.on_cpu or (not wish.draft and pair.draft_precision not in available.draft_precisions)
+    draft_is_decided = facts.on_cpu or (not options.draft and pair.draft_precision not in available.draft_precisions)
     if pair.draft is not None and pair.draft_precision is not None and draft_is_decided:
         models.append(("draft", pair.draft, pair.draft_precision))
-    version, spread = pair.limits.engine_version, wish.spread
+    version, spread = pair.limits.engine_version, options.spread
     for role, model, precision in models:
         found = tensor_problems(model, tensor, precision, version, data=spread.data, expert=spread.expert)
         if found:

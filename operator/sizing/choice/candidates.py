@@ -17,38 +17,33 @@ from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Obje
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the plan may decide beside the place, and what for.
-
-    Attributes
-    ----------
-    objective
-        What users want most.
-    target, draft
-        Precisions that it may choose from; empty is the pair's own alone.
-    available
-        Checkpoints that those come from, beside the models' own.
-    spread
-        How a replica is spread beyond tensor parallelism; not the plan's to decide.
-    """
+class PlanOptions:
+    """What a plan may choose from beside the place, and what for."""
 
     objective: Objective = Objective.QUALITY
+
     target: frozenset[Precision] = frozenset()
+    """Precisions to choose from; empty is the pair's own alone. The same holds for the draft."""
+
     draft: frozenset[Precision] = frozenset()
+
     available: Available = NOTHING_NAMED
+    """Checkpoints that those come from, beside the models' own."""
+
     spread: Spread = ONE_GROUP
+    """How a replica is spread beyond tensor parallelism: not the plan's to choose."""
 
 
-AS_WRITTEN: Final = Wish()
+AS_WRITTEN: Final = PlanOptions()
 """Only the place is to be decided."""
 
 
 def candidate_rows(
-    pair: Pair, pools: Iterable[GpuPool], tensor: int | None, wish: Wish = AS_WRITTEN
+    pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = AS_WRITTEN
 ) -> tuple[Row, ...]:
     """Return all candidates, the one to choose first, whatever the order of the pools.
 
-    They are the rows of the quantization matrix that the wish allows, that
+    They are the rows of the quantization matrix that the options allow, that
     can be launched and that the models can be split into.
 
     Raises
@@ -56,10 +51,10 @@ def candidate_rows(
     PlanError
         When no pool can be sized, or the models cannot be split as asked.
     """
-    matrix = quantization_matrix(pair, pools, tensor, wish.available, selection(pair, wish), wish.spread)
+    matrix = quantization_matrix(pair, pools, tensor, options.available, selection(pair, options), options.spread)
     rows = tuple(
         Row(row.product, row.tensor, row.budget, row.target_precision, row.draft_precision, row.spread, row.nodes)
-        for row in ranked(matrix, wish.objective)
+        for row in ranked(matrix, options.objective)
         if row.budget is not None
     )
     if not rows:
@@ -67,12 +62,12 @@ def candidate_rows(
     return rows
 
 
-def selection(pair: Pair, wish: Wish) -> Selection:
+def selection(pair: Pair, options: PlanOptions) -> Selection:
     """Return the rows of the quantization matrix that the plan chooses from."""
     own_draft = None if pair.draft is None else frozenset({served_precision(pair.draft, pair.draft_precision)})
     fp8_cache = pair.limits.kv_cache_element_bytes == FP8_ELEMENT_BYTES
     return Selection(
-        target=wish.target or frozenset({served_precision(pair.target, pair.target_precision)}),
-        draft=wish.draft or own_draft,
+        target=options.target or frozenset({served_precision(pair.target, pair.target_precision)}),
+        draft=options.draft or own_draft,
         kv_cache_dtype=KvCacheDtype.FP8 if fp8_cache else KvCacheDtype.AUTO,
     )

@@ -8,7 +8,7 @@ from typing import Final
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.choice.alternatives import NO_ALTERNATIVES, Alternatives, smaller_drafts
-from specdecode_operator.sizing.choice.candidates import Wish, candidate_rows
+from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
 from specdecode_operator.sizing.choice.launchability import ONLINE_PRECISIONS, served_precision
 from specdecode_operator.sizing.choice.nodes import GpuPool
 from specdecode_operator.sizing.choice.objective import severity
@@ -70,7 +70,7 @@ class _Question:
     def best_row(self) -> Row | None:
         """Return the row that the plan would choose; None where there is none."""
         try:
-            return candidate_rows(self.pair, self.pools, self.tensor, Wish(spread=self.spread))[0]
+            return candidate_rows(self.pair, self.pools, self.tensor, PlanOptions(spread=self.spread))[0]
         except PlanError:
             return None
 

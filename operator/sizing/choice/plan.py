@@ -6,7 +6,7 @@ from typing import Final
 
 from specdecode_operator.sizing.base.units import GIB, ceil_div
 from specdecode_operator.sizing.choice.alternatives import alternatives_to
-from specdecode_operator.sizing.choice.candidates import AS_WRITTEN, Wish, candidate_rows, selection
+from specdecode_operator.sizing.choice.candidates import AS_WRITTEN, PlanOptions, candidate_rows, selection
 from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
 from specdecode_operator.sizing.choice.launchability import Available, checkpoint_at
 from specdecode_operator.sizing.choice.matrix import quantization_matrix
@@ -51,7 +51,7 @@ class Plan:
     choice: str = ""
 
 
-def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, wish: Wish = AS_WRITTEN) -> Plan:
+def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = AS_WRITTEN) -> Plan:
     """Return the plan for a pair on the nodes that there are.
 
     With a tensor of None every supported power of two up to the GPUs of a
@@ -63,16 +63,16 @@ def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, wish:
         When no pool can be sized, or the models cannot be split as asked.
     """
     pools = tuple(pools)
-    rows = candidate_rows(pair, pools, tensor, wish)
+    rows = candidate_rows(pair, pools, tensor, options)
     chosen = rows[0]
     fixes: tuple[Fix, ...] = ()
     if chosen.budget.verdict is Verdict.DOES_NOT_FIT:
-        at_chosen = pair_at(pair, wish.available, chosen.target_precision, chosen.draft_precision)
-        fixes = find_fixes(at_chosen, pools, tensor, chosen, alternatives_to(at_chosen, wish.available))
-    choice = choice_phrase(chosen, wish.objective) if wish.target or wish.draft else ""
+        at_chosen = pair_at(pair, options.available, chosen.target_precision, chosen.draft_precision)
+        fixes = find_fixes(at_chosen, pools, tensor, chosen, alternatives_to(at_chosen, options.available))
+    choice = choice_phrase(chosen, options.objective) if options.target or options.draft else ""
     if choice and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
-        all_precisions = quantization_matrix(pair, pools, tensor, wish.available, spread=wish.spread)
-        choice = "; ".join(filter(None, [choice, missing_checkpoint(all_precisions, wish.objective)]))
+        all_precisions = quantization_matrix(pair, pools, tensor, options.available, spread=options.spread)
+        choice = "; ".join(filter(None, [choice, missing_checkpoint(all_precisions, options.objective)]))
     sentence = f"{gpu_sentence(chosen, pair.limits)}{f'; {choice}' if choice else ''}"
     return replace(_plan(rows, fixes, sentence), choice=choice)
 
@@ -147,8 +147,8 @@ __all__ = [
     "Fix",
     "GpuPool",
     "Plan",
+    "PlanOptions",
     "Row",
-    "Wish",
     "keep",
     "pair_at",
     "plan_on_cpu",

@@ -11,7 +11,7 @@ from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.choice.matrix import quantization_matrix
 from specdecode_operator.sizing.choice.objective import ranked
-from specdecode_operator.sizing.choice.plan import GpuPool, Wish, plan_on_gpus
+from specdecode_operator.sizing.choice.plan import GpuPool, PlanOptions, plan_on_gpus
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
 from specdecode_operator.vocabulary import Objective, Precision
 from tests.support.named_checkpoints import named
@@ -146,18 +146,20 @@ FREE = frozenset({Precision.BF16, Precision.FP8, Precision.INT4})
 
 
 def test_quality_quantizes_the_target_only_where_it_must(make_pair: PairFactory) -> None:
-    wish = Wish(Objective.QUALITY, target=FREE, available=named(["INT4"]))
-    on_h100 = plan_on_gpus(make_pair(), [EIGHT_H100], 2, wish)
+    options = PlanOptions(Objective.QUALITY, target=FREE, available=named(["INT4"]))
+    on_h100 = plan_on_gpus(make_pair(), [EIGHT_H100], 2, options)
     assert on_h100.chosen.target_precision is Precision.FP8
     assert "Quality takes FP8 target, BF16 draft: the least quantized target that fits" in on_h100.explanation
-    with_h200 = plan_on_gpus(make_pair(), [EIGHT_H100, EIGHT_H200], 2, wish)
+    with_h200 = plan_on_gpus(make_pair(), [EIGHT_H100, EIGHT_H200], 2, options)
     assert (with_h200.chosen.product, with_h200.chosen.target_precision) == (H200, Precision.BF16)
 
 
 def test_capacity_and_cost_take_other_rows(make_pair: PairFactory) -> None:
     pools, free = [EIGHT_H100, EIGHT_H200], named(["INT4"])
-    capacity = plan_on_gpus(make_pair(), pools, None, Wish(Objective.CAPACITY, target=FREE, available=free)).chosen
-    cost = plan_on_gpus(make_pair(), pools, None, Wish(Objective.COST, target=FREE, available=free)).chosen
+    capacity = plan_on_gpus(
+        make_pair(), pools, None, PlanOptions(Objective.CAPACITY, target=FREE, available=free)
+    ).chosen
+    cost = plan_on_gpus(make_pair(), pools, None, PlanOptions(Objective.COST, target=FREE, available=free)).chosen
     assert capacity.target_precision is Precision.INT4
     assert cost.tensor == 1
     assert capacity.budget.kv_cache_tokens / capacity.tensor > cost.budget.kv_cache_tokens / cost.tensor
@@ -166,8 +168,8 @@ def test_capacity_and_cost_take_other_rows(make_pair: PairFactory) -> None:
 def test_the_plan_takes_the_row_that_the_matrix_puts_first(make_pair: PairFactory) -> None:
     pools, free = [EIGHT_H100, EIGHT_H200], named(["INT4"], ["INT4"])
     for objective in Objective:
-        wish = Wish(objective, target=FREE, draft=FREE, available=free)
-        chosen = plan_on_gpus(make_pair(), pools, None, wish).chosen
+        options = PlanOptions(objective, target=FREE, draft=FREE, available=free)
+        chosen = plan_on_gpus(make_pair(), pools, None, options).chosen
         rows = quantization_matrix(make_pair(), pools, available=free)
         allowed = [
             row for row in rows if row.kv_cache_dtype == "auto" and {row.target_precision, row.draft_precision} <= FREE
@@ -182,7 +184,7 @@ def test_the_plan_takes_the_row_that_the_matrix_puts_first(make_pair: PairFactor
 
 
 def test_what_is_lacking_is_told_of_the_nearest_checkpoint(make_pair: PairFactory) -> None:
-    plan = plan_on_gpus(make_pair(), [GpuPool(H100, 1)], None, Wish(target=FREE))
+    plan = plan_on_gpus(make_pair(), [GpuPool(H100, 1)], None, PlanOptions(target=FREE))
     assert plan.verdict is Verdict.DOES_NOT_FIT
     assert plan.chosen.target_precision is Precision.FP8, "INT4 has no checkpoint"
 

@@ -6,7 +6,7 @@ import pytest
 
 from specdecode_operator.sizing.base.sources import LAYERS_WITHIN_NODES
 from specdecode_operator.sizing.choice.advice import Advice
-from specdecode_operator.sizing.choice.candidates import Wish, candidate_rows
+from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
 from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
 from specdecode_operator.sizing.choice.nodes import GpuPool
 from specdecode_operator.sizing.choice.rows import Row
@@ -17,7 +17,7 @@ NODES_OF_4 = (GpuPool("NVIDIA-H200", 4, 4),)
 
 
 def row(pair: Pair, tensor: int, pipeline: int = 1) -> Row:
-    (found,) = candidate_rows(pair, NODES_OF_4, tensor, Wish(spread=Spread(pipeline=pipeline)))
+    (found,) = candidate_rows(pair, NODES_OF_4, tensor, PlanOptions(spread=Spread(pipeline=pipeline)))
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.candidates import candidate_rows
-from specdecode_operator.sizing.choice.plan import GpuPool, Wish, plan_on_gpus
+from specdecode_operator.sizing.choice.plan import GpuPool, PlanOptions, plan_on_gpus
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.kv.capacity import blocks_for
 from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate, tightest_grouping
@@ -85,10 +85,10 @@ def test_sliced_and_whole_experts_weigh_the_same(experts: ModelGeometry) -> None
 
 def test_a_plan_tries_every_tensor_that_a_node_has_room_for(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None)
-    rows = candidate_rows(pair, EIGHT_H100, None, Wish(spread=Spread(pipeline=2)))
+    rows = candidate_rows(pair, EIGHT_H100, None, PlanOptions(spread=Spread(pipeline=2)))
     assert sorted((row.tensor, row.gpus) for row in rows) == [(1, 2), (2, 4), (4, 8)]
     assert all(row.split.pipeline == 2 for row in rows)
-    plan = plan_on_gpus(pair, EIGHT_H100, None, Wish(spread=Spread(pipeline=2)))
+    plan = plan_on_gpus(pair, EIGHT_H100, None, PlanOptions(spread=Spread(pipeline=2)))
     assert sorted((row.tensor, row.gpus) for row in plan.rows) == [(1, 2), (2, 4), (4, 8)]
 
 
@@ -96,14 +96,14 @@ def test_a_plan_tries_every_tensor_that_a_node_has_room_for(make_pair: PairFacto
 def test_more_than_a_node_has_is_refused(make_pair: PairFactory, spread: Spread) -> None:
     pair = make_pair("BF16", None)
     with pytest.raises(PlanError, match="the largest node has 8"):
-        plan_on_gpus(pair, EIGHT_H100, None, Wish(spread=spread))
+        plan_on_gpus(pair, EIGHT_H100, None, PlanOptions(spread=spread))
     with pytest.raises(PlanError, match="the largest node has 8"):
-        candidate_rows(pair, EIGHT_H100, 1, Wish(spread=spread))
+        candidate_rows(pair, EIGHT_H100, 1, PlanOptions(spread=spread))
 
 
 def test_fixes_keep_the_spread(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, min_concurrency=60)
-    plan = plan_on_gpus(pair, EIGHT_H100, 1, Wish(spread=Spread(pipeline=2)))
+    plan = plan_on_gpus(pair, EIGHT_H100, 1, PlanOptions(spread=Spread(pipeline=2)))
     assert plan.verdict is Verdict.DOES_NOT_FIT
     fix = next(fix for fix in plan.fixes if fix.change.startswith("parallelism.tensor"))
     assert fix.change == "parallelism.tensor: 4"
