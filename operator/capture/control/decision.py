@@ -51,7 +51,7 @@ class Writes:
     # What is to change in the metadata of the claim that was created; empty where nothing is.
     claim_metadata: Body = field(default_factory=dict)
     job: Body | None = None  # to create; never changed: a capture that runs is what it was started as
-    # Whether the Job shall be suspended; None where that is somebody else's affair, or so already.
+    # Whether the Job shall be suspended; None where it is as it should be, or Kueue decides.
     job_suspended: bool | None = None
     remove_job: bool = False
     # A ConfigMap to create or change, which tells the load generator what image the engine runs.

@@ -74,14 +74,8 @@ def engine_hash(header: Header, context: dict[str, Any], image_id: str | None = 
     Beside the settings of v3: the GPU's full name, the reported version, every other resolved setting, the draft
     model, the engine's command and the flags added to it, and its image.
 
-    Parameters
-    ----------
-    header
-        What the engine's recorder says.
-    context
-        What the operator says.
-    image_id
-        The image that the node runs, as Kubernetes has it; its digest counts in place of the name in the context.
+    ``context`` is the operator's. The digest in ``image_id``, of the image that the node runs, counts in place of the
+    name in the context.
     """
     parts = {
         "scheme": _ENGINE,

@@ -45,14 +45,7 @@ def seal(attempt: Path) -> dict[str, FileEntry]:
 def publish(attempt: Path, final: Path, manifest: Manifest) -> None:
     """Make a sealed attempt the capture of its name.
 
-    Parameters
-    ----------
-    attempt
-        Its folder.
-    final
-        Where it shall be, in the same folder.
-    manifest
-        What it holds.
+    ``final`` is in the same folder.
 
     Raises
     ------
@@ -67,12 +60,7 @@ def publish(attempt: Path, final: Path, manifest: Manifest) -> None:
 def finish_publication(final: Path, capture_uid: str) -> None:
     """Publish the attempt of a capture that was killed when it was whole already; do nothing where there is none.
 
-    Parameters
-    ----------
-    final
-        Where it shall be; attempts are beside it.
-    capture_uid
-        UID of the capture's object.
+    Attempts are in the folder of ``final``.
     """
     if final.exists():
         # Killed after the renaming; a capture of another object had its label taken away long ago.

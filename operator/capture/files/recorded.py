@@ -13,13 +13,7 @@ _PIECE_BYTES: Final = 2**20
 
 
 class RecordedRequests:
-    """Counts the lines of requests in growing segments; each is read once, however often is asked.
-
-    Parameters
-    ----------
-    folder
-        Of the segments.
-    """
+    """Counts the lines of requests in growing segments; each is read once, however often is asked."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

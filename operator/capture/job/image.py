@@ -14,23 +14,16 @@ _POLL_S: Final = 0.5
 async def engine_image_id(file: Path, pod_uid: str, until_s: float) -> str | None:
     """Return the image's id with its digest; None where it does not come in time, or nothing is mounted there.
 
-    Parameters
-    ----------
-    file
-        Where the operator says it. What it says of an earlier attempt's pod is passed over.
-    pod_uid
-        This pod's.
-    until_s
-        When to wait no longer, on the monotonic clock.
+    What the file says of an earlier attempt's pod is passed over. ``until_s`` is on the monotonic clock.
     """
-    while (found := _told(file, pod_uid)) is None:
+    while (found := _read_image_id(file, pod_uid)) is None:
         if not file.parent.is_dir() or time.monotonic() >= until_s:
             return None
         await asyncio.sleep(_POLL_S)
     return found
 
 
-def _told(file: Path, pod_uid: str) -> str | None:
+def _read_image_id(file: Path, pod_uid: str) -> str | None:
     try:
         uid, _, image_id = file.read_text(encoding="utf-8").strip().partition(" ")
     except (OSError, UnicodeDecodeError):

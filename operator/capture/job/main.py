@@ -76,17 +76,7 @@ Load = Callable[[RunSettings, Path, Stop], Awaitable[LoadOutcome]]
 
 
 class Job:
-    """One attempt of a capture.
-
-    Parameters
-    ----------
-    environment
-        Of the container: settings, the pod's UID and node.
-    patience
-        How long it waits.
-    image_id_file
-        Where the operator says which image the engine runs.
-    """
+    """One attempt of a capture."""
 
     def __init__(
         self,
@@ -111,13 +101,6 @@ class Job:
 
     def prepare(self, recorder: Path, datasets: Path = DATASET_MOUNT) -> None:
         """Do what comes before the engine; nothing where an earlier attempt has published already.
-
-        Parameters
-        ----------
-        recorder
-            Folder that the engine has on its PYTHONPATH.
-        datasets
-            Where the dataset's ConfigMap or volume is mounted.
 
         Raises
         ------

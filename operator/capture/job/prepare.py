@@ -32,14 +32,7 @@ _REASONS: Final = {
 def prepare(places: Places, recorder: Path, smallest_free_bytes: int = SMALLEST_FREE_BYTES) -> None:
     """Make the folders of an attempt, label it as unfinished, and put the recorder where the engine finds it.
 
-    Parameters
-    ----------
-    places
-        The attempt's.
-    recorder
-        Folder that the engine has on its PYTHONPATH.
-    smallest_free_bytes
-        Room that the volume must have.
+    ``recorder`` is the folder that the engine has on its PYTHONPATH.
 
     Raises
     ------

@@ -27,13 +27,7 @@ _WATCH_EVERY_S: Final = 1.0
 
 
 class Recorders:
-    """Waits for the recorders, watches them while the load runs, and has them finish.
-
-    Parameters
-    ----------
-    places
-        The attempt's.
-    """
+    """Waits for the recorders, watches them while the load runs, and has them finish."""
 
     def __init__(self, places: Places) -> None:
         self._places = places

@@ -31,12 +31,8 @@ class ClientLog:
     A thread writes, because the volume may be slow and the schedule must not
     wait for it.
 
-    Parameters
-    ----------
-    folder
-        The attempt's folder.
-    on_failure
-        Called in the writing thread with the reason if a line cannot be written; the log keeps nothing from then on.
+    ``on_failure`` is called in the writing thread with the reason if a line cannot be written; nothing is kept from
+    then on.
     """
 
     def __init__(self, folder: Path, on_failure: Callable[[str], None]) -> None:

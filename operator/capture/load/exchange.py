@@ -29,10 +29,7 @@ _MOST_ERROR_BYTES = 64 * 1024
 class Exchange(asyncio.Protocol):
     """A request that is sent at its time, or as soon as there is a connection, and its answer.
 
-    Parameters
-    ----------
-    due_s
-        When to send it, on the monotonic clock, which is also the event loop's; a time that is over means at once.
+    ``due_s`` is on the monotonic clock, which is also the event loop's; a time that is over means at once.
     """
 
     def __init__(self, request: bytes, due_s: float, *, keep_answer: bool) -> None:

@@ -68,14 +68,7 @@ class Progress:
     ``rate`` (requests ended a second in the present phase) and ``eta_s`` (until
     the last phase's end; null while that cannot be told).
 
-    Parameters
-    ----------
-    in_flight
-        Returns how many requests are under way.
-    recorded
-        Returns how many requests the recorders have written; it reads from the volume, so it gets a thread.
-    emit
-        Takes the lines.
+    ``recorded`` reads from the volume, so it gets a thread.
     """
 
     def __init__(

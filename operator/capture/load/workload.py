@@ -50,7 +50,7 @@ class EngineAddress(_Settings):
 
 
 class RunSettings(_Settings):
-    """What the load generator is told. What only the manifest repeats is read in ``job/finish.py``."""
+    """The settings of the load generator. What only the manifest repeats is read in ``job/finish.py``."""
 
     namespace: str
     capture: str

@@ -75,14 +75,7 @@ class Merged:
 def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
     """Write ``.part`` files of trace, step statistics and aborted requests from an attempt's segments.
 
-    Parameters
-    ----------
-    folder
-        The attempt's: holds ``segments`` and ``client.jsonl.part``.
-    meta
-        First line of the trace.
-    zero_monotonic_s
-        The run's zero.
+    The attempt's folder holds ``segments`` and ``client.jsonl.part``; ``meta`` becomes the first line of the trace.
 
     Raises
     ------

@@ -128,9 +128,9 @@ class Accounting:
             return None
         if unended is not None:
             return f"the client got the whole answer, but the engine says {unended}"
-        told = client.completion_tokens
+        reported = client.completion_tokens
         produced = sum(record.output_tokens for record in records)
-        if told is not None and told != produced and all(record.ended_by == BY_ENGINE for record in records):
+        if reported is not None and reported != produced and all(record.ended_by == BY_ENGINE for record in records):
             self.token_mismatches += 1
         return None
 
@@ -142,12 +142,7 @@ _CLIENT: Final = msgspec.json.Decoder(ClientRecord)
 def account(client: Path, trace: Path, aborted: Path | None, scratch: Path) -> Accounting:
     """Return the equation of a capture, from its published files or their ``.part``.
 
-    Parameters
-    ----------
-    client, trace, aborted
-        The files; ``aborted`` may be absent.
-    scratch
-        A folder for what is sorted.
+    ``scratch`` is the folder to sort in.
     """
     accounting = Accounting()
     with scratch_database(scratch, "accounting") as database:

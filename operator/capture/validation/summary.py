@@ -74,15 +74,7 @@ class Summary(Struct, kw_only=True, frozen=True):
 
 
 def summarize(validation: Validation, size_bytes: int) -> Summary:
-    """Return the summary of validated files.
-
-    Parameters
-    ----------
-    validation
-        What reading them added up.
-    size_bytes
-        Of all files.
-    """
+    """Return the summary of validated files."""
     trace = validation.trace or TraceTotals()
     steps = validation.steps or StepTotals()
     client = validation.client or ClientTotals()

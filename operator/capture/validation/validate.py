@@ -110,18 +110,8 @@ def validate_capture(
 ) -> Validation:
     """Validate the files in a folder: of a published capture, of an attempt (``.part``), or from anywhere else.
 
-    Parameters
-    ----------
-    folder
-        Where they are.
-    segments
-        What the recorders said; taken from the manifest of a published capture.
-    counters
-        What /metrics said; taken from there too.
-    scratch
-        Where something may be sorted; the system's folder for temporary files if none is given.
-    steps_wanted
-        ``record.stepStats`` of the capture; taken from the manifest of a published one.
+    ``segments``, ``counters`` and ``steps_wanted`` (``record.stepStats``) are taken from the manifest of a published
+    capture. ``scratch`` is the folder to sort in; absent: the system's for temporary files.
     """
     found = Validation()
     if (folder / MANIFEST).exists():
