@@ -87,8 +87,8 @@ class CaptureReconciler:
             await self._report(capture, internal_error(capture, error))
             raise
         status_is_current = capture.status.observed_generation == capture.generation
-        summary = await what_blocks(self._write(capture, decision.writes), status_is_current=status_is_current)
-        await self._report(capture, decision if summary is None else blocked_by_cluster(decision, summary))
+        readiness = await what_blocks(self._write(capture, decision.writes), status_is_current=status_is_current)
+        await self._report(capture, decision if readiness is None else blocked_by_cluster(decision, readiness))
 
     async def _look(self, capture: Capture) -> CaptureObservation:
         """See what a capture depends on; what carries no label of ours is asked for only before it starts."""

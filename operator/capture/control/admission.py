@@ -1,13 +1,14 @@
-"""Whether a capture can be taken of a deployment as it is, and if not, why."""
+"""Whether a capture can be taken of a deployment as it is, or what blocks it."""
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd.admission import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.capture.control.observation import CapturedDeployment, ObservedDeployment
 from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.recorder.shapes import NEWEST, OLDEST
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
 from specdecode_operator.engine.rules.extra_args import last_option
@@ -18,30 +19,30 @@ _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 _OFF = frozenset({"", "0", "false"})
 
 
-def deployment_blocked(name: str, desired: DesiredState | None) -> Blocked | None:
-    """Return why a deployment is not one to capture yet; None where its plan is in force.
+def captured_deployment(name: str, observed: ObservedDeployment | None) -> CapturedDeployment | Blocked:
+    """Return the deployment that a capture names, or what blocks the capture while it has no plan in force.
 
     One that is not there may come in the same apply; one that only another spec helps is waited for in vain.
     """
-    if desired is None:
+    if observed is None:
         message = (
             f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name in the namespace; goes on when"
             " it exists"
         )
         return Blocked("DeploymentNotFound", message)
-    course = desired.outcome
-    if isinstance(course, Launch):
-        return None
-    if isinstance(course, RolledBack):
-        message = f"deployment {name} was rolled back ({course.failure}); goes on when its spec serves"
+    outcome = observed.desired.outcome
+    if isinstance(outcome, Launch):
+        return CapturedDeployment(observed.key, observed.uid, observed.generation, outcome)
+    if isinstance(outcome, RolledBack):
+        message = f"deployment {name} was rolled back ({outcome.failure}); goes on when its spec serves"
         return Blocked("DeploymentRolledBack", message, permanent=True)
-    why = f"{course.readiness.reason}: {course.readiness.message}"
+    why = f"{outcome.readiness.reason}: {outcome.readiness.message}"
     message = f"deployment {name} has no plan in force ({why}); goes on when it has one"
-    return Blocked("DeploymentNotPlanned", message, permanent=course.readiness.stalled)
+    return Blocked("DeploymentNotPlanned", message, permanent=outcome.readiness.stalled)
 
 
 def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
-    """Return why the engine of a deployment cannot be recorded; None where it can.
+    """Return what blocks the recording of a deployment's engine.
 
     What it is refused for is a field of the deployment, so it is looked at again when that changes.
     """
@@ -90,7 +91,7 @@ def _uses_rust_frontend(spec: SpecDecodeDeploymentSpec) -> bool:
 
 
 def workload_blocked(spec: SpecDecodeCaptureSpec) -> Blocked | None:
-    """Return why a workload cannot be run; None where it can."""
+    """Return what the CRD's rules refuse in a workload, or that it is longer than its deadline."""
     if problems := "; ".join(map(str, broken_rules(spec.workload, "spec.workload"))):
         return Blocked("Invalid", problems, permanent=True)
     expected_s = expected_duration_s(spec.workload)
@@ -110,7 +111,7 @@ def workload_document(spec: SpecDecodeCaptureSpec) -> Body:
 
 
 def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked | None:
-    """Return why the prompts of a dataset cannot be had; None where they may be.
+    """Return what blocks reading the prompts of a dataset.
 
     ``source`` is the ConfigMap or the claim that holds it, None where there is none.
     """
@@ -135,7 +136,7 @@ def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked
 
 
 def dataset_claim(spec: SpecDecodeCaptureSpec) -> str | None:
-    """Return the claim that holds the dataset; None where none does."""
+    """Return the claim that holds the dataset, if one does."""
     dataset = spec.workload.prompts.dataset
     claim = dataset.persistent_volume_claim if dataset else None
     return claim.claim_name if claim else None

@@ -13,15 +13,15 @@ from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.status import ConditionStatus
 from specdecode_operator.capture.control.admission import (
+    captured_deployment,
     dataset_blocked,
     dataset_claim,
-    deployment_blocked,
     engine_blocked,
     workload_blocked,
 )
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.image_id import image_id_config_map
-from specdecode_operator.capture.control.job import CapturedDeployment, render_job
+from specdecode_operator.capture.control.job import render_job
 from specdecode_operator.capture.control.job_status import Progress, newest_pod, read_progress
 from specdecode_operator.capture.control.observation import CaptureObservation
 from specdecode_operator.capture.control.preemption import QUEUED
@@ -36,7 +36,6 @@ from specdecode_operator.capture.control.volume import (
 )
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
 from specdecode_operator.deployment.spec.parsing import spec_problems
 
@@ -63,7 +62,7 @@ class Decision:
     """What a capture comes to."""
 
     phase: CapturePhase
-    summary: Readiness
+    readiness: Readiness
     accepted: ConditionUpdate
     succeeded: ConditionUpdate
     writes: Writes = field(default_factory=Writes)
@@ -97,6 +96,11 @@ def references_of(capture: Capture) -> References:
 
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
+_OPERATOR_IMAGE_UNKNOWN = Blocked(
+    "OperatorImageUnknown",
+    "the operator does not know its own image, which the load generator runs from: set SPECDECODE_OPERATOR_IMAGE"
+    " in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
+)
 
 
 def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Decision:
@@ -130,19 +134,20 @@ def _next_step(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureO
     if observed.job is not None:
         return _with_job(capture, spec, observed, observed.job)
     if spec.suspend:
-        return _suspended(_before_acceptance("Suspended"), Writes())
+        accepted = ConditionUpdate("Accepted", UNKNOWN, "Suspended", "it is looked at when it shall start")
+        return _suspended(accepted, Writes())
     return _without_job(capture, spec, observed)
 
 
 def _ended(capture: Capture, observed: CaptureObservation) -> Decision:
-    """What is left to say of a capture that ended: what was said when it did."""
+    """Repeat of a capture that ended what its status said when it did."""
     ended = capture.ended
     assert ended is not None  # noqa: S101  the caller's condition
     succeeded = ConditionUpdate(ended.type, ended.status, ended.reason, ended.message)
     good = ended.status is ConditionStatus.TRUE
     return Decision(
         phase=CapturePhase.SUCCEEDED if good else CapturePhase.FAILED,
-        summary=_final(succeeded),
+        readiness=_final(succeeded),
         accepted=_ACCEPTED,
         succeeded=succeeded,
         # One that was given up while it ran frees its GPUs; others stay for their logs.
@@ -180,12 +185,9 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureOb
         return replace(_under_way(progress), writes=Writes(image_id=image_id))
     if capture.queue_labels:
         return _queued(capture)
-    if (
-        spec.deployment_during_capture is DuringCapture.SUSPEND
-        and observed.deployment
-        and observed.deployment.holds_gpus
-    ):
-        name = observed.deployment.key.name
+    deployment = observed.deployment
+    if spec.deployment_during_capture is DuringCapture.SUSPEND and deployment and deployment.holds_gpus:
+        name = deployment.key.name
         return _pending("WaitingForDeployment", f"the engines of {name} are ending; then their GPUs are the capture's")
     return replace(_pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
 
@@ -197,7 +199,7 @@ def _finished(progress: Progress, failure: Blocked | None) -> Decision:
         succeeded = ConditionUpdate("Succeeded", TRUE, progress.reason, progress.message)
     return Decision(
         phase=progress.phase,
-        summary=_final(succeeded),
+        readiness=_final(succeeded),
         accepted=_ACCEPTED,
         succeeded=succeeded,
         result=progress.summary,
@@ -209,7 +211,7 @@ def _finished(progress: Progress, failure: Blocked | None) -> Decision:
 def _under_way(progress: Progress) -> Decision:
     return Decision(
         phase=progress.phase,
-        summary=working(progress.reason, progress.message),
+        readiness=working(progress.reason, progress.message),
         accepted=_ACCEPTED,
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, progress.reason, progress.message),
         waiting_for_gpus=progress.message if progress.waiting_for_gpus else None,
@@ -220,7 +222,7 @@ def _under_way(progress: Progress) -> Decision:
 def _pending(reason: str, message: str) -> Decision:
     return Decision(
         phase=CapturePhase.PENDING,
-        summary=working(reason, message),
+        readiness=working(reason, message),
         accepted=_ACCEPTED,
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, reason, message),
     )
@@ -234,70 +236,44 @@ def _suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
     message = "spec.suspend is true: no engine and no load; what was recorded so far is kept as partial files"
     return Decision(
         phase=CapturePhase.CANCELLED,
-        summary=Readiness(TRUE, "Suspended", message),
+        readiness=Readiness(TRUE, "Suspended", message),
         accepted=accepted,
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message),
         writes=writes,
     )
 
 
-def _before_acceptance(reason: str) -> ConditionUpdate:
-    return ConditionUpdate("Accepted", UNKNOWN, reason, "it is looked at when it shall start")
-
-
 def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:
-    """Start a capture, or say why it does not."""
-    blocked = _first_blocked(capture, spec, observed)
-    if blocked is not None:
+    """Start a capture, or say what blocks it first."""
+    if blocked := workload_blocked(spec):
         return _blocked(blocked)
-    deployment, image = observed.deployment, observed.operator_image
-    assert deployment is not None  # noqa: S101  it has a plan in force
-    assert image is not None  # noqa: S101
-    course = deployment.desired.outcome
-    assert isinstance(course, Launch)  # noqa: S101
-    source = CapturedDeployment(deployment.key, deployment.uid, deployment.generation, course)
-    wants_claim = spec.storage.existing_claim is None and observed.claim is None
-    writes = Writes(
-        claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
-        job=render_job(capture, spec, source, image),
-    )
-    pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
-    return replace(pending, writes=writes)
-
-
-def _first_blocked(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Blocked | None:
-    """Return the first thing that keeps a capture from starting."""
-    deployment = observed.deployment
-    blocked = workload_blocked(spec) or deployment_blocked(spec.deployment, deployment.desired if deployment else None)
-    if blocked is not None:
-        return blocked
-    assert deployment is not None  # noqa: S101  deployment_blocked
-    course = deployment.desired.outcome
-    assert isinstance(course, Launch)  # noqa: S101  deployment_blocked
-    return (
-        engine_blocked(course.facts, course.plan)
+    source = captured_deployment(spec.deployment, observed.deployment)
+    if isinstance(source, Blocked):
+        return _blocked(source)
+    blocked = (
+        engine_blocked(source.launch.facts, source.launch.plan)
         or claim_blocked(capture, spec.storage, observed.claim)
         or published_blocked(spec.storage, observed.claim)
         or dataset_blocked(spec, observed.dataset)
-        or _image_blocked(observed.operator_image)
     )
-
-
-def _image_blocked(image: str | None) -> Blocked | None:
-    if image is not None:
-        return None
-    message = (
-        "the operator does not know its own image, which the load generator runs from: set SPECDECODE_OPERATOR_IMAGE"
-        " in its environment, or POD_NAME and POD_NAMESPACE as its manifests do"
+    if blocked is not None:
+        return _blocked(blocked)
+    if observed.operator_image is None:
+        return _blocked(_OPERATOR_IMAGE_UNKNOWN)
+    wants_claim = spec.storage.existing_claim is None and observed.claim is None
+    writes = Writes(
+        claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
+        job=render_job(capture, spec, source, observed.operator_image),
     )
-    return Blocked("OperatorImageUnknown", message)
+    pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
+    return replace(pending, writes=writes)
 
 
 def _blocked(blocked: Blocked) -> Decision:
     status = FALSE if blocked.permanent else UNKNOWN
     return Decision(
         phase=CapturePhase.PENDING,
-        summary=(stalled if blocked.permanent else working)(blocked.reason, blocked.message),
+        readiness=(stalled if blocked.permanent else working)(blocked.reason, blocked.message),
         accepted=ConditionUpdate("Accepted", status, blocked.reason, blocked.message),
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "it has not started"),
     )
@@ -311,8 +287,8 @@ def _claim_changes(capture: Capture, storage: Storage, claim: Body | None, decis
     return claim_changes(capture, storage, claim, published=published)
 
 
-def blocked_by_cluster(decision: Decision, summary: Readiness) -> Decision:
-    """Return the decision with something in its way that only the cluster showed.
+def blocked_by_cluster(decision: Decision, readiness: Readiness) -> Decision:
+    """Return the decision where the cluster refuses one of its writes.
 
     A capture that could not be started takes no GPUs away meanwhile; one that ended has ended nevertheless.
     """
@@ -320,6 +296,6 @@ def blocked_by_cluster(decision: Decision, summary: Readiness) -> Decision:
         return decision
     accepted = decision.accepted
     if decision.writes.job is not None:
-        accepted = ConditionUpdate("Accepted", UNKNOWN, summary.reason, summary.message)
-    succeeded = ConditionUpdate("Succeeded", UNKNOWN, summary.reason, summary.message)
-    return replace(decision, phase=CapturePhase.PENDING, summary=summary, accepted=accepted, succeeded=succeeded)
+        accepted = ConditionUpdate("Accepted", UNKNOWN, readiness.reason, readiness.message)
+    succeeded = ConditionUpdate("Succeeded", UNKNOWN, readiness.reason, readiness.message)
+    return replace(decision, phase=CapturePhase.PENDING, readiness=readiness, accepted=accepted, succeeded=succeeded)

@@ -5,23 +5,22 @@ end is that of the pod, and it is told to stop only after that.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec
-from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.capture.control.admission import workload_document
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.image_id import FOLDER, image_id_volume
+from specdecode_operator.capture.control.observation import CapturedDeployment
 from specdecode_operator.capture.control.volume import claim_of
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.recorder_bundle import PLUGIN
 from specdecode_operator.capture.load.workload import ATTEMPT_VARIABLE, NODE_VARIABLE, SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
-from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts
@@ -54,16 +53,6 @@ _WITH_RECORDER: Final = (
     f'if [ -n "${{VLLM_PLUGINS+set}}" ]; then export VLLM_PLUGINS="${{VLLM_PLUGINS:+$VLLM_PLUGINS,}}{PLUGIN}"; fi; '
     'exec "$@"'
 )
-
-
-@dataclass(frozen=True)
-class CapturedDeployment:
-    """The deployment that is captured."""
-
-    key: Key
-    uid: str
-    generation: int
-    launch: Launch
 
 
 def places(capture: Capture, attempt: str) -> Places:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.capture.control.job import LOAD
-from specdecode_operator.capture.control.termination import engine_restarts, read_failure, read_summary, taken_away
+from specdecode_operator.capture.control.termination import disrupted, engine_restarts, read_failure, read_summary
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, is_about_volumes
 from specdecode_operator.kube.drift import is_owned
@@ -99,7 +99,7 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
     unscheduled = _unscheduled(pod)
     if unscheduled is not None:
         return unscheduled
-    if "deletionTimestamp" in pod["metadata"] and (taken := taken_away(pod)):
+    if "deletionTimestamp" in pod["metadata"] and (taken := disrupted(pod)):
         # Of a node that is gone nobody hears when its pods have ended.
         message = f"{taken.message}; what comes next is seen when it has ended"
         return Progress(CapturePhase.LOADING, taken.reason, message, started_at=started_at)

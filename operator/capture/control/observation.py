@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.desired_state import DesiredState, Launch
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,16 @@ class ObservedDeployment:
     def holds_gpus(self) -> bool:
         """Whether its engines are not all gone yet."""
         return bool(self.engines_wanted or self.pods)
+
+
+@dataclass(frozen=True)
+class CapturedDeployment:
+    """The deployment that is captured, with its plan in force."""
+
+    key: Key
+    uid: str
+    generation: int
+    launch: Launch
 
 
 @dataclass(frozen=True)

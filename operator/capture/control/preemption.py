@@ -23,7 +23,7 @@ QUEUED: Final = "Queued"
 
 
 def preempting_capture(captures: Iterable[Body]) -> str | None:
-    """Return the name of the first of a deployment's captures that has its GPUs; None where it keeps them."""
+    """Return the name of the first of a deployment's captures that has its GPUs, if one does."""
     return next((body["metadata"]["name"] for body in captures if _preempts(body)), None)
 
 

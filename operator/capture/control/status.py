@@ -17,7 +17,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
     waiting = ConditionUpdate("WaitingForGPUs", FALSE, "NotWaiting", "")
     if words is not None:
         waiting = ConditionUpdate("WaitingForGPUs", TRUE, "Unschedulable", words)
-    findings = [*decision.summary.conditions(), decision.accepted, waiting, decision.succeeded]
+    findings = [*decision.readiness.conditions(), decision.accepted, waiting, decision.succeeded]
     has_files = decision.phase is CapturePhase.SUCCEEDED
     return SpecDecodeCaptureStatus(
         observed_generation=capture.generation,

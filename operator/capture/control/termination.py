@@ -1,4 +1,4 @@
-"""What a capture's pod says at its end: a summary, or why there is none."""
+"""Termination messages of a capture's pod: a summary, or why there is none."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ _MESSAGE_LIMIT = 1024
 
 
 def read_summary(pod: Body | None) -> CaptureSummary | None:
-    """Return what the load generator found; None where its words are lost or cannot be read."""
+    """Return the summary in the load generator's termination message, if it can be read."""
     said = _said(_ended(pod, LOAD)) if pod is not None else None
     if not isinstance(said, dict):
         return None
@@ -43,7 +43,7 @@ def read_failure(pod: Body | None, job: Body) -> Blocked:
             ended = _ended(pod, container)
             if ended and ended.get("exitCode"):
                 return _with_engine(pod, _failure_of(container, ended, pod))
-        if lost := taken_away(pod):
+        if lost := disrupted(pod):
             return _with_engine(pod, lost)
     condition = next((each for each in _conditions(job) if each["type"] in {"Failed", "FailureTarget"}), {})
     if pod is None and condition.get("reason") == _ATTEMPTS_USED_UP:
@@ -59,7 +59,7 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
     # One that was told to stop does not know why, and who ended its pod does.
-    if reason in (None, _TOLD_BY_SIGNAL) and (lost := taken_away(pod)):
+    if reason in (None, _TOLD_BY_SIGNAL) and (lost := disrupted(pod)):
         return lost
     if isinstance(error, dict) and reason:
         return Blocked(str(reason), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
@@ -71,8 +71,8 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     )
 
 
-def taken_away(pod: Body) -> Blocked | None:
-    """Return why a pod was ended from outside, or is being ended; None where it is not."""
+def disrupted(pod: Body) -> Blocked | None:
+    """Return why a pod was ended, or is being ended, from outside: by its node, a deadline or the scheduler."""
     status = pod.get("status", {})
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":

@@ -76,7 +76,7 @@ def is_published(claim: Body) -> bool:
 
 
 def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blocked | None:
-    """Return why a claim cannot be written to; None where nothing speaks against it.
+    """Return what blocks writing to a claim.
 
     One that is not bound yet may be waiting for its first pod: the scheduler will say so.
     """
@@ -105,7 +105,7 @@ def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> B
 
 
 def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
-    """Return why nothing can be captured to a claim that was created: it holds a finished capture of this name.
+    """Return that a claim that was created blocks a capture: it holds a finished capture of this name.
 
     The volume would tell, but only when the pod has its GPUs. One that is given may hold others: it is not labelled.
     """

@@ -26,7 +26,7 @@ def deployed(spec: Body | None = None) -> tuple[ObservedDeployment, Body]:
 def rendered(deployment: Body | None = None, **spec: Any) -> Body:
     seen, _ = deployed(deployment)
     decision = decide(read_capture(capture(capture_spec(**spec))), surroundings(deployment=seen), NOW)
-    assert decision.writes.job is not None, decision.summary
+    assert decision.writes.job is not None, decision.readiness
     return decision.writes.job
 
 
