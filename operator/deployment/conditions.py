@@ -1,4 +1,4 @@
-"""What a reconcile found out about one aspect of an object."""
+"""Conditions as a reconcile makes them, and their generation and time when they are written."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ class ConditionUpdate:
 
 
 def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None:
-    """The finding behind a condition of the same spec."""
+    """Return a condition again as it stands, if it is one of the present spec."""
     if condition is None or condition.observed_generation != generation:
         return None
     return ConditionUpdate(condition.type, condition.status, condition.reason, condition.message)
@@ -51,19 +51,19 @@ def stamp(
     return stamped
 
 
-def news(old: list[Condition], new: list[Condition]) -> list[Condition]:
-    """Conditions worth an Event: they say something else than before, and somebody would want to know."""
+def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:
+    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know."""
     before = {condition.type: (condition.status, condition.reason) for condition in old}
     return [
         condition
         for condition in new
-        if before.get(condition.type) != (condition.status, condition.reason) and _is_worth_telling(condition)
+        if before.get(condition.type) != (condition.status, condition.reason) and _is_worth_an_event(condition)
     ]
 
 
-def _is_worth_telling(condition: Condition) -> bool:
+def _is_worth_an_event(condition: Condition) -> bool:
     if condition.type in {"Reconciling", "Stalled", "Available"}:
-        return False  # Ready tells it
+        return False  # Ready says the same
     if condition.type == "WaitingForGPUs":
         return condition.status is TRUE
     if condition.type == "Accepted":

@@ -164,14 +164,13 @@ def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood |
     """Put the plan in force, or, where its engines failed before, the workload that served last."""
     key, uid, plan = planned.parent.key, planned.parent.uid, planned.plan
     facts, kept_commits = at_commits(key, uid, planned.facts, commits)
-    children = [*kept_commits, *render_children(key, uid, facts, plan, planned.matrix)]
-    launch = DesiredState(Launch(facts, plan, planned.plan_status), planned.conditions, children)
-    if last_good is None or launch.workload is None:
-        return launch
-    kept = render_last_good(key, uid, last_good)
-    failure = last_good.failure
+    launch = Launch(facts, plan, planned.plan_status)
+    *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.matrix)]
+    if last_good is None:
+        return DesiredState(launch, planned.conditions, [*others, workload])
+    kept, failure = render_last_good(key, uid, last_good), last_good.failure
     if failure is None or failure.attempt != attempt_of(facts.spec, plan):
-        return replace(launch, children=[kept, *children])
-    others = [child for child in children if child is not launch.workload]
-    back = put_back(key, uid, launch.workload, last_good.workload)
-    return DesiredState(RolledBack(facts, planned.plan_status, failure), planned.conditions, [kept, *others, back])
+        return DesiredState(launch, planned.conditions, [kept, *others, workload])
+    rolled_back = RolledBack(facts, planned.plan_status, failure)
+    put_back_workload = put_back(key, uid, workload, last_good.workload)
+    return DesiredState(rolled_back, planned.conditions, [kept, *others, put_back_workload])

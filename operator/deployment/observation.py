@@ -1,4 +1,4 @@
-"""What was seen of the engines after the children were applied, and how far they are."""
+"""What is observed of the engines after the children were applied, and how far their rollout is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ _MISSES_BELIEVED = 3
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen of the engines after the children were applied."""
+    """What is observed of the engines of one object."""
 
     workload: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
-    rested: bool = True
-    """Whether the figures in the status may be written again already."""
+    figures_due: bool = True
+    """Whether the observed figures may be written into the status again: they change with every request."""
 
     unanswered_rounds: int = 0
     """How many times in a row no engine answered."""
@@ -36,7 +36,7 @@ class Observation:
     """Other objects of the namespace whose models are on a claim of this one."""
 
     groups: GroupHistory = UNSEEN
-    """What was seen of engines on several nodes before."""
+    """What was observed of engines on several nodes since their template is in force."""
 
     replaced_workload: Body | None = None
     """The workload of another kind that ran the engines before, while it is there."""
@@ -51,7 +51,7 @@ class Observation:
 
 
 def observed_residual(desired: DesiredState, observation: Observation) -> BudgetResidual | None:
-    """Return how far the engines are from the plan in force; None while there is nothing to compare."""
+    """Return what the engines' KV cache lacks of the plan in force; None while there is nothing to compare."""
     outcome = desired.outcome
     if observation.blocked:
         return None
@@ -59,7 +59,7 @@ def observed_residual(desired: DesiredState, observation: Observation) -> Budget
 
 
 def rollout_of(outcome: Launch | RolledBack, observation: Observation) -> Rollout:
-    """Return how far the engines are."""
+    """Return how far the rollout is."""
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
         return with_replaced(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)

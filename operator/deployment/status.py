@@ -29,12 +29,12 @@ from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.labels import selector_labels
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate")
-"""Conditions that only engines of this spec can bear out."""
+"""Conditions that only engines of this spec can prove."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What the engines show, and the figures that the status has of them."""
+class _EngineStatus:
+    """The part of the status that depends on the engines."""
 
     readiness: Readiness
     conditions: list[ConditionUpdate]
@@ -48,8 +48,8 @@ def compose_status(
     now: datetime,
     schedules: Sequence[ScheduleStatus] | None = None,
 ) -> SpecDecodeDeploymentStatus:
-    """Say in the status what is intended and what was seen; schedules stay as they were where none are given."""
-    seen = _seen(parent, desired, observation)
+    """Return the status; the schedules in it stay as they were where none are given."""
+    seen = _engine_status(parent, desired, observation)
     readiness = name_claim_users(seen.readiness, observation.claim_users)
     if parent.suspended_for is not None and readiness.status is TRUE:
         readiness = suspended_for_capture(parent.suspended_for)
@@ -67,40 +67,40 @@ def compose_status(
     )
 
 
-def _seen(parent: Parent, desired: DesiredState, observation: Observation) -> _Seen:
+def _engine_status(parent: Parent, desired: DesiredState, observation: Observation) -> _EngineStatus:
     if observation.blocked:
         return _not_launched(observation.blocked, observation)
     match desired.outcome:
         case NotLaunched() as outcome:
             return _not_launched(outcome.readiness, observation)
         case RolledBack() as outcome:
-            return _earlier(outcome, observation)
+            return _rolled_back(outcome, observation)
         case Launch() as outcome:
-            return _in_force(parent, outcome, observation)
+            return _launched(parent, outcome, observation)
 
 
-def _not_launched(readiness: Readiness, observation: Observation) -> _Seen:
-    """What there is to say while nothing is launched."""
-    unproven = _unproven("NotLaunched", "nothing is launched for this spec")
-    return _Seen(readiness, [earlier_engines_condition(observation.workload), *unproven])
+def _not_launched(readiness: Readiness, observation: Observation) -> _EngineStatus:
+    """Return the status of an object for whose spec nothing runs."""
+    unproven = _not_proven("NotLaunched", "nothing is launched for this spec")
+    return _EngineStatus(readiness, [earlier_engines_condition(observation.workload), *unproven])
 
 
-def _earlier(outcome: RolledBack, observation: Observation) -> _Seen:
-    """What there is to say of engines that were put back."""
+def _rolled_back(outcome: RolledBack, observation: Observation) -> _EngineStatus:
+    """Return the status of an object whose last good workload is put back."""
     rollout = rollout_of(outcome, observation)
     readiness = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
-    unproven = _unproven(ROLLED_BACK, "the engines are those of an earlier spec")
-    return _Seen(readiness, [available_condition(rollout), *unproven])
+    unproven = _not_proven(ROLLED_BACK, "the engines are those of an earlier spec")
+    return _EngineStatus(readiness, [available_condition(rollout), *unproven])
 
 
-def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen:
-    """What the engines show of a plan in force."""
+def _launched(parent: Parent, launch: Launch, observation: Observation) -> _EngineStatus:
+    """Return the status of an object whose plan is in force, proved by what its engines report."""
     facts, plan, readings = launch.facts, launch.plan, observation.readings
     rollout = rollout_of(launch, observation)
     residual = budget_residual(facts, plan, readings)
     figures = parent.status.observed
     if not observation.missed:
-        figures = steady(observed_status(facts, residual, readings), figures, rested=observation.rested)
+        figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
     speculation = speculation_condition(facts, readings, figures)
     budget = budget_condition(plan, residual, readings)
     before = {condition.type: condition for condition in parent.status.conditions}
@@ -111,8 +111,8 @@ def _in_force(parent: Parent, launch: Launch, observation: Observation) -> _Seen
     readiness = without_engines(facts.spec) or summarize(
         rollout, speculation, before.get("Ready"), parent.generation, paused=paused
     )
-    return _Seen(readiness, [available_condition(rollout), speculation, budget], figures)
+    return _EngineStatus(readiness, [available_condition(rollout), speculation, budget], figures)
 
 
-def _unproven(reason: str, message: str) -> list[ConditionUpdate]:
+def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:
     return [ConditionUpdate(type_, UNKNOWN, reason, message) for type_ in _PROOFS]

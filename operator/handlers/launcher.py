@@ -17,7 +17,7 @@ from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, POD
 
 
 class ModelFactsFullError(BlockedError):
-    """What was read of a model finds no place."""
+    """The ConfigMap with facts of models takes no more."""
 
     def __init__(self, namespace: str) -> None:
         message = (
@@ -28,7 +28,7 @@ class ModelFactsFullError(BlockedError):
 
 
 class Launcher:
-    """Applies and removes children by inventory: our label and our UID."""
+    """Applies, scales and deletes the children of SpecDecodeDeployments."""
 
     def __init__(self, cluster: Cluster, cache: Cache) -> None:
         self._cluster = cluster
@@ -82,7 +82,7 @@ class Launcher:
         return next(others, None)
 
     async def keep(self, parent: Parent, child: Body) -> None:
-        """Apply one child beside those of the desired.
+        """Apply one child that is no part of the desired state.
 
         Raises
         ------

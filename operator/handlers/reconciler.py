@@ -188,7 +188,7 @@ class Reconciler:
             workload,
             pods,
             readings,
-            rested=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
+            figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             unanswered_rounds=record.unanswered_rounds,
             claim_users=self._claim_users(parent),
             replaced_workload=None if blocked else self._launcher.replaced_workload(parent, desired),

@@ -1,4 +1,4 @@
-"""Writes the status of an object, and tells in Events what changed in it."""
+"""Writes the status of an object, and posts an Event for each condition that changed."""
 
 import logging
 from datetime import UTC, datetime
@@ -10,18 +10,18 @@ from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, NotFoundError
-from specdecode_operator.deployment.conditions import news
+from specdecode_operator.deployment.conditions import changed_conditions
 from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 
 _MESSAGE_LIMIT = 1024
 _ON_THE_WAY = frozenset({"Starting", "Disabled", "NotAccepted"})
-"""Reasons of something false that nobody need look at."""
+"""Reasons of conditions that are False for a while without anything being wrong."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Speaks about objects of our kinds."""
+    """Writes status and Events of SpecDecodeDeployments and SpecDecodeCaptures."""
 
     def __init__(self, cluster: Cluster, cache: Cache) -> None:
         self._cluster = cluster
@@ -51,8 +51,8 @@ class Reporter:
         return True
 
     async def post_changes(self, key: Key, uid: str, old: list[Condition], new: list[Condition]) -> None:
-        """Tell of conditions that say something else than before."""
-        for condition in news(old, new):
+        """Log the conditions that changed, and post an Event for each."""
+        for condition in changed_conditions(old, new):
             _logger.info(
                 "%s: %s is %s: %s: %s", key, condition.type, condition.status, condition.reason, condition.message
             )
@@ -88,5 +88,5 @@ class Reporter:
 
 
 def _is_bad(condition: Condition) -> bool:
-    """Whether a person should look: something is false that is not so on the way."""
+    """Whether a condition is worth a Warning."""
     return condition.status is ConditionStatus.FALSE and condition.reason not in _ON_THE_WAY

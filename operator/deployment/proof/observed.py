@@ -40,14 +40,14 @@ def observed_status(
     )
 
 
-def steady(new: ObservedStatus | None, old: ObservedStatus | None, *, rested: bool) -> ObservedStatus | None:
+def steady(new: ObservedStatus | None, old: ObservedStatus | None, *, figures_due: bool) -> ObservedStatus | None:
     """Return the figures to show: the old ones until they moved enough and had stood long enough.
 
     Counters move with every token, and each write of a status wakes whoever watches the object.
     """
     if old is None or new is None or old.acceptance_percent is None:
         return new
-    return new if rested and _moved(new, old) else old
+    return new if figures_due and _moved(new, old) else old
 
 
 def _moved(new: ObservedStatus, old: ObservedStatus) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.conditions import news
+from specdecode_operator.deployment.conditions import changed_conditions
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -249,12 +249,12 @@ def test_arguments_that_the_engine_refuses_are_the_users_to_mend() -> None:
     assert "--x" in conditions["Ready"].message
 
 
-def status_with_acceptance(accepted: int, *, previous: SpecDecodeDeploymentStatus | None, rested: bool) -> str:
+def status_with_acceptance(accepted: int, *, previous: SpecDecodeDeploymentStatus | None, figures_due: bool) -> str:
     body = parent(
         tiny_cpu(), status=previous.model_dump(by_alias=True, mode="json", exclude_none=True) if previous else None
     )
     readings = {"llama-1": reading(speculation=drafted(100, accepted), generation_tokens=300)}
-    _, status, _ = decide(body, Observation(SERVING, [], readings, rested))
+    _, status, _ = decide(body, Observation(SERVING, [], readings, figures_due))
     assert status.observed is not None
     return status.observed.acceptance or ""
 
@@ -264,9 +264,9 @@ def test_figures_move_only_by_steps_and_only_after_a_rest() -> None:
         parent(tiny_cpu()),
         Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 150), generation_tokens=250)}),
     )
-    assert status_with_acceptance(153, previous=first, rested=True) == "50%", "one point is noise"
-    assert status_with_acceptance(180, previous=first, rested=False) == "50%", "not within a minute"
-    assert status_with_acceptance(180, previous=first, rested=True) == "60%"
+    assert status_with_acceptance(153, previous=first, figures_due=True) == "50%", "one point is noise"
+    assert status_with_acceptance(180, previous=first, figures_due=False) == "50%", "not within a minute"
+    assert status_with_acceptance(180, previous=first, figures_due=True) == "60%"
 
 
 def test_transition_times_stand_still_while_a_status_does() -> None:
@@ -284,11 +284,11 @@ def test_a_reconcile_that_finds_nothing_new_says_nothing_new() -> None:
     _, first, _ = decide(parent(tiny_cpu()), seen)
     again = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
     assert compose_status(again, desired_state(again, ()), seen, NOW + timedelta(hours=1)) == again.status
-    assert news(first.conditions, first.conditions) == []
+    assert changed_conditions(first.conditions, first.conditions) == []
 
 
 def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
     _, starting, _ = decide(parent(tiny_cpu()))
     _, serving, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
-    assert [condition.type for condition in news([], starting.conditions)] == ["Ready", "Planned"]
-    assert [c.type for c in news(starting.conditions, serving.conditions)] == ["Ready", "BudgetAccurate"]
+    assert [condition.type for condition in changed_conditions([], starting.conditions)] == ["Ready", "Planned"]
+    assert [c.type for c in changed_conditions(starting.conditions, serving.conditions)] == ["Ready", "BudgetAccurate"]

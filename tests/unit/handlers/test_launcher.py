@@ -33,7 +33,7 @@ class FakeCluster:
     async def apply(self, body: Body) -> Body:
         return self._store(body)
 
-    async def change(self, body: Body, change: Body) -> Body:
+    async def merge(self, body: Body, change: Body) -> Body:
         return self._store({**body, "spec": {**body["spec"], **change["spec"]}})
 
     async def delete(self, body: Body) -> None:

@@ -126,7 +126,7 @@ def test_the_residual_in_the_status_is_that_of_the_plan_beside_it() -> None:
         ObservedStatus(engines=1, kv_cache_tokens=1000, kv_cache_residual_bytes=size, acceptance_percent=70)
         for size in (0, GIB)
     )
-    assert steady(new, old, rested=True) == new
+    assert steady(new, old, figures_due=True) == new
 
 
 def test_what_no_engine_reports_has_no_residual() -> None:
