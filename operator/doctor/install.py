@@ -70,17 +70,17 @@ def version_finding(seen: Reading[str]) -> Finding:
     return ok("kubernetes", seen)
 
 
-def crd_finding(own: Body, body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
-    """Judge one CRD: ``own`` is that of this command line, ``body`` the installed one.
+def crd_finding(expected: Body, body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
+    """Judge one CRD: ``expected`` is that of this command line, ``body`` the installed one.
 
     Where that may not be read, ``groups``, the versions that are served by
     group, say less.
     """
-    name = own["metadata"]["name"]
+    name = expected["metadata"]["name"]
     if body is None:
         return fail(_CRD, f"{name} is not installed", INSTALL_CRD)
     if not isinstance(body, Unreadable):
-        return _installed_crd_finding(own, body)
+        return _installed_crd_finding(expected, body)
     if isinstance(groups, Unreadable):
         return unknown(_CRD, body)
     if VERSION in groups.get(GROUP, ()):
@@ -89,8 +89,8 @@ def crd_finding(own: Body, body: Reading[Body | None], groups: Reading[Mapping[s
     return fail(_CRD, f"{GROUP}/{VERSION} is not served, nor {name}", INSTALL_CRD)
 
 
-def _installed_crd_finding(own: Body, body: Body) -> Finding:
-    name = own["metadata"]["name"]
+def _installed_crd_finding(expected: Body, body: Body) -> Finding:
+    name = expected["metadata"]["name"]
     served = [each for each in objects(mapping(body, "spec"), "versions") if each.get("served")]
     names = ", ".join(str(each.get("name")) for each in served) or "nothing"
     installed = next((each for each in served if each.get("name") == VERSION), None)
@@ -99,7 +99,7 @@ def _installed_crd_finding(own: Body, body: Body) -> Finding:
     conditions = {each.get("type"): each.get("status") for each in objects(mapping(body, "status"), "conditions")}
     if conditions.get("Established") != "True":
         return fail(_CRD, f"{name} is not established", f"see kubectl describe crd {name}")
-    if installed.get("schema") != own["spec"]["versions"][0]["schema"]:
+    if installed.get("schema") != expected["spec"]["versions"][0]["schema"]:
         fix = f"install CRDs and operator of {__version__} ({INSTALL_CRD}), or use the command line of the operator"
         return warn(_CRD, f"{name} serves {VERSION} with another schema than that of this command line", fix)
     return ok(_CRD, f"{name} serves {names}, as this command line has it")

@@ -21,7 +21,7 @@ were seen for 120B). The startup probe is what ends a hopeless start, after a
 time that goes by the model's size; this one is above it for all known models.
 """
 
-_ALWAYS = {
+FIXED_VARIABLES = {
     # Serving pods never reach the hub and never report home.
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -63,10 +63,10 @@ def environment(settings: EngineSettings) -> dict[str, str]:
     if settings.group is not None:
         # The leader waits for the others too, who may come much later.
         waits_s = max(ENGINE_READY_TIMEOUT_S, settings.group.meeting_timeout_s)
-        return _ALWAYS | {"VLLM_ENGINE_READY_TIMEOUT_S": str(waits_s)}
+        return FIXED_VARIABLES | {"VLLM_ENGINE_READY_TIMEOUT_S": str(waits_s)}
     if settings.cpu is None:
-        return dict(_ALWAYS)
-    return _ALWAYS | _cpu_environment(settings.cpu, settings.tensor_parallel_size)
+        return dict(FIXED_VARIABLES)
+    return FIXED_VARIABLES | _cpu_environment(settings.cpu, settings.tensor_parallel_size)
 
 
 def _cpu_environment(cpu: CpuSettings, tensor_parallel_size: int) -> dict[str, str]:

@@ -144,17 +144,17 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
     profile = take_image(str(container.get("image") or ""), server.platform, engine_version, builder)
     if command.program is not None:
         builder.drop(f"program {command.program}", "the operator starts vllm, which must be on the image's PATH")
-    for beside in command.harmless:
-        builder.drop(f"shell command {shown(beside)}", "the operator starts vllm without a shell")
+    for other in command.harmless:
+        builder.drop(f"shell command {shown(other)}", "the operator starts vllm without a shell")
     if command.others:
         fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
         builder.decide(f"{server.where}.args", "; ".join(map(shown, command.others)), fix)
     known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
     given, certificate_volumes = take_tls(known, pod, container, builder)
     flags = take_flags(given, builder, profile, secret_keys(container))
-    said = read_speculation(flags, builder, profile)
-    take_speculation(said, builder, profile)
-    omitted = take_models(flags, said.draft, pod, container, builder)
+    speculative = read_speculation(flags, builder, profile)
+    take_speculation(speculative, builder, profile)
+    omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
     settle_precision(builder)
     env = take_variables(container, command, builder)

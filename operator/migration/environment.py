@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from specdecode_operator.engine.environment import API_KEY_VARIABLE, environment, owned_variable_problems
+from specdecode_operator.engine.environment import API_KEY_VARIABLE, FIXED_VARIABLES, owned_variable_problems
 from specdecode_operator.engine.logging_config import LOGGING_CONFIG_PATH, LOGGING_CONFIG_VARIABLE
-from specdecode_operator.engine.settings import CpuSettings, EngineSettings
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.migration.server_command import ServerCommand
@@ -17,6 +16,7 @@ _GONE: Final = {
     "VLLM_ATTENTION_BACKEND": "vLLM has the flag --attention-backend for it now: use spec.engine.extraArgs",
 }
 _READ_BY_ENGINE: Final = ("VLLM_", "NCCL_", "CUDA_", "PYTORCH_", "TORCH", "HF_", "OMP_")
+_SET_BY_OPERATOR: Final = FIXED_VARIABLES | {LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
 _OF_CPU: Final = ("VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
 
 
@@ -34,7 +34,7 @@ def secret_keys(container: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def take_variables(container: Mapping[str, Any], command: ServerCommand, builder: SpecBuilder) -> list[dict[str, Any]]:
     """Take plain variables into ``spec.engine.env``; return those that only a podTemplate can hold."""
-    secrets, own = secret_keys(container), _own(builder)
+    secrets = secret_keys(container)
     plain: dict[str, str] = {}
     overlay: list[dict[str, Any]] = []
     # What a start script sets takes the place of the container's own.
@@ -51,7 +51,7 @@ def take_variables(container: Mapping[str, Any], command: ServerCommand, builder
         if "valueFrom" in each:
             builder.note(Outcome.POD, f"env {name}", "spec.podTemplate.spec.containers[engine].env")
             overlay.append(each)
-        elif own.get(name) != (value := str(each.get("value") or "")):
+        elif _SET_BY_OPERATOR.get(name) != (value := str(each.get("value") or "")):
             plain[name] = value
             builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
     if plain:
@@ -93,24 +93,3 @@ def take_secret(what: str, variable: str | None, path: str, secrets: Mapping[str
     else:
         message = "stands in the Deployment as plain text: put it into a Secret and name that here, {name, key}"
         builder.decide(f"spec.{path}", f"the value of {what.removeprefix('env ')}", message)
-
-
-def _own(builder: SpecBuilder) -> dict[str, str]:
-    """Variables that the operator sets by itself, with their values."""
-    accelerator = builder.get("accelerator") or {}
-    on_cpu = accelerator.get("type") == "CPU"
-    settings = EngineSettings(
-        model="",
-        served_model_names=(),
-        max_model_len=1,
-        max_num_seqs=1,
-        max_num_batched_tokens=1,
-        kv_cache_dtype="auto",
-        block_size=1,
-        memory_utilization_percent=1,
-        tensor_parallel_size=1,
-        port=1,
-        shutdown_timeout_s=1,
-        cpu=CpuSettings(1, 1) if on_cpu else None,
-    )
-    return environment(settings) | {LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}

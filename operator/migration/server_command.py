@@ -64,11 +64,11 @@ def find_server_command(container: Mapping[str, Any], where: str) -> ServerComma
             return None
         raise MigrationError(f"{where}.args", error.text, str(error)) from error
     server: ServerCommand | None = None
-    beside: list[str] = []
+    other: list[str] = []
     for command in commands:
         found = _server_of(command)
         if found is None:
-            beside.append(" ".join(command.words))
+            other.append(" ".join(command.words))
         elif server is not None:
             what = shown(" ".join(command.words))
             raise MigrationError(f"{where}.args", what, "starts vLLM more than once: keep the one to import")
@@ -76,11 +76,11 @@ def find_server_command(container: Mapping[str, Any], where: str) -> ServerComma
             server = found
     if server is None and any(_is_vllm(word) for command in commands for word in command.words[:4]):
         fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
-        raise MigrationError(f"{where}.command", shown(" ".join(beside)), fix)
+        raise MigrationError(f"{where}.command", shown(" ".join(other)), fix)
     if server is not None:
         server.used_variables = {found[1] for found in _NAMED_VARIABLE.finditer(written.replace("$$", ""))}
-        server.harmless = [each for each in beside if _HARMLESS.fullmatch(each)]
-        server.others = [each for each in beside if not _HARMLESS.fullmatch(each)]
+        server.harmless = [each for each in other if _HARMLESS.fullmatch(each)]
+        server.others = [each for each in other if not _HARMLESS.fullmatch(each)]
     return server
 
 

@@ -60,7 +60,7 @@ _OF_RANGES: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable
 
 @dataclass
 class SpeculativeConfig:
-    """What a server is told of speculation, as one --speculative-config; empty where nothing is said."""
+    """What a server is told of speculation, as one --speculative-config; empty where nothing is found."""
 
     config: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
@@ -79,31 +79,31 @@ class SpeculativeConfig:
 
 def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> SpeculativeConfig:
     """Return what the flags say of speculation, in whatever form."""
-    said = SpeculativeConfig()
+    found = SpeculativeConfig()
     for given in flags:
         if given.name == _CONFIG and not given.path:
             for key, value in _json(given, builder).items():
-                said.add(key, value, f"{_CONFIG} {key}")
+                found.add(key, value, f"{_CONFIG} {key}")
         elif given.name == _CONFIG or given.name in _OLD_KEYS:
             key = given.path[0] if given.path else _OLD_KEYS[given.name]
-            said.add(key, _scalar(given.value), given.shown)
+            found.add(key, _scalar(given.value), given.shown)
         elif given.name in profile.removed_flags:
             builder.drop(given.shown, profile.removed_flags[given.name].removeprefix("remove it; "))
         elif given.name.startswith("--spec"):
             builder.drop(given.shown, f"vLLM {profile.version} has no such flag, and nothing replaces it")
-    if str(said.draft).strip("[]") == "ngram":
-        del said.config["model"]
-        said.add("method", "ngram", said.written["model"])
-    return said
+    if str(found.draft).strip("[]") == "ngram":
+        del found.config["model"]
+        found.add("method", "ngram", found.written["model"])
+    return found
 
 
-def take_speculation(said: SpeculativeConfig, builder: SpecBuilder, profile: EngineProfile) -> None:
+def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take speculation into the fields of the spec, all but the place of its model."""
-    config = said.config
+    config = found.config
     if not config:
         return
     method = _method(config, profile)
-    what = said.written.get("method") or f"{said.written.get('model', _CONFIG)}, which tells the method"
+    what = found.written.get("method") or f"{found.written.get('model', _CONFIG)}, which tells the method"
     builder.take(what, "speculation.method", method)
     if method not in {each.value for each in Method}:
         have = ", ".join(each.value for each in Method)
@@ -115,17 +115,17 @@ def take_speculation(said: SpeculativeConfig, builder: SpecBuilder, profile: Eng
     # Ranges are cut to the general number of tokens, which must be there by then.
     for key in sorted(config, key=_OF_RANGES.__contains__):
         if key not in {"method", "model"}:
-            _take(said.written[key], key, config[key], builder, profile)
+            _take(found.written[key], key, config[key], builder, profile)
 
 
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
-    """Return the method as the engine finds it: said, told by the draft's path, or a draft model."""
-    said, model = str(config.get("method") or ""), str(config.get("model") or "").lower()
-    if said in {"", Method.DRAFT_MODEL.value}:
-        markers = {**profile.draft_path_markers, **({} if said else _HINTS)}
-        told = next((method for marker, method in markers.items() if marker in model), None)
-        return told or (Method.DRAFT_MODEL.value if model or said else "mtp")
-    return "mtp" if said.endswith("_mtp") else said
+    """Return the method as the engine finds it: named, told by the draft's path, or a draft model."""
+    named, model = str(config.get("method") or ""), str(config.get("model") or "").lower()
+    if named in {"", Method.DRAFT_MODEL.value}:
+        markers = {**profile.draft_path_markers, **({} if named else _HINTS)}
+        by_path = next((method for marker, method in markers.items() if marker in model), None)
+        return by_path or (Method.DRAFT_MODEL.value if model or named else "mtp")
+    return "mtp" if named.endswith("_mtp") else named
 
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:

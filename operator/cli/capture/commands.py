@@ -174,12 +174,12 @@ def down(
         found = kubectl.find(RESOURCE, name) if name else None
         captures = ([found] if found else []) if name else kubectl.items(RESOURCE)
         for capture in captures:
-            own = capture["metadata"]["name"]
+            found_name = capture["metadata"]["name"]
             if phase_of(capture) in FINAL or capture["spec"].get("suspend"):
-                typer.echo(f"{own}: {phase_of(capture) or 'suspended'}: holds no GPU")
+                typer.echo(f"{found_name}: {phase_of(capture) or 'suspended'}: holds no GPU")
             else:
-                kubectl.text("patch", RESOURCE, own, "--type=merge", '--patch={"spec":{"suspend":true}}')
-                typer.echo(f"{own}: cancelled; what was recorded so far stays as partial files")
+                kubectl.text("patch", RESOURCE, found_name, "--type=merge", '--patch={"spec":{"suspend":true}}')
+                typer.echo(f"{found_name}: cancelled; what was recorded so far stays as partial files")
             if where := _where(capture):
                 typer.echo(f"  data: {where}")
         if not captures:
@@ -265,18 +265,18 @@ def _follow(kubectl: Kubectl, capture: Body) -> None:
     """Show the progress of the load until its container ends: in place on a terminal, else the last of each phase."""
     in_place = sys.stdout.isatty()
     last: dict[str, Any] | None = None
-    for said in progress(kubectl, capture):
-        if last is not None and last["phase"] != said["phase"]:
+    for line in progress(kubectl, capture):
+        if last is not None and last["phase"] != line["phase"]:
             _show(last, in_place=in_place, stays=True)
         if in_place:
-            _show(said, in_place=True, stays=False)
-        last = said
+            _show(line, in_place=True, stays=False)
+        last = line
     if last is not None:
         _show(last, in_place=in_place, stays=True)
 
 
-def _show(said: dict[str, Any], *, in_place: bool, stays: bool) -> None:
-    typer.echo(f"{_LINE_START if in_place else ''}  {progress_text(said)}", nl=stays)
+def _show(line: dict[str, Any], *, in_place: bool, stays: bool) -> None:
+    typer.echo(f"{_LINE_START if in_place else ''}  {progress_text(line)}", nl=stays)
 
 
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:

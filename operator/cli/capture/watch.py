@@ -187,26 +187,26 @@ def progress(kubectl: Kubectl, capture: Body) -> Iterator[dict[str, Any]]:
     try:
         for line in stream.stdout or ():
             try:
-                said = json.loads(line)
+                found = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(said, dict) and "phase" in said:
-                yield said
+            if isinstance(found, dict) and "phase" in found:
+                yield found
     finally:
         stream.terminate()
         stream.communicate()
 
 
-def progress_text(said: dict[str, Any]) -> str:
+def progress_text(line: dict[str, Any]) -> str:
     """Return one line of progress for people."""
-    parts = [f"{said.get('phase'):<14}", f"sent {said.get('sent', 0):>6,}"]
-    if said.get("recorded") is not None:
-        parts.append(f"recorded {said['recorded']:>6,}")
-    parts.append(f"answered {said.get('completed', 0):>6,}")
-    if said.get("failed"):
-        parts.append(f"failed {said['failed']:,}")
-    if said.get("rate") is not None:
-        parts.append(f"{said['rate']:.1f}/s")
-    if said.get("eta_s") is not None:
-        parts.append(f"{said['eta_s']:.0f} s to go")
+    parts = [f"{line.get('phase'):<14}", f"sent {line.get('sent', 0):>6,}"]
+    if line.get("recorded") is not None:
+        parts.append(f"recorded {line['recorded']:>6,}")
+    parts.append(f"answered {line.get('completed', 0):>6,}")
+    if line.get("failed"):
+        parts.append(f"failed {line['failed']:,}")
+    if line.get("rate") is not None:
+        parts.append(f"{line['rate']:.1f}/s")
+    if line.get("eta_s") is not None:
+        parts.append(f"{line['eta_s']:.0f} s to go")
     return "  ".join(parts)

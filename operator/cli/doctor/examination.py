@@ -52,7 +52,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     """
     # Whoever may not even ask for the version has no cluster, or no login.
     version = await cluster.version()
-    own = crds()
+    expected = crds()
     groups, deployments, nodes, pods, classes = await asyncio.gather(
         _read(cluster.groups()),
         _operators(cluster),
@@ -60,7 +60,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
         _read(cluster.list(POD)),
         _read(cluster.list(_CLASS)),
     )
-    installed = await asyncio.gather(*(_read(cluster.get(_CRD, None, each["metadata"]["name"])) for each in own))
+    installed = await asyncio.gather(*(_read(cluster.get(_CRD, None, each["metadata"]["name"])) for each in expected))
     space, quotas, limits, claims = await asyncio.gather(
         _read(cluster.get(_NAMESPACE, None, namespace)),
         _read(cluster.list(_QUOTA, namespace)),
@@ -70,7 +70,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     limited = limit_findings(limits)
     return [
         version_finding(version),
-        *(crd_finding(each, body, groups) for each, body in zip(own, installed, strict=True)),
+        *(crd_finding(each, body, groups) for each, body in zip(expected, installed, strict=True)),
         operator_finding(deployments),
         *await _rights(cluster, deployments),
         *gpu_findings(nodes, pods),
