@@ -207,7 +207,7 @@ def _percent(utilization: float) -> int:
 
 
 def _terms(budget: Budget, memory: LoggedMemory) -> tuple[Term, ...]:
-    beside, available = memory.beside_model_bytes, memory.available_kv_bytes
+    beside, available = memory.non_model_bytes, memory.available_kv_bytes
     peak = None
     if None not in (memory.requested_bytes, memory.model_load_bytes, beside, available):
         # What is printed as peak activation has the graph estimate in it or not, by version: the rest is exact.

@@ -1,4 +1,4 @@
-"""What the watches have seen, so that a reconcile asks the API server for little."""
+"""A cache of what the watches have seen, so that a reconcile asks the API server for little."""
 
 import hashlib
 from collections import OrderedDict, defaultdict
@@ -48,7 +48,7 @@ class Cache:
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
     def put_parent(self, kind: str, body: Body) -> Key:
-        """Remember an object of one of our kinds; return its key."""
+        """Store an object of one of our kinds; return its key."""
         key = _key(kind, body)
         newest = self._newest(self._parents[kind].get(key), body)
         if newest is not None:
@@ -58,7 +58,7 @@ class Cache:
         return key
 
     def drop_parent(self, kind: str, body: Body) -> Key:
-        """Forget an object that is gone, but not one made anew under its name; return its key."""
+        """Remove an object that is gone, but not one made anew under its name; return its key."""
         key = _key(kind, body)
         self._remember_deletion(body)
         if _uid(self._parents[kind].get(key)) == _uid(body):
@@ -86,7 +86,7 @@ class Cache:
         return [self._children[key][PERSISTENT_VOLUME_CLAIM.kind, name] for key, name in found]
 
     def put(self, kind: str, body: Body) -> Key | None:
-        """Remember a labelled child or pod; return the key it belongs to."""
+        """Store a labelled child or pod; return the key of its owner."""
         if is_model_facts(body):
             namespace = body["metadata"]["namespace"]
             facts = self._newest(self._model_facts.get(namespace), body)
@@ -104,7 +104,7 @@ class Cache:
         return key
 
     def drop(self, kind: str, body: Body) -> Key | None:
-        """Forget a labelled child or pod that is gone; return the key it belonged to."""
+        """Remove a labelled child or pod that is gone; return the key of its owner."""
         self._remember_deletion(body)
         if is_model_facts(body):
             namespace = body["metadata"]["namespace"]
@@ -129,12 +129,12 @@ class Cache:
         return [found[kind, name] for name in names]
 
     def model_facts(self, namespace: str) -> dict[str, str]:
-        """What the objects of a namespace know together of models that were read."""
+        """Facts of the models that were read in a namespace: the data of their ConfigMap."""
         facts: dict[str, str] = self._model_facts.get(namespace, {}).get("data") or {}
         return facts
 
     def put_node(self, body: Body) -> bool:
-        """Remember a node; return whether anything changed that plans depend on."""
+        """Store a node; return whether anything changed that plans depend on."""
         name, facts = body["metadata"]["name"], node_facts(body)
         if facts is None:
             return self._nodes.pop(name, None) is not None
@@ -143,7 +143,7 @@ class Cache:
         return known is None or known[0] != facts
 
     def drop_node(self, body: Body) -> bool:
-        """Forget a node that is gone; return whether plans may depend on it."""
+        """Remove a node that is gone; return whether plans may depend on it."""
         return self._nodes.pop(body["metadata"]["name"], None) is not None
 
     def nodes(self) -> tuple[NodeFacts, ...]:

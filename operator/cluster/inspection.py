@@ -107,7 +107,7 @@ async def _load_kubeconfig(context: str | None) -> str:
     try:
         contexts, current = config.list_kube_config_contexts(file)
     except config.ConfigException as error:
-        raise ClusterError(f"{where}: no cluster can be told from it ({error}): name a kubeconfig") from error
+        raise ClusterError(f"{where}: names no cluster ({error}): name a kubeconfig") from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         # The client takes for granted that it is YAML, and a mapping.
         raise ClusterError(f"{where}: cannot be read ({type(error).__name__}): name a kubeconfig") from error

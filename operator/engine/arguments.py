@@ -45,7 +45,7 @@ def _executor(settings: EngineSettings) -> Values:
 
 
 def _in_group(value: Callable[[NodeGroup], Values]) -> Callable[[EngineSettings, EngineProfile], Values]:
-    """Return what only engines on several nodes are told."""
+    """Return the values of an argument that only engines on several nodes get."""
     return lambda settings, _: None if settings.group is None else value(settings.group)
 
 

@@ -1,4 +1,4 @@
-"""What one engine is told, resolved: no defaults left to the engine."""
+"""The settings of one engine, resolved: no defaults left to the engine."""
 
 from dataclasses import dataclass
 from enum import StrEnum

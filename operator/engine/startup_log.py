@@ -86,7 +86,7 @@ class LoggedMemory:
     """The share that the engine may use."""
     model_load_bytes: int | None
     """Weights of target and draft, and the buffers loaded with them."""
-    beside_model_bytes: int | None
+    non_model_bytes: int | None
     """What was taken beside the model before the KV cache: non-torch memory, and, where the engine counts it so (0.27
     and newer), persistent buffers."""
     graphs_estimated_bytes: int | None
@@ -124,9 +124,9 @@ def read_startup_log(text: str) -> StartupLog:
 def _memory(text: str) -> LoggedMemory:
     loaded = _bytes(_LOADED, text, max)
     consumed = _bytes(_CONSUMED, text, max) or _bytes(_CONSUMED_DEBUG, text, max)
-    beside = consumed - loaded if consumed is not None and loaded is not None else None
-    if beside is None:
-        beside = _first_known(_bytes(_NON_TORCH, text, max), _bytes(_NON_TORCH_DEBUG, text, max))
+    non_model = consumed - loaded if consumed is not None and loaded is not None else None
+    if non_model is None:
+        non_model = _first_known(_bytes(_NON_TORCH, text, max), _bytes(_NON_TORCH_DEBUG, text, max))
     tokens = [int(found.replace(",", "")) for found in _TOKENS.findall(text)]
     concurrency = [float(found[1]) for found in _CONCURRENCY.findall(text)]
     return LoggedMemory(
@@ -135,7 +135,7 @@ def _memory(text: str) -> LoggedMemory:
             _bytes(_ON_STARTUP, text, min, group=4), _bytes(_REQUESTED_DEBUG, text, min, group=2)
         ),
         model_load_bytes=loaded,
-        beside_model_bytes=beside,
+        non_model_bytes=non_model,
         graphs_estimated_bytes=_bytes(_GRAPHS_ESTIMATED, text, max),
         graphs_real_bytes=_bytes(_GRAPHS_REAL, text, max),
         available_kv_bytes=_bytes(_AVAILABLE, text, min),

@@ -6,7 +6,7 @@ PART_OF_LABEL = "app.kubernetes.io/part-of"
 DEPLOYMENT_LABEL = "specdecode.io/deployment"
 APPLIED_HASH_ANNOTATION = "specdecode.io/applied-hash"
 CAPTURE_LABEL = "specdecode.io/capture"
-"""On what belongs to a SpecDecodeCapture, its pods too: no engine's label, which Services and autoscalers select by."""
+"""On children of a SpecDecodeCapture, its pods too: no engine's label, which Services and autoscalers select by."""
 
 CAPTURED_DEPLOYMENT_LABEL = "specdecode.io/captured-deployment"
 SCHEDULE_LABEL = "specdecode.io/schedule"

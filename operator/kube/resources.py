@@ -48,10 +48,10 @@ CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKE
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
 CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)
-"""Kinds of the objects that belong to a SpecDecodeCapture."""
+"""Kinds of the objects that a SpecDecodeCapture owns, or that were made for it."""
 
 WATCHED = (*CHILDREN, PERSISTENT_VOLUME_CLAIM, POD)
-"""Kinds of what belongs to an object of ours; watched by our label."""
+"""Kinds of children and pods; watched by our label."""
 
 _BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *CAPTURE_CHILDREN, SPECDECODE_CAPTURE)}
 

@@ -1,4 +1,4 @@
-"""Understands what the reader of a model answers. The answer comes from a user's namespace, so nothing is believed."""
+"""Parses the answer of a model's reader. It comes from a user's namespace, so nothing is believed."""
 
 import base64
 import gzip
@@ -33,10 +33,10 @@ def unpack(message: str) -> Checkpoint:
             packed = io.BytesIO(base64.b64decode(answer["facts"], validate=True))
             with gzip.GzipFile(fileobj=packed) as stream:
                 return checkpoint_of(json.loads(stream.read(_UNPACKED_LIMIT_BYTES)))
-        told = CheckpointError(str(answer["error"]["reason"])[:64], str(answer["error"]["message"])[:ERROR_LIMIT])
+        failure = CheckpointError(str(answer["error"]["reason"])[:64], str(answer["error"]["message"])[:ERROR_LIMIT])
     except _MAKES_NO_SENSE as error:
         raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {message[:200]!r}") from error
-    raise told
+    raise failure
 
 
 def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
@@ -45,7 +45,7 @@ def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
     Raises
     ------
     ValueError, KeyError, TypeError, AttributeError
-        When it is no checkpoint's.
+        When it describes no checkpoint.
     """
     weights = Weights(**body["weights"])
     counts = (weights.total_bytes, weights.tensors, *weights.bytes_by_dtype.values(), *weights.bytes_by_part.values())

@@ -58,21 +58,21 @@ def schedule_warnings(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pa
     if speculation is None or not pair.other_draft_lengths:
         return []
     on_v1, on_cpu = runs_on_v1(spec, pair), spec.accelerator.type is AcceleratorType.CPU
-    told = []
+    effects = []
     if on_cpu or not pair.limits.captures_graphs:
         pass
     elif on_v1:
         # vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode.
-        told.append(
+        effects.append(
             "CUDA graphs are captured in pieces only, and counted as in mode FULL_AND_PIECEWISE, at most as much"
         )
     else:
         # vllm/v1/worker/gpu/cudagraph_utils.py, _init_candidates.
-        told.append("CUDA graphs are captured for each number of tokens, and counted at most")
-    told += _still_drafted(speculation.method, profile, pair, on_v1=on_v1)
+        effects.append("CUDA graphs are captured for each number of tokens, and counted at most")
+    effects += _still_drafted(speculation.method, profile, pair, on_v1=on_v1)
     runner = Runner.V1 if on_v1 else Runner.V2
     start = f"with numSpeculativeTokensByBatchSize on model runner {runner} of vLLM {pair.limits.engine_version}"
-    return [f"{start}, {'; '.join(told)}"] if told else []
+    return [f"{start}, {'; '.join(effects)}"] if effects else []
 
 
 def _still_drafted(method: Method, profile: EngineProfile, pair: Pair, *, on_v1: bool) -> list[str]:
@@ -92,8 +92,8 @@ def _still_drafted(method: Method, profile: EngineProfile, pair: Pair, *, on_v1:
 
 def _has_several_dimensions(draft: ModelGeometry) -> bool:
     """vllm/transformers_utils/config.py, uses_mrope."""
-    told = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
-    return told or draft.architecture.startswith(_SEVERAL_DIMENSIONS)
+    several = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
+    return several or draft.architecture.startswith(_SEVERAL_DIMENSIONS)
 
 
 def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
@@ -104,7 +104,7 @@ def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
     for tensor in tensors:
         try:
             layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
-        except SizingError:  # told by other rules
+        except SizingError:  # other rules say so
             continue
         found.append(max(stage.groups_of_draft for stage in layout))
     return min(found, default=1)

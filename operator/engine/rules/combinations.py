@@ -147,8 +147,8 @@ def _least_probability(option: Option) -> float:
         value = json.loads(option.value)
     except ValueError:
         return 0
-    told = {option.path: value} if option.path else value
-    found = told.get("min_p") if isinstance(told, dict) else None
+    config = {option.path: value} if option.path else value
+    found = config.get("min_p") if isinstance(config, dict) else None
     return found if isinstance(found, int | float) else 0
 
 

@@ -24,7 +24,7 @@ _OPTIMIZATION_LEVELS = frozenset("0123")
 
 @dataclass(frozen=True)
 class Option:
-    """One flag as it was given, with what belongs to it."""
+    """One flag as it was given, with its value."""
 
     index: int
     """Where it stands in the list."""

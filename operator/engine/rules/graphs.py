@@ -1,4 +1,4 @@
-"""Rules of the engine about CUDA graphs, told before it starts."""
+"""The engine's rules about CUDA graphs, checked before it starts."""
 
 from collections.abc import Iterator
 

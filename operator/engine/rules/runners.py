@@ -20,6 +20,6 @@ def runs_on_v1(settings: EngineSettings, profile: EngineProfile) -> bool:
 def draft_follows_target(method: Method, profile: EngineProfile, *, on_cpu: bool = False) -> bool:
     """Decide whether the engine fails with a draft that is split otherwise than its target.
 
-    vllm/v1/spec_decode/draft_model.py raises in every worker; model runner V2 ignores what it is told.
+    vllm/v1/spec_decode/draft_model.py raises in every worker; model runner V2 ignores the setting.
     """
     return method is Method.DRAFT_MODEL and (on_cpu or profile.runners[method] == _V1)

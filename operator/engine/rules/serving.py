@@ -1,4 +1,4 @@
-"""Rules of the engine about everything but speculation, told before it starts."""
+"""The engine's rules about everything but speculation, checked before it starts."""
 
 from collections.abc import Iterator
 

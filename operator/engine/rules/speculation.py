@@ -1,4 +1,4 @@
-"""Rules of speculation that the engine has, told before it starts.
+"""The engine's rules about speculation, checked before it starts.
 
 Many of them the engine checks only in a worker, minutes after the pod began to
 take its GPUs; some it breaks silently.
@@ -186,18 +186,18 @@ def _split_problems(
         # vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_data_parallel.
         message = "vLLM ignores it with parallelism.data, whose copies must draft alike; use replicas instead of data"
         yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
-    told, tensor = speculation.draft_tensor_parallel_size, settings.tensor_parallel_size
-    if told is None or told == tensor:
+    asked, tensor = speculation.draft_tensor_parallel_size, settings.tensor_parallel_size
+    if asked is None or asked == tensor:
         return
-    if told != 1:
+    if asked != 1:
         # vllm/config/speculative.py, _verify_and_get_draft_tp.
-        yield Problem("spec.parallelism.draftTensor", str(told), f"vLLM takes 1 or the target's, {tensor}")
+        yield Problem("spec.parallelism.draftTensor", str(asked), f"vLLM takes 1 or the target's, {tensor}")
     elif draft_follows_target(speculation.method, profile, on_cpu=on_cpu):
         message = (
             f"vLLM {profile.version} refuses a draft model that is split otherwise than its target, over {tensor};"
             " remove it"
         )
-        yield Problem("spec.parallelism.draftTensor", str(told), message)
+        yield Problem("spec.parallelism.draftTensor", str(asked), message)
 
 
 def _slot_problems(

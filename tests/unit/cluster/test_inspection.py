@@ -139,7 +139,7 @@ class TestKubeconfig:
             ("", "cannot be read (TypeError): name a kubeconfig"),
             ("- a list", "cannot be read (TypeError): name a kubeconfig"),
             ("{", "cannot be read (ParserError): name a kubeconfig"),
-            ("current-context: x", "no cluster can be told from it"),
+            ("current-context: x", "names no cluster"),
         ],
         ids=["none", "empty", "no mapping", "no YAML", "no contexts"],
     )

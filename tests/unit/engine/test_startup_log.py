@@ -60,7 +60,7 @@ def memory(**known: float) -> LoggedMemory:
                 total_bytes=79.25,
                 requested_bytes=72.91,
                 model_load_bytes=15.0,
-                beside_model_bytes=0.26,
+                non_model_bytes=0.26,
                 available_kv_bytes=56.21,
                 kv_cache_tokens=460_496,
                 max_concurrency=3.51,
@@ -69,7 +69,7 @@ def memory(**known: float) -> LoggedMemory:
         (
             V0_10_TP2,
             "V1",
-            memory(total_bytes=139.81, requested_bytes=125.83, beside_model_bytes=1.38, graphs_real_bytes=2.37),
+            memory(total_bytes=139.81, requested_bytes=125.83, non_model_bytes=1.38, graphs_real_bytes=2.37),
         ),
         (V0_27_TP2, None, memory(graphs_estimated_bytes=0.36, available_kv_bytes=6.87)),
         (
@@ -83,7 +83,7 @@ def memory(**known: float) -> LoggedMemory:
                 max_concurrency=15.66,
             ),
         ),
-        (DEBUG_0_19, None, memory(beside_model_bytes=0.04)),
+        (DEBUG_0_19, None, memory(non_model_bytes=0.04)),
     ],
     ids=["0.31", "0.10 on two GPUs", "0.27 on two GPUs", "0.21 with a drafter", "debug"],
 )
