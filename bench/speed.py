@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.choice.matrix import quantization_matrix
-from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry

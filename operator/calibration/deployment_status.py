@@ -10,8 +10,8 @@ from specdecode_operator.deployment.proof.residual import share
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.launchability import checkpoint_obstacle
 from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
+from specdecode_operator.sizing.choice.precision_rules import checkpoint_obstacle
 from specdecode_operator.sizing.memory.budget import engine_kind, estimate
 from specdecode_operator.sizing.pair.calibration import CalibrationError
 from specdecode_operator.sizing.pair.spread import ONE_GROUP

@@ -33,8 +33,8 @@ from specdecode_operator.deployment.spec.validation import (
 from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.choice.matrix import MatrixRow
 from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the spec holds together")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from specdecode_operator.sizing.choice.launchability import Available
+from specdecode_operator.sizing.choice.precision_rules import Available
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS

@@ -28,9 +28,9 @@ from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.choice.fixes import product_change
-from specdecode_operator.sizing.choice.matrix import MatrixRow
-from specdecode_operator.sizing.choice.nodes import place_phrase
+from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.families.catalogue import known_models
 from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration

@@ -3,7 +3,7 @@
 from typing import Any
 
 from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate
-from specdecode_operator.sizing.choice.matrix import MatrixRow
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 
 
 def plan_data(result: Answers) -> dict[str, Any]:

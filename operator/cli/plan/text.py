@@ -8,10 +8,10 @@ from specdecode_operator.cli.plan.tables import aligned
 from specdecode_operator.deployment.spec.checkpoints import short_name
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.matrix import MatrixRow
-from specdecode_operator.sizing.choice.nodes import place_phrase
-from specdecode_operator.sizing.choice.objective import best_places
-from specdecode_operator.sizing.choice.wording import calibration_phrase
+from specdecode_operator.sizing.choice.explanations import calibration_phrase
+from specdecode_operator.sizing.choice.node_placement import place_phrase
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
+from specdecode_operator.sizing.choice.ranking import best_places
 from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.vocabulary import Precision
 

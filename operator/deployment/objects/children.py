@@ -14,8 +14,8 @@ from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.kube.labels import selector_labels
 from specdecode_operator.kube.manifests import owned, render_template
 from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
-from specdecode_operator.sizing.choice.matrix import MatrixRow
 from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 
 _GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
 """On every pod of a LeaderWorkerSet: its name."""

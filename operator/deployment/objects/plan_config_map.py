@@ -12,8 +12,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.kube.manifests import owned, render_template
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.matrix import MatrixRow
 from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.memory.budget import Budget, Verdict
 
 LARGEST_BYTES: Final = 256 * 1024

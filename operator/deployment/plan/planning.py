@@ -12,9 +12,9 @@ from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.choice.nodes import GpuPool, nodes_needed, place_phrase
+from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, place_phrase
 from specdecode_operator.sizing.choice.plan import Plan, Row, keep, pair_at, plan_on_cpu, plan_on_gpus, selection
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow, quantization_matrix
 from specdecode_operator.sizing.memory.budget import Verdict
 
 _NODES_NAMED: Final = 3

@@ -10,7 +10,7 @@ from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.choice.advice import Advice, Workload, advise
 from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
-from specdecode_operator.sizing.choice.nodes import place_phrase
+from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype

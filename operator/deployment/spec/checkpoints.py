@@ -9,7 +9,7 @@ from specdecode_operator.api.values import Quantization
 from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.choice.launchability import ONLINE_PRECISIONS, served_precision
+from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
 from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry

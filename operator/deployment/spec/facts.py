@@ -26,8 +26,8 @@ from specdecode_operator.deployment.spec.model_sources import (
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.choice.launchability import Available
 from specdecode_operator.sizing.choice.plan import AS_WRITTEN, PlanOptions, pair_at
+from specdecode_operator.sizing.choice.precision_rules import Available
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration

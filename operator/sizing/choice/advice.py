@@ -13,7 +13,7 @@ from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.sources import Source
 from specdecode_operator.sizing.base.units import GIB, format_gib
-from specdecode_operator.sizing.choice.launchability import served_precision
+from specdecode_operator.sizing.choice.precision_rules import served_precision
 from specdecode_operator.sizing.kv.capacity import pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.memory.budget import Budget, estimate

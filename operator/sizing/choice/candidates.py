@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.launchability import NOTHING_NAMED, Available, served_precision
-from specdecode_operator.sizing.choice.matrix import Selection, quantization_matrix
-from specdecode_operator.sizing.choice.nodes import GpuPool
-from specdecode_operator.sizing.choice.objective import ranked
-from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.plan_row import Row
+from specdecode_operator.sizing.choice.precision_rules import NOTHING_NAMED, Available, served_precision
+from specdecode_operator.sizing.choice.quantization_matrix import Selection, quantization_matrix
+from specdecode_operator.sizing.choice.ranking import ranked
 from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread

@@ -7,13 +7,13 @@ from typing import Final
 
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.choice.alternatives import NO_ALTERNATIVES, Alternatives, smaller_drafts
 from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
-from specdecode_operator.sizing.choice.launchability import ONLINE_PRECISIONS, served_precision
-from specdecode_operator.sizing.choice.nodes import GpuPool
-from specdecode_operator.sizing.choice.objective import severity
-from specdecode_operator.sizing.choice.rows import PRODUCT_FIELD, Row
-from specdecode_operator.sizing.choice.wording import capacity_phrase
+from specdecode_operator.sizing.choice.explanations import capacity_phrase
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.other_models import NO_ALTERNATIVES, Alternatives, smaller_drafts
+from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD, Row
+from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
+from specdecode_operator.sizing.choice.ranking import severity
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair

@@ -2,7 +2,7 @@
 
 from specdecode_operator.sizing.base.sources import LAYERS_WITHIN_NODES
 from specdecode_operator.sizing.choice.advice import Advice
-from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.choice.plan_row import Row
 
 
 def advise_on_nodes(row: Row) -> tuple[Advice, ...]:

@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.sizing.base.units import GIB, ceil_div
-from specdecode_operator.sizing.choice.alternatives import alternatives_to
 from specdecode_operator.sizing.choice.candidates import AS_WRITTEN, PlanOptions, candidate_rows, selection
 from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
-from specdecode_operator.sizing.choice.launchability import Available, checkpoint_at
-from specdecode_operator.sizing.choice.matrix import quantization_matrix
-from specdecode_operator.sizing.choice.nodes import GpuPool
-from specdecode_operator.sizing.choice.objective import choice_phrase, missing_checkpoint
-from specdecode_operator.sizing.choice.rows import Row
-from specdecode_operator.sizing.choice.wording import capacity_phrase, cpu_sentence, gpu_sentence
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.other_models import alternatives_to
+from specdecode_operator.sizing.choice.plan_row import Row
+from specdecode_operator.sizing.choice.precision_rules import Available, checkpoint_at
+from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
+from specdecode_operator.sizing.choice.ranking import choice_phrase, missing_checkpoint
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
 from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
 from specdecode_operator.sizing.pair.pair import Pair

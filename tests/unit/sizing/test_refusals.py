@@ -10,7 +10,7 @@ import pytest
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.choice.candidates import candidate_rows
-from specdecode_operator.sizing.choice.nodes import GpuPool, refuse_too_many
+from specdecode_operator.sizing.choice.node_placement import GpuPool, refuse_too_many
 from specdecode_operator.sizing.choice.plan import keep, plan_on_gpus
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry

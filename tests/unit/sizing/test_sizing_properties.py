@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
-from specdecode_operator.sizing.choice.matrix import quantization_matrix
-from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Verdict, estimate
 from specdecode_operator.sizing.memory.cpu import estimate_on_cpu

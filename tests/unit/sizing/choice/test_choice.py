@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.choice.launchability import Available
-from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.choice.nodes import GpuPool
-from specdecode_operator.sizing.choice.objective import choice_phrase, missing_checkpoint, ranked
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.precision_rules import Available
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow, quantization_matrix
+from specdecode_operator.sizing.choice.ranking import choice_phrase, missing_checkpoint, ranked
 from specdecode_operator.sizing.memory.budget import Pair, Verdict
 from specdecode_operator.vocabulary import Objective, Precision
 from tests.support.named_checkpoints import named

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.choice.alternatives import Alternatives, DraftHead, known_heads, smaller_drafts
 from specdecode_operator.sizing.choice.candidates import candidate_rows
 from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
-from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.other_models import Alternatives, DraftHead, known_heads, smaller_drafts
 from specdecode_operator.sizing.choice.plan import plan_on_gpus
 from specdecode_operator.sizing.families.catalogue import PublishedHead, find_entry, find_geometry, published_heads
 from specdecode_operator.sizing.families.config import head_from_config

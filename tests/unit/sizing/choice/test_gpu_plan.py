@@ -9,9 +9,9 @@ import pytest
 
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import format_gib
-from specdecode_operator.sizing.choice.matrix import quantization_matrix
-from specdecode_operator.sizing.choice.objective import ranked
 from specdecode_operator.sizing.choice.plan import GpuPool, PlanOptions, plan_on_gpus
+from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
+from specdecode_operator.sizing.choice.ranking import ranked
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
 from specdecode_operator.vocabulary import Objective, Precision
 from tests.support.named_checkpoints import named

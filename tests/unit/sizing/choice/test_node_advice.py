@@ -8,8 +8,8 @@ from specdecode_operator.sizing.base.sources import LAYERS_WITHIN_NODES
 from specdecode_operator.sizing.choice.advice import Advice
 from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
 from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
-from specdecode_operator.sizing.choice.nodes import GpuPool
-from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.sizing.pair.spread import Spread
 

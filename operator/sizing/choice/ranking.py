@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.matrix import MatrixRow
-from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.choice.plan_row import Row
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.vocabulary import KvCacheDtype, Objective, Precision
 

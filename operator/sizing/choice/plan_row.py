@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from specdecode_operator.sizing.choice.nodes import place_phrase
+from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.memory.budget import Budget, Verdict
 from specdecode_operator.sizing.pair.pair import Parallelism
 from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.choice.nodes import GpuPool, nodes_needed, place_phrase
+from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, place_phrase
 from specdecode_operator.sizing.pair.spread import Spread
 
 H200 = "NVIDIA-H200"

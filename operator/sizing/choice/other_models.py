@@ -5,7 +5,7 @@ from functools import cache
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.choice.launchability import NOTHING_NAMED, Available
+from specdecode_operator.sizing.choice.precision_rules import NOTHING_NAMED, Available
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models, published_heads
 from specdecode_operator.sizing.families.config import head_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry

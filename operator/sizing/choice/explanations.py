@@ -1,7 +1,7 @@
 """Sentences about budgets, for people who read ``kubectl describe``."""
 
 from specdecode_operator.sizing.base.units import format_gib
-from specdecode_operator.sizing.choice.rows import Row
+from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
 from specdecode_operator.sizing.pair.pair import EngineLimits
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.launchability import Available, kernel_note
-from specdecode_operator.sizing.choice.matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.choice.nodes import GpuPool
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.precision_rules import Available, kernel_note
+from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow, quantization_matrix
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
 from specdecode_operator.sizing.model.geometry import ModelGeometry

@@ -6,7 +6,9 @@ from typing import Final
 
 from specdecode_operator.sizing.base.devices import Device, find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.launchability import (
+from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, refuse_too_many
+from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
+from specdecode_operator.sizing.choice.precision_rules import (
     NOTHING_NAMED,
     Available,
     checkpoint_at,
@@ -14,8 +16,6 @@ from specdecode_operator.sizing.choice.launchability import (
     kernel_note,
     served_precision,
 )
-from specdecode_operator.sizing.choice.nodes import GpuPool, nodes_needed, refuse_too_many
-from specdecode_operator.sizing.choice.rows import PRODUCT_FIELD
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
