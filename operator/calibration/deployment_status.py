@@ -14,7 +14,7 @@ from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
 from specdecode_operator.sizing.choice.precision_rules import checkpoint_obstacle
 from specdecode_operator.sizing.memory.budget import engine_kind, estimate
 from specdecode_operator.sizing.pair.calibration import CalibrationError
-from specdecode_operator.sizing.pair.spread import ONE_GROUP
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY
 from specdecode_operator.vocabulary import Precision
 
 
@@ -41,7 +41,7 @@ def measure_deployment(body: Body) -> Measurement:
     if plan.product == CPU_PRODUCT or device is None:
         raise UnusableObjectError(f"status.plan.product: {plan.product}: only GPUs whose memory is known are estimated")
     facts = valid_facts(spec)
-    if facts.options.spread != ONE_GROUP:
+    if facts.options.spread != TENSOR_ONLY:
         raise UnusableObjectError("spec.parallelism: only engines with tensor parallelism alone are calibrated")
     if not facts.pair.limits.has_own_graphs:
         message = "only engines with vLLM's own CUDA graphs are calibrated"

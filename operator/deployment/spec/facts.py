@@ -26,13 +26,12 @@ from specdecode_operator.deployment.spec.model_sources import (
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.choice.plan import AS_WRITTEN, PlanOptions, pair_at
+from specdecode_operator.sizing.choice.plan import PLACE_ONLY, PlanOptions, pair_at
 from specdecode_operator.sizing.choice.precision_rules import Available
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair
-from specdecode_operator.sizing.pair.spread import Spread
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
 from specdecode_operator.vocabulary import KV_ELEMENT_BYTES, Method, Precision
 
 
@@ -49,7 +48,7 @@ class Facts:
     pair: Pair
     """The models at the precisions that are asked for, or at their own where the plan may choose."""
 
-    options: PlanOptions = AS_WRITTEN
+    options: PlanOptions = PLACE_ONLY
     """What the plan may choose."""
 
     def at(self, target: Precision, draft: Precision | None) -> "Facts":
@@ -141,7 +140,7 @@ def _plan_options(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometr
         target=free[TARGET],
         draft=free.get(DRAFT, frozenset()),
         available=Available(named[TARGET], named.get(DRAFT, ())),
-        spread=Spread(spec.parallelism.pipeline, spec.parallelism.data, spec.parallelism.expert),
+        spread=Parallelism(1, spec.parallelism.pipeline, spec.parallelism.data, spec.parallelism.expert),
     )
 
 

@@ -31,8 +31,7 @@ from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.sizing.pair.spread import spread_problems
+from specdecode_operator.sizing.pair.pair import Pair, spread_problems
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype

@@ -11,8 +11,7 @@ from specdecode_operator.sizing.choice.precision_rules import NOTHING_NAMED, Ava
 from specdecode_operator.sizing.choice.quantization_matrix import Selection, quantization_matrix
 from specdecode_operator.sizing.choice.ranking import ranked
 from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
-from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Objective, Precision
 
 
@@ -30,16 +29,16 @@ class PlanOptions:
     available: Available = NOTHING_NAMED
     """Checkpoints that those come from, beside the models' own."""
 
-    spread: Spread = ONE_GROUP
+    spread: Parallelism = TENSOR_ONLY
     """How a replica is spread beyond tensor parallelism: not the plan's to choose."""
 
 
-AS_WRITTEN: Final = PlanOptions()
+PLACE_ONLY: Final = PlanOptions()
 """Only the place is to be decided."""
 
 
 def candidate_rows(
-    pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = AS_WRITTEN
+    pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = PLACE_ONLY
 ) -> tuple[Row, ...]:
     """Return all candidates, the one to choose first, whatever the order of the pools.
 

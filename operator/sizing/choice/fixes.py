@@ -16,8 +16,7 @@ from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS,
 from specdecode_operator.sizing.choice.ranking import severity
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Pair, Parallelism
 from specdecode_operator.sizing.weights.divisibility import supported_tensors
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Method, Precision
 
@@ -64,7 +63,7 @@ class _Question:
     pair: Pair
     pools: tuple[GpuPool, ...]
     tensor: int | None
-    spread: Spread
+    spread: Parallelism
     change: str = ""
 
     def best_row(self) -> Row | None:
@@ -217,13 +216,13 @@ def _more_gpus(question: _Question) -> Iterator[_Question]:
 def _more_nodes(question: _Question) -> Iterator[_Question]:
     """Stages on nodes of their own; layers over several where not all versions combine the method with stages."""
     pair, largest = question.pair, max(question.pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
-    if question.spread != ONE_GROUP:
+    if question.spread != TENSOR_ONLY:
         return
     if pair.method in _GO_WITH_STAGES:
         tensor = largest.gpus_per_node
         for stages in range(2, largest.nodes + 1):
             change = f"parallelism.tensor: {tensor}, parallelism.pipeline: {stages}"
-            yield replace(question, tensor=tensor, spread=Spread(pipeline=stages), change=change)
+            yield replace(question, tensor=tensor, spread=Parallelism(pipeline=stages), change=change)
     else:
         for size in _supported(question):
             if size > max(largest.gpus_per_node, question.tensor or 0):

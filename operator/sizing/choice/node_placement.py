@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Parallelism
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class GpuPool:
     nodes: int = 1
 
 
-def nodes_needed(pool: GpuPool, tensor: int, spread: Spread) -> int | None:
+def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:
     """Return over how many nodes of a pool a replica lies, as few as can be; None where there is no room for it.
 
     Each node takes the same share, as vLLM numbers its ranks
@@ -52,7 +52,7 @@ def place_phrase(gpus: int, nodes: int, product: str) -> str:
     return f"{gpus} x {product}" if nodes == 1 else f"{nodes} nodes x {gpus // nodes} x {product}"
 
 
-def _is_even(share: int, tensor: int, spread: Spread, gpus_per_node: int) -> bool:
+def _is_even(share: int, tensor: int, spread: Parallelism, gpus_per_node: int) -> bool:
     """Whether a node's share of a replica cuts nothing that has to stay together."""
     if spread.data > 1:
         return share % (tensor * spread.pipeline) == 0
@@ -61,7 +61,7 @@ def _is_even(share: int, tensor: int, spread: Spread, gpus_per_node: int) -> boo
     return tensor % share == 0
 
 
-def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Spread) -> None:
+def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> None:
     """Raise PlanError when a replica takes more GPUs than any pool has room for.
 
     Raises
@@ -74,7 +74,7 @@ def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Spread
         return
     widest = max(pool.gpus_per_node for pool in pools)
     several = any(pool.nodes > 1 for pool in pools)
-    if tensor is not None and spread == ONE_GROUP:
+    if tensor is not None and spread == TENSOR_ONLY:
         room = "nodes that may be used do not share so many" if several else "no node has so many"
         message = f"{room} GPUs, the largest has {widest}; write {widest} or less"
         raise PlanError(TENSOR_FIELD, tensor, message)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.sizing.base.units import GIB, ceil_div
-from specdecode_operator.sizing.choice.candidates import AS_WRITTEN, PlanOptions, candidate_rows, selection
+from specdecode_operator.sizing.choice.candidates import PLACE_ONLY, PlanOptions, candidate_rows, selection
+from specdecode_operator.sizing.choice.explanations import capacity_phrase, cpu_sentence, gpu_sentence
 from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.other_models import alternatives_to
@@ -50,7 +51,7 @@ class Plan:
     choice: str = ""
 
 
-def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = AS_WRITTEN) -> Plan:
+def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = PLACE_ONLY) -> Plan:
     """Return the plan for a pair on the nodes that there are.
 
     With a tensor of None every supported power of two up to the GPUs of a
@@ -141,8 +142,8 @@ def _cpu_fix(pair: Pair, budget: Budget, tensor: int) -> Fix:
 
 
 __all__ = [
-    "AS_WRITTEN",
     "CPU_PRODUCT",
+    "PLACE_ONLY",
     "Fix",
     "GpuPool",
     "Plan",

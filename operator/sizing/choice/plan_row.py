@@ -5,8 +5,7 @@ from typing import Final
 
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.memory.budget import Budget, Verdict
-from specdecode_operator.sizing.pair.pair import Parallelism
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Parallelism
 from specdecode_operator.vocabulary import Precision
 
 PRODUCT_FIELD: Final = "accelerator.product"
@@ -38,7 +37,7 @@ class Row:
     budget: Budget
     target_precision: Precision
     draft_precision: Precision | None
-    spread: Spread = ONE_GROUP
+    spread: Parallelism = TENSOR_ONLY
     nodes: int = 1
 
     @property

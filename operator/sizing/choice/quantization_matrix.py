@@ -18,8 +18,7 @@ from specdecode_operator.sizing.choice.precision_rules import (
 )
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread, spread_problems
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism, spread_problems
 from specdecode_operator.sizing.weights.divisibility import MAX_TENSOR, tensor_problems
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Precision
 
@@ -81,7 +80,7 @@ class MatrixRow:
     budget: Budget | None
     obstacles: tuple[str, ...]
     notes: tuple[str, ...]
-    spread: Spread = ONE_GROUP
+    spread: Parallelism = TENSOR_ONLY
     nodes: int = 1
 
     @property
@@ -134,7 +133,7 @@ class _Level:
     precision: Precision
     checkpoint_obstacle: str | None
 
-    def split_obstacles(self, tensor: int, spread: Spread, engine_version: str) -> tuple[str, ...]:
+    def split_obstacles(self, tensor: int, spread: Parallelism, engine_version: str) -> tuple[str, ...]:
         """Return what stops this model from being split, in words."""
         problems = tensor_problems(
             self.geometry, tensor, self.precision, engine_version, data=spread.data, expert=spread.expert
@@ -158,7 +157,7 @@ class _Place:
 
     device: Device
     tensor: int
-    spread: Spread
+    spread: Parallelism
     nodes: int
     obstacles: dict[tuple[str, Precision], tuple[str, ...]]
 
@@ -169,7 +168,7 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
     tensor: int | None = None,
     available: Available = NOTHING_NAMED,
     selection: Selection = EVERYTHING,
-    spread: Spread = ONE_GROUP,
+    spread: Parallelism = TENSOR_ONLY,
 ) -> tuple[MatrixRow, ...]:
     """Return every row, sorted by device, tensor, target, draft and KV cache, whatever the order of the pools.
 
@@ -186,7 +185,7 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
     drafts = _draft_levels(pair, available, selection)
     sizes = _sizes(pools, tensor, spread)
     for bad in spread_problems(pair.target, spread):
-        raise PlanError(bad.field, bad.value, bad.message)
+        raise bad
     variants = tuple(_variants(pair, targets, drafts, selection.kv_cache_dtype))
     version = pair.limits.engine_version
     obstacles = {
@@ -270,7 +269,7 @@ def _row(variant: _Variant, place: _Place) -> MatrixRow:
     )
 
 
-def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Spread) -> list[tuple[Device, int, int]]:
+def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> list[tuple[Device, int, int]]:
     """Return each device with each split that its largest nodes have room for, and over how many of them."""
     largest: dict[str, GpuPool] = {}
     for pool in pools:

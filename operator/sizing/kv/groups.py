@@ -28,7 +28,7 @@ from specdecode_operator.sizing.kv.settings import (
     replayed_tokens,
     states_per_request,
 )
-from specdecode_operator.sizing.pair.spread import PIPELINE_FIELD
+from specdecode_operator.sizing.pair.pair import PIPELINE_FIELD
 
 Layers = tuple[LayerRun, ...]
 """The layers of one pipeline stage in the engine's order: the target's, then the draft's."""

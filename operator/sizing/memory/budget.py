@@ -17,8 +17,15 @@ from specdecode_operator.sizing.memory.buffers import charged_state_bytes
 from specdecode_operator.sizing.memory.overhead import graph_bytes, non_torch_bytes, runtime_overrun_bytes, slack_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import Correction, EngineKind
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, effective_batch, loaded_draft
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread, SpreadProblem, spread_problems
+from specdecode_operator.sizing.pair.pair import (
+    TENSOR_ONLY,
+    EngineLimits,
+    Pair,
+    Parallelism,
+    effective_batch,
+    loaded_draft,
+    spread_problems,
+)
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.stages import stages
 from specdecode_operator.vocabulary import Precision
@@ -158,7 +165,7 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
         When the models cannot be split so.
     """
     if isinstance(split, int):
-        split = ONE_GROUP.at(split)
+        split = TENSOR_ONLY.at(split)
     refuse_bad_split(pair, split)
     # As vLLM rounds it (v1/worker/utils.py, request_memory).
     requested = math.ceil(device.total_bytes * pair.limits.memory_utilization_percent / 100)
@@ -308,7 +315,7 @@ def _margin_bytes(era: Era, correction: Correction | None) -> int:
 def refuse_bad_split(pair: Pair, split: Parallelism | int) -> None:
     """Raise PlanError with the first thing that stops the pair from being split so."""
     if isinstance(split, int):
-        split = ONE_GROUP.at(split)
+        split = TENSOR_ONLY.at(split)
     version = pair.limits.engine_version
     bad = _bad_split(pair.target, pair.target_precision, pair.draft, pair.draft_precision, version, split)
     if bad is not None:
@@ -323,16 +330,16 @@ def _bad_split(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it dep
     draft_precision: Precision | None,
     version: str,
     split: Parallelism,
-) -> SpreadProblem | None:
+) -> PlanError | None:
     tensor, data, expert = split.tensor, split.data, split.expert
     if tensor < 1:
-        return SpreadProblem(TENSOR_FIELD, tensor, "must be 1 or more")
-    for problem in spread_problems(target, Spread(split.pipeline, data, expert)):
+        return PlanError(TENSOR_FIELD, tensor, "must be 1 or more")
+    for problem in spread_problems(target, split):
         return problem
     for model, precision in ((target, target_precision), (draft, draft_precision)):
         problems = tensor_problems(model, tensor, precision, version, data=data, expert=expert) if model else ()
         if problems:
-            return SpreadProblem(TENSOR_FIELD, tensor, problems[0].message)
+            return PlanError(TENSOR_FIELD, tensor, problems[0].message)
     return None
 
 

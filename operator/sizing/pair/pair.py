@@ -5,6 +5,7 @@ from functools import cache, cached_property
 from typing import Final
 
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, ModelTraits, find_era
+from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
@@ -14,6 +15,9 @@ from specdecode_operator.vocabulary import Method, Precision
 
 METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 """Methods whose draft reads the target's hidden states."""
+
+PIPELINE_FIELD: Final = "parallelism.pipeline"
+"""Where users say in how many stages the layers lie."""
 
 NO_GRAPHS: Final = "NONE"
 """vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
@@ -82,7 +86,7 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Over how many GPUs one replica is spread.
+    """Over how many GPUs one replica is spread. Where the plan chooses the tensor parallelism, it is 1 until then.
 
     Attributes
     ----------
@@ -102,6 +106,15 @@ class Parallelism:
     expert: bool = False
 
     @property
+    def groups(self) -> int:
+        """Groups of GPUs that share layers: a replica takes so many times its tensor parallelism."""
+        return self.pipeline * self.data
+
+    def at(self, tensor: int) -> "Parallelism":
+        """Return it with another tensor parallelism; always the same object for the same one, as caches like it."""
+        return _parallelism(tensor, self.pipeline, self.data, self.expert)
+
+    @property
     def gpus(self) -> int:
         """GPUs of one replica."""
         return self.tensor * self.pipeline * self.data
@@ -117,6 +130,30 @@ class Parallelism:
         parts = [f"TP {self.tensor}"]
         parts += [f"PP {self.pipeline}"] * (self.pipeline > 1) + [f"DP {self.data}"] * (self.data > 1)
         return ", ".join(parts + ["EP"] * self.expert)
+
+
+TENSOR_ONLY: Final = Parallelism()
+"""Neither stages, nor copies, nor spread experts."""
+
+
+@cache
+def _parallelism(tensor: int, pipeline: int, data: int, expert: bool) -> Parallelism:
+    return Parallelism(tensor, pipeline, data, expert)
+
+
+def spread_problems(target: ModelGeometry, spread: Parallelism) -> tuple[PlanError, ...]:
+    """Return what stops a target from being spread so, whatever the tensor parallelism; empty when nothing does."""
+    found = []
+    if spread.pipeline > target.num_layers:
+        message = (
+            f"{target.name} has {target.num_layers} layers, and each stage needs one: use {target.num_layers} or less"
+        )
+        found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
+    if spread.expert and not target.has_experts:
+        # vllm/config/model.py, _verify_with_expert_parallelism.
+        message = f"{target.name} has no experts to spread: remove it"
+        found.append(PlanError("parallelism.expert", spread.expert, message))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Which tensor parallelism a model can be split into."""
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import (
     DeltaNet,
@@ -36,25 +36,6 @@ _STATE_KEYS: Final = {
 """What files call heads and groups of Mamba 2, where it is not mamba_n_heads and mamba_n_groups."""
 
 
-@dataclass(frozen=True)
-class TensorProblem:
-    """One reason why a model cannot be split.
-
-    Attributes
-    ----------
-    key
-        Key of config.json that does not divide.
-    value
-        Its value.
-    message
-        What does not divide, and what to do.
-    """
-
-    key: str
-    value: int
-    message: str
-
-
 @cache
 def tensor_problems(  # noqa: PLR0913 (the key of the cache)
     geometry: ModelGeometry,
@@ -64,8 +45,10 @@ def tensor_problems(  # noqa: PLR0913 (the key of the cache)
     *,
     data: int = 1,
     expert: bool = False,
-) -> tuple[TensorProblem, ...]:
+) -> tuple[Problem, ...]:
     """Return everything that stops a model from being split over so many GPUs; empty when nothing does.
+
+    The field of a problem is the key of config.json that does not divide.
 
     Parameters
     ----------
@@ -113,16 +96,16 @@ def supported_tensors(  # noqa: PLR0913 (one fact each)
     )
 
 
-def _shape_problems(geometry: ModelGeometry, split: Split) -> tuple[TensorProblem, ...]:
+def _shape_problems(geometry: ModelGeometry, split: Split) -> tuple[Problem, ...]:
     sizes, tensor = _shared_sizes(geometry), split.tensor
     problems = {
-        key: TensorProblem(key, value, _message(geometry, tensor, key, value))
+        key: Problem(key, str(value), _message(geometry, tensor, key, value))
         for key, value in sizes
         if key != _EXPERT_SIZE and value % tensor
     }
     for size in (value for key, value in sizes if key == _EXPERT_SIZE and split.experts == 1):
         if size % (tensor * split.data):
-            problems.setdefault(_EXPERT_SIZE, TensorProblem(_EXPERT_SIZE, size, _expert_message(geometry, split, size)))
+            problems.setdefault(_EXPERT_SIZE, Problem(_EXPERT_SIZE, str(size), _expert_message(geometry, split, size)))
     for mixer in geometry.attentions:
         if not isinstance(mixer, SelfAttention):
             continue
@@ -130,7 +113,7 @@ def _shape_problems(geometry: ModelGeometry, split: Split) -> tuple[TensorProble
         # Fewer KV heads than ranks are replicated, which takes a whole number of copies.
         if kv_heads % tensor and tensor % kv_heads:
             key = "num_key_value_heads"
-            problems.setdefault(key, TensorProblem(key, kv_heads, _message(geometry, tensor, key, kv_heads)))
+            problems.setdefault(key, Problem(key, str(kv_heads), _message(geometry, tensor, key, kv_heads)))
     for states in _state_spaces(geometry):
         if states.num_groups % tensor and states.num_groups != 1:
             key = _state_keys(geometry)[1]
@@ -138,7 +121,7 @@ def _shape_problems(geometry: ModelGeometry, split: Split) -> tuple[TensorProble
                 f"{key} {states.num_groups} of {geometry.name} does not divide over tensor {tensor}, "
                 f"and the engine copies a group only where it is the only one; use at most {states.num_groups}"
             )
-            problems.setdefault(key, TensorProblem(key, states.num_groups, message))
+            problems.setdefault(key, Problem(key, str(states.num_groups), message))
     return tuple(problems.values())
 
 
@@ -202,10 +185,10 @@ def _message(geometry: ModelGeometry, tensor: int, key: str, value: int) -> str:
 
 def _quantization_problems(
     geometry: ModelGeometry, split: Split, weight_format: WeightFormat, rules: KernelRules
-) -> tuple[TensorProblem, ...]:
+) -> tuple[Problem, ...]:
     if weight_format.scales not in (Scales.BLOCK, Scales.GROUP, Scales.MICROSCALE):
         return ()
-    problems: dict[str, TensorProblem] = {}
+    problems: dict[str, Problem] = {}
     for layer, _ in geometry.distinct_layers:
         on_rank = rank_layer(layer, geometry.hidden_size, split).linears
         on_one = rank_layer(layer, geometry.hidden_size, Split(1, split.experts)).linears
@@ -220,7 +203,7 @@ def _quantization_problems(
                 f"{linear.inputs} x {linear.outputs} on each GPU breaks {limit}; use a smaller tensor or another "
                 "quantization"
             )
-            problems.setdefault(key, TensorProblem(key, _size_of(key, geometry), message))
+            problems.setdefault(key, Problem(key, str(_size_of(key, geometry)), message))
     return tuple(problems.values())
 
 

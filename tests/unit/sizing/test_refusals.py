@@ -15,8 +15,7 @@ from specdecode_operator.sizing.choice.plan import keep, plan_on_gpus
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import CalibrationError, parse_calibration, serialize_calibration
-from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
@@ -32,36 +31,36 @@ COUNT = "must be a whole number"
 @pytest.mark.parametrize(
     ("pools", "tensor", "spread", "message"),
     [
-        ([ONE_NODE], 16, ONE_GROUP, "tensor: 16: no node has so many GPUs, the largest has 8; write 8 or less"),
+        ([ONE_NODE], 16, TENSOR_ONLY, "tensor: 16: no node has so many GPUs, the largest has 8; write 8 or less"),
         (
             [GpuPool("NVIDIA-H200", 4), TWO_NODES],
             32,
-            ONE_GROUP,
+            TENSOR_ONLY,
             "tensor: 32: nodes that may be used do not share so many GPUs, the largest has 8; write 8 or less",
         ),
         (
             [ONE_NODE],
             4,
-            Spread(pipeline=4),
+            Parallelism(pipeline=4),
             "parallelism: 16: GPUs a replica (tensor x pipeline x data), the largest node has 8; lower one of them",
         ),
         (
             [TWO_NODES],
             None,
-            Spread(data=32),
+            Parallelism(data=32),
             "parallelism: 32: GPUs a replica (tensor x pipeline x data), the largest node has 8; lower one of them",
         ),
     ],
 )
-def test_more_gpus_than_there_are(pools: list[GpuPool], tensor: int | None, spread: Spread, message: str) -> None:
+def test_more_gpus_than_there_are(pools: list[GpuPool], tensor: int | None, spread: Parallelism, message: str) -> None:
     with pytest.raises(PlanError) as caught:
         refuse_too_many(pools, tensor, spread)
     assert str(caught.value).removeprefix("parallelism.") == message
 
 
 def test_what_has_room_somewhere_is_not_refused() -> None:
-    refuse_too_many([GpuPool("NVIDIA-H200", 4), TWO_NODES], 16, ONE_GROUP)
-    refuse_too_many([ONE_NODE], None, Spread(pipeline=8))
+    refuse_too_many([GpuPool("NVIDIA-H200", 4), TWO_NODES], 16, TENSOR_ONLY)
+    refuse_too_many([ONE_NODE], None, Parallelism(pipeline=8))
 
 
 @pytest.mark.parametrize(

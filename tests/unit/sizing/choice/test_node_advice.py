@@ -10,14 +10,13 @@ from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_
 from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.plan_row import Row
-from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.sizing.pair.spread import Spread
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism
 
 NODES_OF_4 = (GpuPool("NVIDIA-H200", 4, 4),)
 
 
 def row(pair: Pair, tensor: int, pipeline: int = 1) -> Row:
-    (found,) = candidate_rows(pair, NODES_OF_4, tensor, PlanOptions(spread=Spread(pipeline=pipeline)))
+    (found,) = candidate_rows(pair, NODES_OF_4, tensor, PlanOptions(spread=Parallelism(pipeline=pipeline)))
     return found
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, place_phrase
-from specdecode_operator.sizing.pair.spread import Spread
+from specdecode_operator.sizing.pair.pair import Parallelism
 
 H200 = "NVIDIA-H200"
 
@@ -13,45 +13,47 @@ H200 = "NVIDIA-H200"
 @pytest.mark.parametrize(
     ("tensor", "spread", "nodes"),
     [
-        (8, Spread(), 1),
-        (4, Spread(pipeline=2), 1),
-        (8, Spread(pipeline=2), 2),
-        (8, Spread(pipeline=4), 4),
+        (8, Parallelism(), 1),
+        (4, Parallelism(pipeline=2), 1),
+        (8, Parallelism(pipeline=2), 2),
+        (8, Parallelism(pipeline=4), 4),
         # Two stages of four fit a node, so that three stages take three nodes of one each, not two of one and a half.
-        (4, Spread(pipeline=3), 3),
-        (4, Spread(pipeline=6), 3),
-        (16, Spread(), 2),
-        (64, Spread(), 8),
-        (16, Spread(pipeline=2), 4),
-        (8, Spread(data=2), 2),
-        (2, Spread(data=6), 2),
-        (1, Spread(data=16, expert=True), 2),
-        (4, Spread(pipeline=2, data=3), 3),
+        (4, Parallelism(pipeline=3), 3),
+        (4, Parallelism(pipeline=6), 3),
+        (16, Parallelism(), 2),
+        (64, Parallelism(), 8),
+        (16, Parallelism(pipeline=2), 4),
+        (8, Parallelism(data=2), 2),
+        (2, Parallelism(data=6), 2),
+        (1, Parallelism(data=16, expert=True), 2),
+        (4, Parallelism(pipeline=2, data=3), 3),
         # A copy that is larger than a node.
-        (8, Spread(pipeline=2, data=2), None),
-        (16, Spread(data=2), None),
+        (8, Parallelism(pipeline=2, data=2), None),
+        (16, Parallelism(data=2), None),
         # No two nodes have the same share.
-        (12, Spread(), 2),
-        (3, Spread(pipeline=3), 3),
-        (11, Spread(), 11),
-        (128, Spread(), None),
+        (12, Parallelism(), 2),
+        (3, Parallelism(pipeline=3), 3),
+        (11, Parallelism(), 11),
+        (128, Parallelism(), None),
     ],
 )
-def test_nodes_of_eight(tensor: int, spread: Spread, nodes: int | None) -> None:
+def test_nodes_of_eight(tensor: int, spread: Parallelism, nodes: int | None) -> None:
     assert nodes_needed(GpuPool(H200, 8, 12), tensor, spread) == nodes
 
 
 def test_no_more_nodes_than_there_are() -> None:
-    assert nodes_needed(GpuPool(H200, 8, 2), 8, Spread(pipeline=2)) == 2
-    assert nodes_needed(GpuPool(H200, 8, 1), 8, Spread(pipeline=2)) is None
-    assert nodes_needed(GpuPool(H200, 8, 2), 8, Spread(pipeline=3)) is None
+    assert nodes_needed(GpuPool(H200, 8, 2), 8, Parallelism(pipeline=2)) == 2
+    assert nodes_needed(GpuPool(H200, 8, 1), 8, Parallelism(pipeline=2)) is None
+    assert nodes_needed(GpuPool(H200, 8, 2), 8, Parallelism(pipeline=3)) is None
 
 
-SPREADS = st.builds(Spread, pipeline=st.integers(1, 8), data=st.integers(1, 8))
+SPREADS = st.builds(Parallelism, pipeline=st.integers(1, 8), data=st.integers(1, 8))
 
 
 @given(st.integers(1, 16), st.integers(1, 16), st.integers(1, 64), SPREADS)
-def test_shares_are_even_fit_and_tear_nothing_apart(per_node: int, nodes: int, tensor: int, spread: Spread) -> None:
+def test_shares_are_even_fit_and_tear_nothing_apart(
+    per_node: int, nodes: int, tensor: int, spread: Parallelism
+) -> None:
     needed = nodes_needed(GpuPool(H200, per_node, nodes), tensor, spread)
     gpus = tensor * spread.groups
     assert (needed == 1) == (gpus <= per_node)

@@ -13,8 +13,7 @@ from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.kv.capacity import blocks_for
 from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate, tightest_grouping
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import Parallelism
-from specdecode_operator.sizing.pair.spread import ONE_GROUP, Spread, spread_problems
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Parallelism, spread_problems
 from specdecode_operator.sizing.weights.divisibility import supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import whole_model
@@ -50,13 +49,13 @@ def experts() -> ModelGeometry:
 )
 def test_a_split_has_a_name(split: Parallelism, label: str) -> None:
     assert split.label == label
-    assert Spread(split.pipeline, split.data, split.expert).at(split.tensor) == split
+    assert split.at(1).at(split.tensor) == split
 
 
 def test_a_dense_model_has_no_experts_and_each_stage_needs_a_layer(llama_70b: ModelGeometry) -> None:
-    found = spread_problems(llama_70b, Spread(pipeline=81, expert=True))
+    found = spread_problems(llama_70b, Parallelism(pipeline=81, expert=True))
     assert [(each.field, each.value) for each in found] == [("parallelism.pipeline", 81), ("parallelism.expert", True)]
-    assert spread_problems(llama_70b, Spread(pipeline=80)) == ()
+    assert spread_problems(llama_70b, Parallelism(pipeline=80)) == ()
 
 
 def test_a_budget_is_refused_for_them_too(make_pair: PairFactory, h200: Device) -> None:
@@ -85,15 +84,15 @@ def test_sliced_and_whole_experts_weigh_the_same(experts: ModelGeometry) -> None
 
 def test_a_plan_tries_every_tensor_that_a_node_has_room_for(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None)
-    rows = candidate_rows(pair, EIGHT_H100, None, PlanOptions(spread=Spread(pipeline=2)))
+    rows = candidate_rows(pair, EIGHT_H100, None, PlanOptions(spread=Parallelism(pipeline=2)))
     assert sorted((row.tensor, row.gpus) for row in rows) == [(1, 2), (2, 4), (4, 8)]
     assert all(row.split.pipeline == 2 for row in rows)
-    plan = plan_on_gpus(pair, EIGHT_H100, None, PlanOptions(spread=Spread(pipeline=2)))
+    plan = plan_on_gpus(pair, EIGHT_H100, None, PlanOptions(spread=Parallelism(pipeline=2)))
     assert sorted((row.tensor, row.gpus) for row in plan.rows) == [(1, 2), (2, 4), (4, 8)]
 
 
-@pytest.mark.parametrize("spread", [Spread(pipeline=16), Spread(pipeline=2, data=8)])
-def test_more_than_a_node_has_is_refused(make_pair: PairFactory, spread: Spread) -> None:
+@pytest.mark.parametrize("spread", [Parallelism(pipeline=16), Parallelism(pipeline=2, data=8)])
+def test_more_than_a_node_has_is_refused(make_pair: PairFactory, spread: Parallelism) -> None:
     pair = make_pair("BF16", None)
     with pytest.raises(PlanError, match="the largest node has 8"):
         plan_on_gpus(pair, EIGHT_H100, None, PlanOptions(spread=spread))
@@ -103,7 +102,7 @@ def test_more_than_a_node_has_is_refused(make_pair: PairFactory, spread: Spread)
 
 def test_fixes_keep_the_spread(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, min_concurrency=60)
-    plan = plan_on_gpus(pair, EIGHT_H100, 1, PlanOptions(spread=Spread(pipeline=2)))
+    plan = plan_on_gpus(pair, EIGHT_H100, 1, PlanOptions(spread=Parallelism(pipeline=2)))
     assert plan.verdict is Verdict.DOES_NOT_FIT
     fix = next(fix for fix in plan.fixes if fix.change.startswith("parallelism.tensor"))
     assert fix.change == "parallelism.tensor: 4"
@@ -121,8 +120,8 @@ def test_the_budget_is_of_the_tightest_stage(make_pair: PairFactory, h200: Devic
 
 
 def test_one_group_is_tensor_parallelism_alone() -> None:
-    assert ONE_GROUP.at(4) == Parallelism(4)
-    assert ONE_GROUP.groups == 1
+    assert TENSOR_ONLY.at(4) == Parallelism(4)
+    assert TENSOR_ONLY.groups == 1
 
 
 def test_copies_that_share_experts_talk_to_each_other(

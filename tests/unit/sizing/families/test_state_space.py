@@ -239,14 +239,14 @@ def test_hybrids_cache_prefixes_by_default_from_0_28_on(version: str, *, cached:
 )
 def test_several_groups_must_divide(name: str, tensor: int, key: str, value: int) -> None:
     problems = tensor_problems(model(name), tensor)
-    assert [(problem.key, problem.value) for problem in problems] == [(key, value)]
+    assert [(problem.field, int(problem.value)) for problem in problems] == [(key, value)]
     assert f"use at most {value}" in problems[0].message
 
 
 def test_one_group_is_copied_to_every_rank() -> None:
     assert tensor_problems(model("granite"), 4) == ()
     # Granite's twelve attention heads do not divide, its 96 Mamba heads and its one group do.
-    assert [problem.key for problem in tensor_problems(model("granite"), 8)] == ["num_attention_heads"]
+    assert [problem.field for problem in tensor_problems(model("granite"), 8)] == ["num_attention_heads"]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_one_group_is_copied_to_every_rank() -> None:
     ],
 )
 def test_heads_must_divide(config: dict[str, Any], key: str) -> None:
-    assert key in {problem.key for problem in tensor_problems(geometry_from_config("odd", config), 8)}
+    assert key in {problem.field for problem in tensor_problems(geometry_from_config("odd", config), 8)}
 
 
 @pytest.mark.parametrize(

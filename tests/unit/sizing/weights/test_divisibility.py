@@ -23,7 +23,7 @@ QWEN25_72B: dict[str, Any] = {
 
 def test_all_problems_come_at_once(llama_70b: ModelGeometry) -> None:
     problems = tensor_problems(llama_70b, 3)
-    assert {(problem.key, problem.value) for problem in problems} == {
+    assert {(problem.field, int(problem.value)) for problem in problems} == {
         ("num_attention_heads", 64),
         ("intermediate_size", 28672),
         ("num_key_value_heads", 8),
@@ -42,7 +42,7 @@ def test_vocabulary_divides_after_padding(llama_config: dict[str, Any]) -> None:
     assert tensor_problems(geometry, 8) == ()
     thirds = llama_config | {"num_attention_heads": 36, "num_key_value_heads": 12, "head_dim": 128}
     problems = tensor_problems(geometry_from_config("x", thirds | {"intermediate_size": 1536, "vocab_size": 64}), 12)
-    assert [problem.key for problem in problems] == ["vocab_size"]
+    assert [problem.field for problem in problems] == ["vocab_size"]
 
 
 def test_the_draft_limits_the_pair(llama_70b: ModelGeometry, llama_config: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def test_int4_groups_must_not_be_cut() -> None:
     assert tensor_problems(geometry, 4) == ()
     assert tensor_problems(geometry, 1, Precision.INT4) == ()
     problems = tensor_problems(geometry, 4, Precision.INT4)
-    assert [problem.key for problem in problems] == ["intermediate_size"]
+    assert [problem.field for problem in problems] == ["intermediate_size"]
     assert "groups of 128" in problems[0].message
     assert supported_tensors(geometry, None, Precision.INT4) == (1,)
 
@@ -65,7 +65,7 @@ def test_int4_kernel_tiles_must_be_full(llama_config: dict[str, Any]) -> None:
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 64}
     config = llama_config | {"intermediate_size": 64 * 3, "quantization_config": quantization}
     problems = tensor_problems(geometry_from_config("small", config), 1)
-    assert [problem.key for problem in problems] == ["intermediate_size"]
+    assert [problem.field for problem in problems] == ["intermediate_size"]
     assert "tiles" in problems[0].message
 
 
@@ -73,5 +73,5 @@ def test_fp8_blocks_must_not_be_cut(llama_config: dict[str, Any]) -> None:
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     geometry = geometry_from_config("block", llama_config | {"quantization_config": block, "intermediate_size": 256})
     assert tensor_problems(geometry, 2) == ()
-    assert [problem.key for problem in tensor_problems(geometry, 4)] == ["intermediate_size"]
+    assert [problem.field for problem in tensor_problems(geometry, 4)] == ["intermediate_size"]
     assert tensor_problems(geometry, 4, Precision.BF16) == ()

@@ -156,7 +156,7 @@ def test_dense_widths_may_end_in_half_a_block(tensor: int) -> None:
     problems = tensor_problems(shortened("deepseek-ai/DeepSeek-V2-Lite", 3, BLOCKS), tensor)
     # So do its experts, 1,408 wide.
     told = ["intermediate_size", "moe_intermediate_size"] if tensor > 1 else []
-    assert [problem.key for problem in problems] == told
+    assert [problem.field for problem in problems] == told
 
 
 def test_nvfp4_groups_must_not_be_cut() -> None:
@@ -164,4 +164,4 @@ def test_nvfp4_groups_must_not_be_cut() -> None:
     # 10,944 / 8 is 85 groups of 16 and a half.
     assert tensor_problems(shortened("deepseek-ai/DeepSeek-V2-Lite", 3, modelopt), 4) == ()
     problems = tensor_problems(shortened("deepseek-ai/DeepSeek-V2-Lite", 3, modelopt), 8)
-    assert [problem.key for problem in problems] == ["intermediate_size"]
+    assert [problem.field for problem in problems] == ["intermediate_size"]

@@ -7,7 +7,7 @@ import pytest
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.weights.divisibility import TensorProblem, tensor_problems
+from specdecode_operator.sizing.weights.divisibility import Problem, tensor_problems
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.weights.test_quantized_checkpoints import BLOCKS, compressed, qwen3_moe
 
@@ -33,10 +33,10 @@ def does_not(key: str, value: str, tensor: int, name: str = "tiny") -> str:
 
 def test_each_size_is_told_with_its_key_and_value() -> None:
     assert tensor_problems(tiny(), 3) == (
-        TensorProblem("num_attention_heads", 4, does_not("num_attention_heads", "4", 3)),
-        TensorProblem("intermediate_size", 512, does_not("intermediate_size", "512", 3)),
-        TensorProblem("vocab_size", 1024, does_not("vocab_size", "1024 (padded)", 3)),
-        TensorProblem("num_key_value_heads", 2, does_not("num_key_value_heads", "2", 3)),
+        Problem("num_attention_heads", "4", does_not("num_attention_heads", "4", 3)),
+        Problem("intermediate_size", "512", does_not("intermediate_size", "512", 3)),
+        Problem("vocab_size", "1024", does_not("vocab_size", "1024 (padded)", 3)),
+        Problem("num_key_value_heads", "2", does_not("num_key_value_heads", "2", 3)),
     )
 
 
@@ -65,7 +65,7 @@ def test_experts_are_split_over_copies_too(tensor: int, data: int, *, expert: bo
         "mlp_only_layers": [],
     }
     problems = tensor_problems(geometry_from_config("experts", config), tensor, data=data, expert=expert)
-    expected = () if message is None else (TensorProblem("moe_intermediate_size", 24, message),)
+    expected = () if message is None else (Problem("moe_intermediate_size", "24", message),)
     assert problems == expected
 
 
@@ -78,7 +78,7 @@ def test_experts_are_split_over_copies_too(tensor: int, data: int, *, expert: bo
 def test_states_are_told_by_the_words_of_their_family(model: str, tensor: int, found: dict[str, int]) -> None:
     geometry = find_geometry(model)
     assert geometry is not None
-    problems = {problem.key: problem.value for problem in tensor_problems(geometry, tensor)}
+    problems = {problem.field: int(problem.value) for problem in tensor_problems(geometry, tensor)}
     assert {key: problems.get(key) for key in found} == found
 
 
@@ -89,20 +89,20 @@ def test_groups_of_heads_are_copied_only_where_there_is_one() -> None:
         "n_groups 2 of m does not divide over tensor 4, and the engine copies a group only where it is the only one;"
         " use at most 2"
     )
-    assert tensor_problems(two, 4) == (TensorProblem("n_groups", 2, message),)
+    assert tensor_problems(two, 4) == (Problem("n_groups", "2", message),)
 
 
 def test_what_a_kernel_does_not_take_is_told_with_the_part_that_breaks_it() -> None:
     grouped = compressed(4, "int", "group", group_size=128)
     on_each = "on each GPU breaks {}; use a smaller tensor or another quantization"
     assert tensor_problems(tiny(quantization_config=grouped), 4, engine_version="0.32") == (
-        TensorProblem(
+        Problem(
             "num_attention_heads",
-            4,
+            "4",
             f"INT4 weights of tiny at tensor 4: a layer of 64 x 256 {on_each.format('groups of 128 inputs')}",
         ),
     )
     # The key and the value are those of the experts: the model has no other feed-forward layer.
     (problem,) = tensor_problems(qwen3_moe(BLOCKS), 4)
-    assert (problem.key, problem.value) == ("moe_intermediate_size", 768)
+    assert (problem.field, problem.value) == ("moe_intermediate_size", "768")
     assert problem.message.endswith(on_each.format("blocks of 128 x 128"))

@@ -123,7 +123,7 @@ def test_experts_that_marlin_takes(group_size: int, part: int, hidden: int, *, t
 
 def test_keys_and_values_that_cannot_be_copied_evenly_are_told() -> None:
     geometry = geometry_from_config("tiny", {**TINY_CONFIG, "num_attention_heads": 12, "num_key_value_heads": 4})
-    (problem,) = [each for each in tensor_problems(geometry, 6) if each.key == "num_key_value_heads"]
-    assert problem.value == 4
+    (problem,) = [each for each in tensor_problems(geometry, 6) if each.field == "num_key_value_heads"]
+    assert problem.value == "4"
     assert "num_key_value_heads 4" in problem.message
-    assert not [each for each in tensor_problems(geometry, 12) if each.key == "num_key_value_heads"]
+    assert not [each for each in tensor_problems(geometry, 12) if each.field == "num_key_value_heads"]
