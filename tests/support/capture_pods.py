@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from specdecode_operator.capture.files.manifest import PartialManifest
-from specdecode_operator.capture.job.main import Job, Patience
+from specdecode_operator.capture.job.main import Job, Timeouts
 from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from tests.support.recordings import ZERO_S, ZERO_WALL_S, Recording, Scenario, write_lines
 
-PATIENT = Patience(recording_s=60, closed_s=60, closed_anyway_s=0, image_id_s=60)
-NONE = Patience(recording_s=0, closed_s=0, closed_anyway_s=0)
+PATIENT = Timeouts(recording_s=60, closed_s=60, closed_anyway_s=0, image_id_s=60)
+NONE = Timeouts(recording_s=0, closed_s=0, closed_anyway_s=0)
 """For what never comes: a job looks once."""
 DEADLINE_S = 30.0
 

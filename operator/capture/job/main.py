@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -28,7 +28,7 @@ from specdecode_operator.capture.job.recorders import Recorders
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, BadDatasetError, read_dataset
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, EngineNotReadyError, MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.progress import print_line
-from specdecode_operator.capture.load.runner import run_load
+from specdecode_operator.capture.load.runner import LoadResult, run_load
 from specdecode_operator.capture.load.stop import Stop, stop_on_signals
 from specdecode_operator.capture.load.workload import (
     ATTEMPT_VARIABLE,
@@ -43,36 +43,20 @@ from specdecode_operator.capture.validation.summary import MESSAGE_BYTES, summar
 _MESSAGE_CHARACTERS: Final = 2000
 
 
-class LoadOutcome(Protocol):
-    """What the job needs of a load's result."""
-
-    @property
-    def zero_monotonic_s(self) -> float:
-        """The run's zero by CLOCK_MONOTONIC."""
-
-    @property
-    def zero_wall_s(self) -> float:
-        """The run's zero in seconds since 1970."""
-
-    @property
-    def metrics(self) -> MetricsDelta | NoMetrics:
-        """How far the engine's own counters went."""
-
-
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long a job waits, in seconds."""
 
     ready_s: float = 3600.0  # for the engine, where the capture has no deadline
     recording_s: float = 30.0  # for the recorders of an engine that is ready
     closed_s: float = 120.0  # for the recorders' last lines; they have megabytes to write at most
     closed_anyway_s: float = 10.0  # for the same where the capture has failed already
-    # For the operator to say which image the engine runs, from when the load begins: normally it is told by then, or
+    # For the operator to say which image the engine runs, from when the load begins: normally it has by then, or
     # before the load ends.
     image_id_s: float = 60.0
 
 
-Load = Callable[[RunSettings, Path, Stop], Awaitable[LoadOutcome]]
+Load = Callable[[RunSettings, Path, Stop], Awaitable[LoadResult]]
 
 
 class Job:
@@ -81,7 +65,7 @@ class Job:
     def __init__(
         self,
         environment: Mapping[str, str],
-        patience: Patience = Patience(),
+        timeouts: Timeouts = Timeouts(),
         image_id_file: Path = IMAGE_ID_FILE,
     ) -> None:
         text = environment.get(SETTINGS_VARIABLE)
@@ -95,7 +79,7 @@ class Job:
             raise CaptureError("InvalidSettings", str(error)) from error
         self.asked = msgspec.json.decode(text, type=Asked)
         self.places = Places(Path(self.settings.root), self.settings.namespace, self.settings.capture, attempt)
-        self._patience = patience
+        self._timeouts = timeouts
         self._node = environment.get(NODE_VARIABLE)
         self._image_id_file = image_id_file
 
@@ -152,10 +136,10 @@ class Job:
         stop_on_signals(stop)
         recorders = Recorders(self.places)
         await self._wait_for_engine(stop)
-        await recorders.wait_until_recording(self._patience.recording_s)
+        await recorders.wait_until_recording(self._timeouts.recording_s)
         watches = [asyncio.create_task(recorders.watch(stop)), asyncio.create_task(self._watch_engine(stop, recorders))]
         deadline = self._stop_at_the_deadline(stop, recorders)
-        image_id_until_s = time.monotonic() + self._patience.image_id_s
+        image_id_until_s = time.monotonic() + self._timeouts.image_id_s
         try:
             result = await self._load(load, stop)
         except CaptureError:
@@ -169,7 +153,7 @@ class Job:
             await self._close_anyway(recorders)
             raise recorders.failure or CaptureError("Cancelled", f"stopped before its end: {stop.reason}")
         with volume_errors(self.places.root):
-            await recorders.close(self._patience.closed_s)
+            await recorders.close(self._timeouts.closed_s)
         return Run(
             zero_monotonic_s=result.zero_monotonic_s,
             zero_wall_s=result.zero_wall_s,
@@ -181,7 +165,7 @@ class Job:
         )
 
     def _stop_at_the_deadline(self, stop: Stop, recorders: Recorders) -> asyncio.TimerHandle:
-        deadline_s = self.settings.deadline_seconds or self._patience.ready_s
+        deadline_s = self.settings.deadline_seconds or self._timeouts.ready_s
 
         def end() -> None:
             message = f"the load did not end within spec.deadlineSeconds ({deadline_s:g}): raise it, or send less"
@@ -201,12 +185,12 @@ class Job:
     async def _wait_for_engine(self, stop: Stop) -> None:
         async with EngineMonitor(self.settings.engine.url) as monitor:
             try:
-                await monitor.wait_until_ready(self.settings.deadline_seconds or self._patience.ready_s, stop)
+                await monitor.wait_until_ready(self.settings.deadline_seconds or self._timeouts.ready_s, stop)
             except EngineNotReadyError as error:
                 reason = "Cancelled" if stop.is_set else "EngineNotReady"
                 raise CaptureError(reason, f"the engine: {error}") from error
 
-    async def _load(self, load: Load, stop: Stop) -> LoadOutcome:
+    async def _load(self, load: Load, stop: Stop) -> LoadResult:
         try:
             return await load(self.settings, self.places.folder, stop)
         except BadDatasetError as error:
@@ -219,7 +203,7 @@ class Job:
     async def _close_anyway(self, recorders: Recorders) -> None:
         """Have what was recorded whole on the volume; why the capture failed is known already."""
         with suppress(CaptureError, OSError):
-            await recorders.close(self._patience.closed_anyway_s)
+            await recorders.close(self._timeouts.closed_anyway_s)
 
     def _volume_failed(self, error: OSError, stop: Stop) -> CaptureError:
         """The log of the client says only in words why it failed."""

@@ -84,7 +84,7 @@ class _Header(Struct):
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenRule:
     """One rule that a line breaks."""
 
     rule: str
@@ -96,7 +96,7 @@ class UnreadableLineError(Exception):
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
-        self.broken = Broken(rule, message)
+        self.broken = BrokenRule(rule, message)
 
 
 _HEADER: Final = msgspec.json.Decoder(_Header)
@@ -225,38 +225,40 @@ def _twice(pairs: list[tuple[str, Any]], fields: tuple[str, ...]) -> str | None:
     return next((name for name in fields if names.count(name) > 1), None)
 
 
-def broken_rules(record: Record) -> Iterator[Broken]:
+def broken_rules(record: Record) -> Iterator[BrokenRule]:
     """Return the rules that a decoded record breaks."""
     gaps = len(record.itl_ms or ())
     if record.output_tokens > 1 and record.itl_ms is None and record.itl_summary is None:
-        yield Broken("no-gaps", f"output_tokens is {record.output_tokens}, but neither itl_ms nor itl_summary is there")
+        yield BrokenRule(
+            "no-gaps", f"output_tokens is {record.output_tokens}, but neither itl_ms nor itl_summary is there"
+        )
     yield from _broken_context(record, gaps)
     if record.itl_tokens is not None:
         yield from _broken_chunks(record.itl_tokens, gaps, record.output_tokens)
     ids = record.output_token_ids
     if ids is not None and len(ids) != record.output_tokens:
-        yield Broken("token-ids", f"output_token_ids has {len(ids)} ids for output_tokens {record.output_tokens}")
+        yield BrokenRule("token-ids", f"output_token_ids has {len(ids)} ids for output_tokens {record.output_tokens}")
     for name, value in _wide_numbers(record):
         if value >= _U64:
-            yield Broken("type", f"{name}: {value} does not fit into 64 bits")
+            yield BrokenRule("type", f"{name}: {value} does not fit into 64 bits")
 
 
-def _broken_context(record: Record, gaps: int) -> Iterator[Broken]:
+def _broken_context(record: Record, gaps: int) -> Iterator[BrokenRule]:
     context = record.itl_ctx
     if context is None:
         return
     for name, values in (("num_running", context.num_running), ("prefill_tokens", context.prefill_tokens)):
         if len(values) != gaps:
-            yield Broken("context-length", f"itl_ctx.{name} has {len(values)} entries for {gaps} gaps in itl_ms")
+            yield BrokenRule("context-length", f"itl_ctx.{name} has {len(values)} entries for {gaps} gaps in itl_ms")
 
 
-def _broken_chunks(tokens: list[int], gaps: int, output_tokens: int) -> Iterator[Broken]:
+def _broken_chunks(tokens: list[int], gaps: int, output_tokens: int) -> Iterator[BrokenRule]:
     if len(tokens) != gaps:
-        yield Broken("chunk-length", f"itl_tokens has {len(tokens)} entries for {gaps} gaps in itl_ms")
+        yield BrokenRule("chunk-length", f"itl_tokens has {len(tokens)} entries for {gaps} gaps in itl_ms")
     if 0 in tokens:
-        yield Broken("chunk-zero", f"itl_tokens has a 0 at position {tokens.index(0)}: every chunk has a token")
+        yield BrokenRule("chunk-zero", f"itl_tokens has a 0 at position {tokens.index(0)}: every chunk has a token")
     if sum(tokens) >= output_tokens:
-        yield Broken(
+        yield BrokenRule(
             "chunk-sum", f"itl_tokens sums to {sum(tokens)}, which leaves the first chunk none of {output_tokens}"
         )
 

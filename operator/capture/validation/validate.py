@@ -29,7 +29,7 @@ from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.validation.accounting import Accounting, account
 from specdecode_operator.capture.validation.gates import gates, missing_steps
 from specdecode_operator.capture.validation.rules import (
-    Broken,
+    BrokenRule,
     UnreadableLineError,
     broken_rules,
     decode,
@@ -49,7 +49,7 @@ _ABORTED: Final = msgspec.json.Decoder(AbortedRecord)
 
 
 @dataclass(frozen=True)
-class Problem:
+class FileProblem:
     """What is wrong with a line, or with a whole file (line 0)."""
 
     file: str
@@ -66,14 +66,14 @@ class FileReport:
     kind: str  # what it holds: trace, step-stats, client or aborted
     lines: int = 0
     broken: int = 0
-    problems: list[Problem] = field(default_factory=list)  # the first of them; all are counted in `broken`
+    problems: list[FileProblem] = field(default_factory=list)  # the first of them; all are counted in `broken`
     notes: list[str] = field(default_factory=list)  # what no reader refuses but somebody should know
 
-    def add(self, line: int, broken: Broken) -> None:
+    def add(self, line: int, broken: BrokenRule) -> None:
         """Take one problem."""
         self.broken += 1
         if len(self.problems) < SHOWN:
-            self.problems.append(Problem(self.file, line, broken.rule, broken.message))
+            self.problems.append(FileProblem(self.file, line, broken.rule, broken.message))
 
 
 @dataclass
@@ -89,9 +89,9 @@ class Validation:
     accounting: Accounting | None = None
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[FileProblem]:
         """Return what is wrong with files, and the gates that did not pass."""
-        failed = [Problem(name, 0, "gate", gate.why) for name, gate in self.gates.items() if not gate.passed]
+        failed = [FileProblem(name, 0, "gate", gate.why) for name, gate in self.gates.items() if not gate.passed]
         return [problem for report in self.files for problem in report.problems] + failed
 
     @property
@@ -117,7 +117,7 @@ def validate_capture(
     if (folder / MANIFEST).exists():
         report = FileReport(MANIFEST, "manifest", lines=1)
         for fault in verify(folder):
-            report.add(0, Broken("manifest", fault))
+            report.add(0, BrokenRule("manifest", fault))
         found.files.append(report)
         if not report.broken:
             manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
@@ -273,10 +273,10 @@ _CHECKS: Final[dict[str, Callable[[Path, Validation], None]]] = {
 }
 
 
-def _torn_or(line: Line, broken: Broken) -> Broken:
+def _torn_or(line: Line, broken: BrokenRule) -> BrokenRule:
     if line.whole or broken.rule != "json":
         return broken
-    return Broken("torn-line", f"the last line is cut off after {len(line.text)} bytes: remove it")
+    return BrokenRule("torn-line", f"the last line is cut off after {len(line.text)} bytes: remove it")
 
 
 def _lines(path: Path, report: FileReport) -> Iterator[Line]:
@@ -287,4 +287,4 @@ def _lines(path: Path, report: FileReport) -> Iterator[Line]:
     except NoTrailerError as error:
         report.notes.append(f"{error}: it was not finished; what follows the last whole line is missing")
     except BrokenGzipError as error:
-        report.add(report.lines + 1, Broken("gzip", f"damaged: {error}"))
+        report.add(report.lines + 1, BrokenRule("gzip", f"damaged: {error}"))
