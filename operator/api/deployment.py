@@ -40,7 +40,7 @@ class Parallelism(ApiModel):
     """Copies of the model behind one endpoint, each with a KV cache of its own; experts are not copied."""
 
     expert: StrictBool = False
-    """Parallelism whole experts over the tensor x data GPUs of a stage, instead of slicing each."""
+    """Spread whole experts over the tensor x data GPUs of a stage, instead of slicing each."""
 
     draft_tensor: StrictInt | None = Field(default=None, ge=1, le=64)
     """What the engine is told of the draft's tensor parallelism: 1, or tensor. The draft is split like the target

@@ -53,22 +53,13 @@ _KV_ELEMENT_BYTES: Final[Mapping[str, int | None]] = {
 
 @dataclass(frozen=True)
 class EngineDefaults:
-    """What an engine does where nobody says.
+    """What an engine does where nobody says."""
 
-    Attributes
-    ----------
-    utilization_percent
-        Share of the GPU's memory that it may use.
-    max_num_batched_tokens, max_num_seqs
-        Tokens in one step, and requests at once.
-    block_size
-        Tokens in one KV cache block.
-    """
-
-    utilization_percent: int
+    utilization_percent: int  # Share of the GPU's memory that it may use
+    # Tokens in one step, and requests at once
     max_num_batched_tokens: int
     max_num_seqs: int
-    block_size: int
+    block_size: int  # Tokens in one KV cache block
 
 
 def engine_defaults(vllm_version: str, device: Device | None) -> EngineDefaults:
@@ -86,24 +77,12 @@ def engine_defaults(vllm_version: str, device: Device | None) -> EngineDefaults:
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration, with every default filled in.
+    """One configuration, with every default filled in."""
 
-    Attributes
-    ----------
-    pair
-        The models and the limits of the engine.
-    device
-        The GPU; None where the KV cache is given instead.
-    split
-        Over how many GPUs it is spread, in each way.
-    available_kv_bytes
-        KV cache of each GPU, where it is given and not to be estimated.
-    """
-
-    pair: Pair
-    device: Device | None
-    split: Parallelism
-    available_kv_bytes: int | None
+    pair: Pair  # The models and the limits of the engine
+    device: Device | None  # The GPU; None where the KV cache is given instead
+    split: Parallelism  # Over how many GPUs it is spread, in each way
+    available_kv_bytes: int | None  # KV cache of each GPU, where it is given and not to be estimated
 
 
 def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[str, Any]:

@@ -23,18 +23,10 @@ class CaseError(ValueError):
 
 @dataclass(frozen=True)
 class CaseFields:
-    """The values of a case, or of an object in it.
+    """The values of a case, or of an object in it."""
 
-    Attributes
-    ----------
-    values
-        The JSON object.
-    prefix
-        What stands before a key in messages, such as ``speculative.``.
-    """
-
-    values: Mapping[str, Any]
-    prefix: str = ""
+    values: Mapping[str, Any]  # The JSON object
+    prefix: str = ""  # What stands before a key in messages, such as ``speculative.``
 
     def refuse_slips(self, known: Iterable[str]) -> None:
         """Raise CaseError for a key that is almost a known one; remarks of other names are passed over."""

@@ -54,40 +54,19 @@ FROM_BEST: Final = (FITS, TIGHT, DOES_NOT_FIT, INVALID)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One place where a pair could run.
+    """One place where a pair could run."""
 
-    Attributes
-    ----------
-    label
-        What to call it, such as ``2 x H100, TP 2``.
-    product
-        GPU product, or CPU.
-    gpus
-        GPUs that a replica takes; 0 on CPU.
-    nodes
-        Over how many nodes they lie.
-    split
-        Over which GPUs a replica is spread.
-    budget
-        Memory of each GPU.
-    target_precision, draft_precision
-        What target and draft are served at; None where no model drafts.
-    explanation
-        Whether it fits there and why, for the best split on each product.
-    fixes
-        Single changes that make it fit there, least harm first; empty where it fits.
-    """
-
-    label: str
-    product: str
-    gpus: int
-    nodes: int
-    split: Parallelism
-    budget: Budget
+    label: str  # What to call it, such as ``2 x H100, TP 2``
+    product: str  # GPU product, or CPU
+    gpus: int  # GPUs that a replica takes; 0 on CPU
+    nodes: int  # Over how many nodes they lie
+    split: Parallelism  # Over which GPUs a replica is spread
+    budget: Budget  # Memory of each GPU
+    # What target and draft are served at; None where no model drafts
     target_precision: Precision
     draft_precision: Precision | None
-    explanation: str = ""
-    fixes: tuple[Fix, ...] = ()
+    explanation: str = ""  # Whether it fits there and why, for the best split on each product
+    fixes: tuple[Fix, ...] = ()  # Single changes that make it fit there, least harm first; empty where it fits
 
     @property
     def tensor(self) -> int:
@@ -102,58 +81,27 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one object comes to.
+    """What one object comes to."""
 
-    Attributes
-    ----------
-    document
-        The object.
-    verdict
-        Fits, Tight, DoesNotFit or Invalid.
-    explanation
-        Why, in one sentence without a full stop.
-    facts
-        The spec with all that it refers to; None where it is invalid.
-    candidates
-        The best split on each product, the one to choose first.
-    matrix
-        All products and splits, the one to choose first.
-    precisions
-        Target, draft and KV cache in every precision, on every product and split, where they were asked for.
-    choice
-        Why these precisions; empty where there was nothing to choose.
-    advice
-        What is worth knowing although it is no error.
-    problems
-        What is invalid.
-    """
-
-    document: Document
-    verdict: str
-    explanation: str
-    facts: Facts | None = None
-    candidates: tuple[Candidate, ...] = ()
-    matrix: tuple[Candidate, ...] = ()
+    document: Document  # The object
+    verdict: str  # Fits, Tight, DoesNotFit or Invalid
+    explanation: str  # Why, in one sentence without a full stop
+    facts: Facts | None = None  # The spec with all that it refers to; None where it is invalid
+    candidates: tuple[Candidate, ...] = ()  # The best split on each product, the one to choose first
+    matrix: tuple[Candidate, ...] = ()  # All products and splits, the one to choose first
+    # Target, draft and KV cache in every precision, on every product and split, where they were asked for
     precisions: tuple[MatrixRow, ...] = ()
-    choice: str = ""
-    advice: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    choice: str = ""  # Why these precisions; empty where there was nothing to choose
+    advice: tuple[str, ...] = ()  # What is worth knowing although it is no error
+    problems: tuple[Problem, ...] = ()  # What is invalid
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What some files come to.
+    """What some files come to."""
 
-    Attributes
-    ----------
-    answers
-        One for each object, in the order of reading.
-    errors
-        What could not be read.
-    """
-
-    answers: tuple[Answer, ...]
-    errors: tuple[DocumentError, ...]
+    answers: tuple[Answer, ...]  # One for each object, in the order of reading
+    errors: tuple[DocumentError, ...]  # What could not be read
 
     @property
     def verdict(self) -> str:

@@ -13,114 +13,73 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU product.
+    """A GPU product."""
 
-    Attributes
-    ----------
-    product
-        Exact value of the node label nvidia.com/gpu.product.
-    total_bytes
-        Memory as CUDA reports it: what vLLM takes its share of.
-    source
-        Where the number comes from.
-    nvlink_gpus
-        How many GPUs of a node NVLink joins, by NVIDIA's data sheets: all 8 of an SXM board by its switch, the 2 of an
-        NVL pair by bridges; 1 where bridges are an option.
-    """
-
-    product: str
-    total_bytes: int
-    source: str
+    product: str  # Exact value of the node label nvidia.com/gpu.product
+    total_bytes: int  # Memory as CUDA reports it: what vLLM takes its share of
+    source: str  # Where the number comes from
+    # How many GPUs of a node NVLink joins, by NVIDIA's data sheets: all 8 of an SXM board by its switch, the 2 of an
+    # NVL pair by bridges; 1 where bridges are an option
     nvlink_gpus: int = 1
 
 
 @dataclass(frozen=True)
 class NonTorch:
-    """Memory outside torch and inside the budget, in bytes; data/memory.json holds the source.
+    """Memory outside torch and inside the budget, in bytes; data/memory.json holds the source."""
 
-    Attributes
-    ----------
-    one_gpu, pipeline_only
-        Without tensor parallelism: alone, and with pipeline stages.
-    two_gpus, two_gpus_per_layer, more_gpus, more_gpus_per_layer, eight_gpus, eight_gpus_per_layer
-        With tensor parallelism of two, of more and of eight: a constant, and a part for each layer.
-    v2_one_gpu, v2_several_gpus
-        Under model runner V2.
-    """
-
+    # Without tensor parallelism: alone, and with pipeline stages
     one_gpu: int
     pipeline_only: int
+    # With tensor parallelism of two, of more and of eight: a constant, and a part for each layer
     two_gpus: int
     two_gpus_per_layer: int
     more_gpus: int
     more_gpus_per_layer: int
     eight_gpus: int
     eight_gpus_per_layer: int
+    # Under model runner V2
     v2_one_gpu: int
     v2_several_gpus: int
 
 
 @dataclass(frozen=True)
 class GraphMemory:
-    """Memory of CUDA graphs in bytes; data/memory.json holds the source.
+    """Memory of CUDA graphs in bytes; data/memory.json holds the source."""
 
-    Attributes
-    ----------
-    v1_layer, v1_expert_layer, v1_quantization_step
-        Under V1 with all capture sizes: for each layer, more where it has experts, and for each step of quantization.
-    v1_sizes
-        Capture sizes that those were measured with.
-    v1_pool, v1_pool_layer, v1_pool_expert_layer, v1_pool_quantization_step
-        What V1 then really takes with all capture sizes: a constant, and as above.
-    v2, v2_size, v2_draft_head
-        Under V2: a constant, for each capture size but one, and those of a draft head.
-    v2_pool
-        What V2 may really take.
-    """
-
+    # Under V1 with all capture sizes: for each layer, more where it has experts, and for each step of quantization
     v1_layer: int
     v1_expert_layer: int
     v1_quantization_step: int
-    v1_sizes: int
+    v1_sizes: int  # Capture sizes that those were measured with
+    # What V1 then really takes with all capture sizes: a constant, and as above
     v1_pool: int
     v1_pool_layer: int
     v1_pool_expert_layer: int
     v1_pool_quantization_step: int
+    # Under V2: a constant, for each capture size but one, and those of a draft head
     v2: int
     v2_size: int
     v2_draft_head: int
-    v2_pool: int
+    v2_pool: int  # What V2 may really take
 
 
 @dataclass(frozen=True)
 class MemoryCoefficients:
-    """Terms that no formula gives; data/memory.json holds the source of each.
+    """Terms that no formula gives; data/memory.json holds the source of each."""
 
-    Attributes
-    ----------
-    cublas_workspace_bytes, l2_bytes
-        Workspace that torch keeps for cuBLAS; cache that compiled code flushes once.
-    multiprocessors, resident_threads, default_stack_bytes
-        Of the GPU: how many, the threads on all of them, local memory a thread has without being asked.
-    non_torch, graphs
-        Memory outside torch and of CUDA graphs.
-    context_bytes
-        What is taken before vLLM's first look at the memory.
-    slack_reserve_bytes
-        What stays free beside the budget for tables and fragments.
-    cpu_overhead_bytes, cpu_rank_overhead_bytes, cpu_margin_bytes
-        The engine's own processes on CPU, one more rank's, and by how much that may err.
-    """
-
+    # Workspace that torch keeps for cuBLAS; cache that compiled code flushes once
     cublas_workspace_bytes: int
     l2_bytes: int
+    # Of the GPU: how many, the threads on all of them, local memory a thread has without being asked
     multiprocessors: int
     resident_threads: int
     default_stack_bytes: int
+    # Memory outside torch and of CUDA graphs
     non_torch: NonTorch
     graphs: GraphMemory
-    context_bytes: int
-    slack_reserve_bytes: int
+    context_bytes: int  # What is taken before vLLM's first look at the memory
+    slack_reserve_bytes: int  # What stays free beside the budget for tables and fragments
+    # The engine's own processes on CPU, one more rank's, and by how much that may err
     cpu_overhead_bytes: int
     cpu_rank_overhead_bytes: int
     cpu_margin_bytes: int

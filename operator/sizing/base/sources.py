@@ -6,18 +6,10 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Source:
-    """A place to read on.
+    """A place to read on."""
 
-    Attributes
-    ----------
-    title
-        Paper, page or source file; a rule that only practice supports says so.
-    url
-        Where it is; empty for a rule of thumb without one.
-    """
-
-    title: str
-    url: str = ""
+    title: str  # Paper, page or source file; a rule that only practice supports says so
+    url: str = ""  # Where it is; empty for a rule of thumb without one
 
 
 _GUIDE_URL: Final = "https://www.digitalocean.com/community/tutorials/speculative-decoding-vllm-configuration-guide"

@@ -48,47 +48,24 @@ _FOUR_BIT: Final = frozenset({"INT4", "MXFP4", "NVFP4"})
 
 @dataclass(frozen=True)
 class Workload:
-    """What is known of the requests; None is unknown, and gives no advice.
+    """What is known of the requests; None is unknown, and gives no advice."""
 
-    Attributes
-    ----------
-    kind
-        What most requests are.
-    temperature
-        Sampling temperature that most of them ask for.
-    primary_slo
-        What the service promises first of all.
-    prompt_tokens, output_tokens
-        Tokens of a usual prompt and of its answer.
-    """
-
-    kind: WorkloadKind | None = None
-    temperature: float | None = None
-    primary_slo: Slo | None = None
+    kind: WorkloadKind | None = None  # What most requests are
+    temperature: float | None = None  # Sampling temperature that most of them ask for
+    primary_slo: Slo | None = None  # What the service promises first of all
+    # Tokens of a usual prompt and of its answer
     prompt_tokens: int | None = None
     output_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One rule of thumb, applied.
+    """One rule of thumb, applied."""
 
-    Attributes
-    ----------
-    code
-        Stable name of the rule, an anchor in docs/explanation/advice.md.
-    sentence
-        What to consider and why, without a full stop.
-    numbers
-        What the sentence rests on, by name with the unit.
-    source
-        Where the rule comes from.
-    """
-
-    code: str
-    sentence: str
-    numbers: tuple[tuple[str, float], ...]
-    source: Source
+    code: str  # Stable name of the rule, an anchor in docs/explanation/advice.md
+    sentence: str  # What to consider and why, without a full stop
+    numbers: tuple[tuple[str, float], ...]  # What the sentence rests on, by name with the unit
+    source: Source  # Where the rule comes from
 
 
 @dataclass(frozen=True)

@@ -32,27 +32,15 @@ _PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 
 @dataclass(frozen=True)
 class Fix:
-    """One change that makes it fit.
+    """One change that makes it fit."""
 
-    Attributes
-    ----------
-    change
-        Field and new value, such as ``target.quantization: FP8``.
-    verdict
-        What the plan would say then.
-    tokens, concurrency
-        KV cache tokens and full-length requests it would have then.
-    sentence
-        The change and its effect.
-    gained_bytes
-        By how much the change widens, on each GPU, what is left for the KV cache over what is needed of it.
-    """
-
-    change: str
-    verdict: Verdict
+    change: str  # Field and new value, such as ``target.quantization: FP8``
+    verdict: Verdict  # What the plan would say then
+    # KV cache tokens and full-length requests it would have then
     tokens: int
     concurrency: float
-    sentence: str
+    sentence: str  # The change and its effect
+    # By how much the change widens, on each GPU, what is left for the KV cache over what is needed of it
     gained_bytes: int = 0
 
 

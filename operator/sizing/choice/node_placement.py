@@ -10,21 +10,11 @@ from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Parallelism
 
 @dataclass(frozen=True)
 class GpuPool:
-    """Nodes of one kind.
+    """Nodes of one kind."""
 
-    Attributes
-    ----------
-    product
-        Exact value of their label nvidia.com/gpu.product.
-    gpus_per_node
-        GPUs of each.
-    nodes
-        How many of them one replica may lie on.
-    """
-
-    product: str
-    gpus_per_node: int
-    nodes: int = 1
+    product: str  # Exact value of their label nvidia.com/gpu.product
+    gpus_per_node: int  # GPUs of each
+    nodes: int = 1  # How many of them one replica may lie on
 
 
 def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:

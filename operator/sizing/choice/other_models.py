@@ -15,37 +15,20 @@ from specdecode_operator.sizing.weights.weights import parameter_count
 
 @dataclass(frozen=True)
 class DraftHead:
-    """A head that was trained for one target.
+    """A head that was trained for one target."""
 
-    Attributes
-    ----------
-    method
-        eagle or eagle3.
-    geometry
-        Its shape.
-    """
-
-    method: str
-    geometry: ModelGeometry
+    method: str  # eagle or eagle3
+    geometry: ModelGeometry  # Its shape
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """What is known to exist beside the models of a pair.
+    """What is known to exist beside the models of a pair."""
 
-    Attributes
-    ----------
-    available
-        Other checkpoints that the user named.
-    smaller_drafts
-        Models that could draft in place of the pair's, largest first; empty for those of the catalogue.
-    heads
-        Heads made for the pair's target.
-    """
-
-    available: Available = NOTHING_NAMED
+    available: Available = NOTHING_NAMED  # Other checkpoints that the user named
+    # Models that could draft in place of the pair's, largest first; empty for those of the catalogue
     smaller_drafts: tuple[ModelGeometry, ...] = ()
-    heads: tuple[DraftHead, ...] = ()
+    heads: tuple[DraftHead, ...] = ()  # Heads made for the pair's target
 
 
 NO_ALTERNATIVES: Final = Alternatives()

@@ -25,30 +25,14 @@ CPU_PRODUCT: Final = "CPU"
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to where a pair runs.
+    """The answer to where a pair runs."""
 
-    Attributes
-    ----------
-    verdict
-        Verdict of the chosen row.
-    chosen
-        The row to run on, or the nearest one when none fits.
-    rows
-        All candidates, best first; the first is the chosen one.
-    fixes
-        Single changes that make it fit, least harm first; empty when it fits.
-    explanation
-        The choice in one sentence, without a full stop.
-    choice
-        Why these precisions; empty where there was nothing to choose.
-    """
-
-    verdict: Verdict
-    chosen: Row
-    rows: tuple[Row, ...]
-    fixes: tuple[Fix, ...]
-    explanation: str
-    choice: str = ""
+    verdict: Verdict  # Verdict of the chosen row
+    chosen: Row  # The row to run on, or the nearest one when none fits
+    rows: tuple[Row, ...]  # All candidates, best first; the first is the chosen one
+    fixes: tuple[Fix, ...]  # Single changes that make it fit, least harm first; empty when it fits
+    explanation: str  # The choice in one sentence, without a full stop
+    choice: str = ""  # Why these precisions; empty where there was nothing to choose
 
 
 def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = PLACE_ONLY) -> Plan:

@@ -14,31 +14,16 @@ PRODUCT_FIELD: Final = "accelerator.product"
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate.
+    """One candidate."""
 
-    Attributes
-    ----------
-    product
-        GPU product, or CPU.
-    tensor
-        GPUs that share each layer.
-    budget
-        Memory of each GPU.
-    target_precision, draft_precision
-        What target and draft are served at; None where no model drafts.
-    spread
-        How it is spread beyond that.
-    nodes
-        Over how many nodes its GPUs lie.
-    """
-
-    product: str
-    tensor: int
-    budget: Budget
+    product: str  # GPU product, or CPU
+    tensor: int  # GPUs that share each layer
+    budget: Budget  # Memory of each GPU
+    # What target and draft are served at; None where no model drafts
     target_precision: Precision
     draft_precision: Precision | None
-    spread: Parallelism = TENSOR_ONLY
-    nodes: int = 1
+    spread: Parallelism = TENSOR_ONLY  # How it is spread beyond that
+    nodes: int = 1  # Over how many nodes its GPUs lie
 
     @property
     def verdict(self) -> Verdict:

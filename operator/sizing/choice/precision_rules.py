@@ -40,14 +40,9 @@ _GENERATIONS: Final = {
 
 @dataclass(frozen=True)
 class Available:
-    """Other checkpoints of the same models that the user has named, beside the models' own.
+    """Other checkpoints of the same models that the user has named, beside the models' own."""
 
-    Attributes
-    ----------
-    target, draft
-        Those checkpoints, at most one for each precision.
-    """
-
+    # Those checkpoints, at most one for each precision
     target: tuple[ModelGeometry, ...] = ()
     draft: tuple[ModelGeometry, ...] = ()
 

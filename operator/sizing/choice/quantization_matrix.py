@@ -27,19 +27,12 @@ _ALL_PRECISIONS: Final = tuple(Precision)
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are asked for; None is all.
+    """Which rows are asked for; None is all."""
 
-    Attributes
-    ----------
-    target, draft
-        Precisions; a draft that is no model of its own is always there.
-    kv_cache_dtype
-        auto or fp8.
-    """
-
+    # Precisions; a draft that is no model of its own is always there
     target: frozenset[Precision] | None = None
     draft: frozenset[Precision] | None = None
-    kv_cache_dtype: KvCacheDtype | None = None
+    kv_cache_dtype: KvCacheDtype | None = None  # auto or fp8
 
 
 EVERYTHING: Final = Selection()
@@ -48,40 +41,19 @@ EVERYTHING: Final = Selection()
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """One combination of precisions on one place.
+    """One combination of precisions on one place."""
 
-    Attributes
-    ----------
-    target_precision
-        Precision of the target's linear layers.
-    draft_precision
-        That of the draft; None where no model drafts.
-    kv_cache_dtype
-        auto or fp8.
-    product, tensor
-        GPU product, and the GPUs that share each layer.
-    budget
-        Memory of each GPU; None where the pair cannot be split so.
-    obstacles
-        Why vLLM could not be started so, whatever the memory; empty when it could.
-    notes
-        What users should know of a row that can be launched.
-    spread
-        How a replica is spread beyond the tensor parallelism.
-    nodes
-        Over how many nodes its GPUs lie.
-    """
-
-    target_precision: Precision
-    draft_precision: Precision | None
-    kv_cache_dtype: KvCacheDtype
+    target_precision: Precision  # Precision of the target's linear layers
+    draft_precision: Precision | None  # That of the draft; None where no model drafts
+    kv_cache_dtype: KvCacheDtype  # auto or fp8
+    # GPU product, and the GPUs that share each layer
     product: str
     tensor: int
-    budget: Budget | None
-    obstacles: tuple[str, ...]
-    notes: tuple[str, ...]
-    spread: Parallelism = TENSOR_ONLY
-    nodes: int = 1
+    budget: Budget | None  # Memory of each GPU; None where the pair cannot be split so
+    obstacles: tuple[str, ...]  # Why vLLM could not be started so, whatever the memory; empty when it could
+    notes: tuple[str, ...]  # What users should know of a row that can be launched
+    spread: Parallelism = TENSOR_ONLY  # How a replica is spread beyond the tensor parallelism
+    nodes: int = 1  # Over how many nodes its GPUs lie
 
     @property
     def launchable(self) -> bool:

@@ -16,46 +16,23 @@ _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """One model of the catalogue.
+    """One model of the catalogue."""
 
-    Attributes
-    ----------
-    model_id
-        Its name on the model hub; a draft head that is on no hub is named ``repository:path`` of its config.
-    source
-        Where the config.json was read.
-    config
-        The keys of that config.json that decide memory or identity.
-    """
-
+    # Its name on the model hub; a draft head that is on no hub is named ``repository:path`` of its config
     model_id: str
-    source: str
-    config: Mapping[str, Any]
+    source: str  # Where the config.json was read
+    config: Mapping[str, Any]  # The keys of that config.json that decide memory or identity
 
 
 @dataclass(frozen=True)
 class PublishedHead:
-    """A draft head on the hub.
+    """A draft head on the hub."""
 
-    Attributes
-    ----------
-    head
-        Its hub id.
-    method
-        How it proposes: eagle3 and so on.
-    targets
-        Hub ids of what it was made for.
-    shape
-        Entry of the catalogue that has its shape.
-    source
-        Where its makers name it and its target.
-    """
-
-    head: str
-    method: str
-    targets: tuple[str, ...]
-    shape: str
-    source: str
+    head: str  # Its hub id
+    method: str  # How it proposes: eagle3 and so on
+    targets: tuple[str, ...]  # Hub ids of what it was made for
+    shape: str  # Entry of the catalogue that has its shape
+    source: str  # Where its makers name it and its target
 
 
 @cache

@@ -31,37 +31,23 @@ class Heads:
 
 @dataclass(frozen=True)
 class Decoder:
-    """How a family arranges its layers.
+    """How a family arranges its layers."""
 
-    Attributes
-    ----------
-    mixer, feed_forward
-        What the layer of an index is made of; None for a half that it lacks.
-    norms, final_norms
-        Norms over the hidden size in one layer, and after the last.
-    tied
-        Whether files that say nothing tie output head and embedding (the family's class in transformers does).
-    ropes
-        The rotary tables it loads.
-    tower
-        Encoder in front of it.
-    own_input_size
-        Width of the input that each layer has for itself.
-    tables_on_every_stage, embedding_on_every_stage, norm_on_every_stage
-        What the engine's class makes on every pipeline stage.
-    """
-
+    # What the layer of an index is made of; None for a half that it lacks
     mixer: Callable[[int], Mixer | None]
     feed_forward: Callable[[int], FeedForward | None]
-    ropes: tuple[RopeTable, ...]
+    ropes: tuple[RopeTable, ...]  # The rotary tables it loads
+    # Norms over the hidden size in one layer, and after the last
     norms: int = 2
     final_norms: int = 1
+    # Whether files that say nothing tie output head and embedding (the family's class in transformers does)
     tied: bool = False
-    tower: Tower = field(default_factory=Tower)
+    tower: Tower = field(default_factory=Tower)  # Encoder in front of it
+    # What the engine's class makes on every pipeline stage
     tables_on_every_stage: bool = False
     embedding_on_every_stage: bool = False
     norm_on_every_stage: bool = False
-    own_input_size: int = 0
+    own_input_size: int = 0  # Width of the input that each layer has for itself
 
 
 def assemble(fields: Fields, architecture: str, decoder: Decoder) -> ModelGeometry:

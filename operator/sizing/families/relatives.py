@@ -36,29 +36,17 @@ _COHERE_WINDOW_EXCESS: Final = 1
 
 @dataclass(frozen=True)
 class _Traits:
-    """What a model has beside its attention.
+    """What a model has beside its attention."""
 
-    Attributes
-    ----------
-    gated, mlp_bias
-        Whether its feed-forward layers have a gate, and biases.
-    norms, norm_bias
-        Norms over the hidden size in one layer, and whether they have biases.
-    tied
-        Whether files that say nothing tie output head and embedding.
-    has_table
-        Whether it loads a rotary table.
-    norm_on_every_stage
-        Whether the engine's class makes the final norm on every pipeline stage.
-    """
-
+    # Whether its feed-forward layers have a gate, and biases
     gated: bool = True
     mlp_bias: bool = False
+    # Norms over the hidden size in one layer, and whether they have biases
     norms: int = 2
     norm_bias: bool = False
-    tied: bool = False
-    has_table: bool = True
-    norm_on_every_stage: bool = False
+    tied: bool = False  # Whether files that say nothing tie output head and embedding
+    has_table: bool = True  # Whether it loads a rotary table
+    norm_on_every_stage: bool = False  # Whether the engine's class makes the final norm on every pipeline stage
 
 
 _LLAMA: Final = _Traits()

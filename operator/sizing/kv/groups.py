@@ -40,33 +40,15 @@ _TOLERANCE_BEFORE: Final = 1.25
 
 @dataclass(frozen=True)
 class KvGroup:
-    """Layers that share a table of blocks, on one rank.
+    """Layers that share a table of blocks, on one rank."""
 
-    Attributes
-    ----------
-    kind
-        How the engine manages them.
-    num_layers
-        How many of them are on this rank.
-    block_size
-        Tokens in one of its blocks; zero for states.
-    block_bytes
-        Bytes that its layers on this rank keep in one block.
-    held_tokens
-        Tokens of one request that it holds at most; None: all.
-    extra_blocks
-        Blocks that a request takes beside those of its tokens.
-    of_draft
-        Whether any of its layers, on whichever stage, is the draft's.
-    """
-
-    kind: CacheKind
-    num_layers: int
-    block_size: int
-    block_bytes: int
-    held_tokens: int | None
-    extra_blocks: int
-    of_draft: bool = False
+    kind: CacheKind  # How the engine manages them
+    num_layers: int  # How many of them are on this rank
+    block_size: int  # Tokens in one of its blocks; zero for states
+    block_bytes: int  # Bytes that its layers on this rank keep in one block
+    held_tokens: int | None  # Tokens of one request that it holds at most; None: all
+    extra_blocks: int  # Blocks that a request takes beside those of its tokens
+    of_draft: bool = False  # Whether any of its layers, on whichever stage, is the draft's
 
     def blocks_per_request(self, max_model_len: int) -> int:
         """Return the blocks of one request of this length (kv_cache_interface.py, max_memory_usage_bytes)."""
@@ -78,18 +60,10 @@ class KvGroup:
 
 @dataclass(frozen=True)
 class KvGrouping:
-    """The divided KV cache of one rank.
+    """The divided KV cache of one rank."""
 
-    Attributes
-    ----------
-    groups
-        At least one.
-    bytes_per_block
-        What one block of the pool takes: the bytes of the widest group.
-    """
-
-    groups: tuple[KvGroup, ...]
-    bytes_per_block: int
+    groups: tuple[KvGroup, ...]  # At least one
+    bytes_per_block: int  # What one block of the pool takes: the bytes of the widest group
 
     @property
     def groups_of_draft(self) -> int:

@@ -25,54 +25,27 @@ class CacheKind(StrEnum):
 
 @dataclass(frozen=True)
 class KvLayer:
-    """The cache of one layer on one rank.
+    """The cache of one layer on one rank."""
 
-    Attributes
-    ----------
-    kind
-        How much of a sequence it remembers.
-    token_bytes
-        Bytes of one token; zero for kind STATE.
-    reach_tokens
-        Window or chunk in tokens; zero for the other kinds.
-    state_bytes
-        Bytes of one state with no tokens speculated; zero but for kind STATE.
-    state_bytes_per_speculated_token
-        What each speculated token adds to one state (the convolution's columns).
-    head_width
-        Keys and values are this wide: layers of unequal width are unequal to the engine even where
-        their bytes agree. Zero for kind STATE.
-    element_bytes
-        Bytes of one number in it, for the same reason. Zero for kind STATE.
-    exports_checkpoint
-        Whether a state can be stored from inside a prefill (Mamba 2 from vLLM 0.32 on, Kimi K3),
-        which takes one more with prefix caching.
-    of_draft
-        Whether the layer belongs to the draft.
-    """
-
-    kind: CacheKind
-    token_bytes: int = 0
-    reach_tokens: int = 0
-    state_bytes: int = 0
+    kind: CacheKind  # How much of a sequence it remembers
+    token_bytes: int = 0  # Bytes of one token; zero for kind STATE
+    reach_tokens: int = 0  # Window or chunk in tokens; zero for the other kinds
+    state_bytes: int = 0  # Bytes of one state with no tokens speculated; zero but for kind STATE
+    # What each speculated token adds to one state (the convolution's columns)
     state_bytes_per_speculated_token: int = 0
+    # Keys and values are this wide: layers of unequal width are unequal to the engine even where their bytes agree.
+    # Zero for kind STATE.
     head_width: int = 0
-    element_bytes: int = 0
+    element_bytes: int = 0  # Bytes of one number in it, for the same reason. Zero for kind STATE.
+    # Whether a state can be stored from inside a prefill (Mamba 2 from vLLM 0.32 on, Kimi K3), which takes one more
+    # with prefix caching
     exports_checkpoint: bool = False
-    of_draft: bool = False
+    of_draft: bool = False  # Whether the layer belongs to the draft
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Equal layers in a row.
+    """Equal layers in a row."""
 
-    Attributes
-    ----------
-    layer
-        What each of them keeps.
-    count
-        How many there are.
-    """
-
-    layer: KvLayer
-    count: int
+    layer: KvLayer  # What each of them keeps
+    count: int  # How many there are

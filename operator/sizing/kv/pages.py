@@ -24,22 +24,13 @@ LATENT_BLOCK_ALIGNMENT: Final = 128
 
 @dataclass(frozen=True)
 class Page:
-    """One layer's part of a block. Layers of equal pages can share a group.
+    """One layer's part of a block. Layers of equal pages can share a group."""
 
-    Attributes
-    ----------
-    layer
-        What the layer keeps. Its kind is how the engine manages it, which may
-        be FULL although the layer computes with a window.
-    block_size
-        Tokens in its blocks; zero for a state.
-    page_bytes
-        Bytes of one block in this layer.
-    """
-
+    # What the layer keeps. Its kind is how the engine manages it, which may be FULL although the layer computes with a
+    # window.
     layer: KvLayer
-    block_size: int
-    page_bytes: int
+    block_size: int  # Tokens in its blocks; zero for a state
+    page_bytes: int  # Bytes of one block in this layer
 
 
 def layer_pages(layers: Sequence[KvLayer], settings: KvSettings) -> list[Page]:

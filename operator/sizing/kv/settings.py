@@ -31,48 +31,22 @@ def kv_rules(version: str) -> KvRules:
 
 @dataclass(frozen=True)
 class KvSettings:
-    """What the engine was told. The length of a request is no part: it does not change how memory is divided.
+    """What the engine was told. The length of a request is no part: it does not change how memory is divided."""
 
-    Attributes
-    ----------
-    block_size
-        Tokens in a block, as asked for or as the attention backend prefers (16 with FlashAttention).
-    max_num_batched_tokens
-        Tokens that one step computes at most.
-    version
-        vLLM's version.
-    pipeline
-        Pipeline stages.
-    async_scheduling
-        Whether the next step is prepared while one runs.
-    v2_runner
-        Whether model runner V2 runs it.
-    prefix_caching
-        Whether prefixes are cached. Models with states then keep one state more.
-    num_speculative_tokens
-        K; zero without speculation.
-    draft_reads_hidden_states
-        Whether the draft reads the target's hidden states (EAGLE, MTP, dflash, dspark).
-    prediction_modules
-        Modules of an MTP draft that predict one after the other; zero for other methods.
-    hybrid_manager
-        False with ``--disable-hybrid-kv-cache-manager``, or with a KV connector that needs that.
-    chunked_hybrid
-        VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, which is on unless set to 0.
-    """
-
-    block_size: int
-    max_num_batched_tokens: int
-    version: str
-    pipeline: int = 1
-    async_scheduling: bool = True
-    v2_runner: bool = True
-    prefix_caching: bool = True
-    num_speculative_tokens: int = 0
+    block_size: int  # Tokens in a block, as asked for or as the attention backend prefers (16 with FlashAttention)
+    max_num_batched_tokens: int  # Tokens that one step computes at most
+    version: str  # vLLM's version
+    pipeline: int = 1  # Pipeline stages
+    async_scheduling: bool = True  # Whether the next step is prepared while one runs
+    v2_runner: bool = True  # Whether model runner V2 runs it
+    prefix_caching: bool = True  # Whether prefixes are cached. Models with states then keep one state more.
+    num_speculative_tokens: int = 0  # K; zero without speculation
+    # Whether the draft reads the target's hidden states (EAGLE, MTP, dflash, dspark)
     draft_reads_hidden_states: bool = False
-    prediction_modules: int = 0
+    prediction_modules: int = 0  # Modules of an MTP draft that predict one after the other; zero for other methods
+    # False with ``--disable-hybrid-kv-cache-manager``, or with a KV connector that needs that
     hybrid_manager: bool = True
-    chunked_hybrid: bool = True
+    chunked_hybrid: bool = True  # VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, which is on unless set to 0
 
 
 def concurrent_batches(settings: KvSettings) -> int:

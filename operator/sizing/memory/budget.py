@@ -77,68 +77,35 @@ class Budget:
     """Memory of one GPU (on CPU: of one replica) in bytes, by term.
 
     ``requested`` less the six terms is ``available_kv``.
-
-    Attributes
-    ----------
-    total_bytes
-        Memory of the device.
-    requested_bytes
-        What the engine claims of it. On CPU: what it will take in all.
-    target_weights_bytes
-        Weights of the target, and the rotary table it loads.
-    draft_weights_bytes
-        Weights of the draft, and its rotary table where it cannot share the target's.
-    state_bytes, activation_bytes, cuda_graphs_bytes, non_torch_bytes
-        What the engine needs to run. Non-torch memory includes the correction.
-    available_kv_bytes
-        What is left for the KV cache; negative when the rest is too much.
-    needed_kv_bytes
-        KV cache without which the verdict is DoesNotFit.
-    margin_bytes
-        What the verdict keeps back because estimates err.
-    kv_bytes_per_token
-        KV cache of one token in target and draft.
-    num_blocks, kv_cache_tokens, max_concurrency
-        What the available KV cache holds, before the margin, as vLLM reports it.
-    effective_batch
-        Requests that can decode in one step under K.
-    overrun_bytes, slack_bytes
-        What verification may take outside the budget, and what is free there.
-    calibrated
-        Whether logs of this version on Hopper confirm the estimates.
-    correction_bytes
-        By how much measurements of the calibration file change the estimates: positive where engines took more.
-    calibration
-        Which measurements those are, in words; None where none is of an engine like this.
-    verdict
-        Whether it fits.
-    binding_term
-        What breaks it; None when it fits.
     """
 
-    total_bytes: int
-    requested_bytes: int
-    target_weights_bytes: int
-    draft_weights_bytes: int
+    total_bytes: int  # Memory of the device
+    requested_bytes: int  # What the engine claims of it. On CPU: what it will take in all.
+    target_weights_bytes: int  # Weights of the target, and the rotary table it loads
+    draft_weights_bytes: int  # Weights of the draft, and its rotary table where it cannot share the target's
+    # What the engine needs to run. Non-torch memory includes the correction.
     state_bytes: int
     activation_bytes: int
     cuda_graphs_bytes: int
     non_torch_bytes: int
-    available_kv_bytes: int
-    needed_kv_bytes: int
-    margin_bytes: int
-    kv_bytes_per_token: int
+    available_kv_bytes: int  # What is left for the KV cache; negative when the rest is too much
+    needed_kv_bytes: int  # KV cache without which the verdict is DoesNotFit
+    margin_bytes: int  # What the verdict keeps back because estimates err
+    kv_bytes_per_token: int  # KV cache of one token in target and draft
+    # What the available KV cache holds, before the margin, as vLLM reports it
     num_blocks: int
     kv_cache_tokens: int
     max_concurrency: float
-    effective_batch: int
+    effective_batch: int  # Requests that can decode in one step under K
+    # What verification may take outside the budget, and what is free there
     overrun_bytes: int
     slack_bytes: int
-    calibrated: bool
-    verdict: Verdict
-    binding_term: Term | None
+    calibrated: bool  # Whether logs of this version on Hopper confirm the estimates
+    verdict: Verdict  # Whether it fits
+    binding_term: Term | None  # What breaks it; None when it fits
+    # By how much measurements of the calibration file change the estimates: positive where engines took more
     correction_bytes: int = 0
-    calibration: str | None = None
+    calibration: str | None = None  # Which measurements those are, in words; None where none is of an engine like this
 
     @property
     def weights_bytes(self) -> int:

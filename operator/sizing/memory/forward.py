@@ -74,26 +74,13 @@ def expert_workspace_bytes(
 
 @dataclass(frozen=True)
 class _Step:
-    """What one token takes on one rank of a stage.
+    """What one token takes on one rank of a stage."""
 
-    Attributes
-    ----------
-    attention_bytes
-        Around the widest attention: the residual, what it reads and what it returns.
-    feed_forward_bytes
-        Around the widest feed-forward layer.
-    row_bytes
-        Its rows and the residual alone.
-    expert_bytes
-        In the workspaces of the experts.
-    context_width
-        Keys and values of all heads that latent attention sets up for each token of context; 0 without it.
-    """
-
-    attention_bytes: int
-    feed_forward_bytes: int
-    row_bytes: int
-    expert_bytes: int
+    attention_bytes: int  # Around the widest attention: the residual, what it reads and what it returns
+    feed_forward_bytes: int  # Around the widest feed-forward layer
+    row_bytes: int  # Its rows and the residual alone
+    expert_bytes: int  # In the workspaces of the experts
+    # Keys and values of all heads that latent attention sets up for each token of context; 0 without it
     context_width: int
 
 

@@ -78,20 +78,11 @@ _PREDICTION_LAYER = "mtp.layers.0"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How a checkpoint is stored.
+    """How a checkpoint is stored."""
 
-    Attributes
-    ----------
-    format
-        Format of its quantized layers; None when nothing is quantized.
-    excluded
-        Patterns of modules that stay in 16 bits.
-    cache_element_bytes
-        Bytes of a number in the KV cache where the checkpoint asks for it; None where it does not.
-    """
-
-    format: WeightFormat | None
-    excluded: tuple[str, ...] = ()
+    format: WeightFormat | None  # Format of its quantized layers; None when nothing is quantized
+    excluded: tuple[str, ...] = ()  # Patterns of modules that stay in 16 bits
+    # Bytes of a number in the KV cache where the checkpoint asks for it; None where it does not
     cache_element_bytes: int | None = None
 
     def unquantized_modules(self, layer_index: int) -> frozenset[str]:

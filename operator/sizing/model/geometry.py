@@ -20,155 +20,83 @@ from specdecode_operator.vocabulary import Precision
 
 @dataclass(frozen=True)
 class Tower:
-    """Encoder of images or sound in front of a language model; it keeps the 16-bit type.
+    """Encoder of images or sound in front of a language model; it keeps the 16-bit type."""
 
-    Attributes
-    ----------
-    split_elements
-        Parameters divided over the ranks.
-    whole_elements
-        Parameters that each rank holds.
-    item_tokens, item_elements
-        Tokens that the largest image makes, and numbers in it; zero where neither is known.
-    item_state_elements, item_inner_elements
-        Numbers alive for it at the encoder's peak: states of its patches, and what the ranks divide among them.
-    longest_item
-        So many of the largest images the longest video may be, if the model's length allows.
-    output_levels
-        Hidden states that it hands on for each token.
-    table_bytes
-        Tables that its first run makes and keeps.
-    ropes
-        The rotary tables it loads.
-    """
-
-    split_elements: int = 0
-    whole_elements: int = 0
+    split_elements: int = 0  # Parameters divided over the ranks
+    whole_elements: int = 0  # Parameters that each rank holds
+    # Tokens that the largest image makes, and numbers in it; zero where neither is known
     item_tokens: int = 0
     item_elements: int = 0
+    # Numbers alive for it at the encoder's peak: states of its patches, and what the ranks divide among them
     item_state_elements: int = 0
     item_inner_elements: int = 0
-    longest_item: int = 1
-    output_levels: int = 1
-    table_bytes: int = 0
-    ropes: tuple[RopeTable, ...] = ()
+    longest_item: int = 1  # So many of the largest images the longest video may be, if the model's length allows
+    output_levels: int = 1  # Hidden states that it hands on for each token
+    table_bytes: int = 0  # Tables that its first run makes and keeps
+    ropes: tuple[RopeTable, ...] = ()  # The rotary tables it loads
 
 
 @dataclass(frozen=True)
 class HeadParts:
-    """What a draft head (EAGLE, MTP) holds beside its layers.
+    """What a draft head (EAGLE, MTP) holds beside its layers."""
 
-    Attributes
-    ----------
-    output_rows, output_heads
-        Rows of an output head that the engine builds for it (the draft vocabulary), and how many such there are.
-    shares_embedding, shares_output
-        Whether the engine replaces its embedding and output heads by the target's.
-    embeds
-        Whether it has an embedding at all (Medusa has none).
-    shares_on_last_stage
-        Whether it takes the target's embedding also where that lies on the last of several pipeline stages.
-    whole_elements
-        Parameters that each rank holds: the layer that joins hidden states, extra norms.
-    whole_bytes
-        Parameters of other types that each rank holds.
-    token_map_bytes
-        What of them is the table from draft to target vocabulary; a head of the target's vocabulary has none.
-    split_elements
-        Parameters divided over the ranks: the layer that joins hidden states in Qwen's MTP layers.
-    most_tokens
-        Tokens that it can propose a step; None for as many as one likes.
-    medusa_heads
-        Heads of Medusa that the checkpoint holds, each for one token; the engine builds one a proposed token.
-    auxiliary_states
-        Hidden states of the target's layers that it joins; zero where it reads only the last one's.
-    reads_width
-        Width of the target's hidden states that it was made for; None where it is part of the target.
-    copies_keys_and_values
-        Whether the engine keeps a second copy of the key and value projections of all layers (DFlash, DSpark).
-    """
-
+    # Rows of an output head that the engine builds for it (the draft vocabulary), and how many such there are
     output_rows: int
+    # Whether the engine replaces its embedding and output heads by the target's
     shares_embedding: bool
     shares_output: bool
-    whole_elements: int
-    whole_bytes: int = 0
+    whole_elements: int  # Parameters that each rank holds: the layer that joins hidden states, extra norms
+    whole_bytes: int = 0  # Parameters of other types that each rank holds
+    # Parameters divided over the ranks: the layer that joins hidden states in Qwen's MTP layers
     split_elements: int = 0
     output_heads: int = 1
-    embeds: bool = True
+    embeds: bool = True  # Whether it has an embedding at all (Medusa has none)
+    # Whether it takes the target's embedding also where that lies on the last of several pipeline stages
     shares_on_last_stage: bool = True
-    most_tokens: int | None = None
+    most_tokens: int | None = None  # Tokens that it can propose a step; None for as many as one likes
+    # Heads of Medusa that the checkpoint holds, each for one token; the engine builds one a proposed token
     medusa_heads: int = 0
+    # Hidden states of the target's layers that it joins; zero where it reads only the last one's
     auxiliary_states: int = 0
+    # Whether the engine keeps a second copy of the key and value projections of all layers (DFlash, DSpark)
     copies_keys_and_values: bool = False
+    # What of them is the table from draft to target vocabulary; a head of the target's vocabulary has none
     token_map_bytes: int = 0
+    # Width of the target's hidden states that it was made for; None where it is part of the target
     reads_width: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class ModelGeometry:
-    """Shape of one model. Compared by identity: it is the key of caches.
+    """Shape of one model. Compared by identity: it is the key of caches."""
 
-    Attributes
-    ----------
-    name
-        What to call the model in messages.
-    architecture
-        First entry of ``architectures`` in config.json.
-    hidden_size, vocab_size
-        Width of the hidden states, and tokens known.
-    layers
-        Decoder layers from first to last.
-    tie_word_embeddings
-        Whether the output head is the embedding.
-    max_position_embeddings
-        Longest sequence the model was made for, in tokens.
-    ropes
-        The rotary tables it loads.
-    dtype_bytes
-        Bytes of an unquantized element.
-    checkpoint
-        How the checkpoint is quantized; None when it is not.
-    tower
-        Encoder of other inputs than text.
-    head
-        What makes it a draft head; None for a model of its own.
-    final_norms
-        Norms after the last layer.
-    tables_on_every_stage, embedding_on_every_stage, norm_on_every_stage
-        Whether the engine's class makes embedding and output head, the embedding alone, or the final norm, on every
-        pipeline stage.
-    split_elements, whole_elements
-        Parameters beside layers and tables, on every pipeline stage: divided over the ranks, and whole on each
-        (inputs by layer of Gemma 4).
-    mtp_layers
-        Layers for multi-token prediction that its checkpoint also holds (num_nextn_predict_layers).
-    mtp_block
-        What each of them is made of, where it is not one layer like the last (Nemotron 3).
-    cache_element_bytes
-        Bytes of a number in the KV cache where the checkpoint asks for it (FP8); None: of the model's type.
-    """
-
-    name: str
-    architecture: str
+    name: str  # What to call the model in messages
+    architecture: str  # First entry of ``architectures`` in config.json
+    # Width of the hidden states, and tokens known
     hidden_size: int
     vocab_size: int
-    layers: tuple[Layer, ...]
-    tie_word_embeddings: bool
-    max_position_embeddings: int
-    ropes: tuple[RopeTable, ...]
-    dtype_bytes: int
-    checkpoint: WeightFormat | None
-    tower: Tower = Tower()
-    head: HeadParts | None = None
-    final_norms: int = 1
+    layers: tuple[Layer, ...]  # Decoder layers from first to last
+    tie_word_embeddings: bool  # Whether the output head is the embedding
+    max_position_embeddings: int  # Longest sequence the model was made for, in tokens
+    ropes: tuple[RopeTable, ...]  # The rotary tables it loads
+    dtype_bytes: int  # Bytes of an unquantized element
+    checkpoint: WeightFormat | None  # How the checkpoint is quantized; None when it is not
+    tower: Tower = Tower()  # Encoder of other inputs than text
+    head: HeadParts | None = None  # What makes it a draft head; None for a model of its own
+    final_norms: int = 1  # Norms after the last layer
+    # Whether the engine's class makes embedding and output head, the embedding alone, or the final norm, on every
+    # pipeline stage
     tables_on_every_stage: bool = False
     embedding_on_every_stage: bool = False
     norm_on_every_stage: bool = False
+    # Parameters beside layers and tables, on every pipeline stage: divided over the ranks, and whole on each (inputs by
+    # layer of Gemma 4)
     split_elements: int = 0
     whole_elements: int = 0
-    mtp_layers: int = 0
+    mtp_layers: int = 0  # Layers for multi-token prediction that its checkpoint also holds (num_nextn_predict_layers)
+    # What each of them is made of, where it is not one layer like the last (Nemotron 3)
     mtp_block: tuple[Layer, ...] = ()
+    # Bytes of a number in the KV cache where the checkpoint asks for it (FP8); None: of the model's type
     cache_element_bytes: int | None = None
 
     @cached_property

@@ -36,36 +36,18 @@ class Method(StrEnum):
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How a checkpoint or the loader stores a linear layer.
+    """How a checkpoint or the loader stores a linear layer."""
 
-    Attributes
-    ----------
-    precision
-        Precision of the weights themselves.
-    scales
-        For what each scale holds: a tensor, an output channel, a square block, a group of inputs.
-    group_size
-        Inputs a group, or edge of a block. Zero where scales are not grouped: a group is then a whole channel.
-    zero_points
-        Whether each group stores a zero point beside its scale (AWQ, GPTQ).
-    method
-        What of vLLM loads it.
-    static_inputs
-        Whether the scales of activations are stored too.
-    experts_only
-        Whether only the layers of experts are quantized.
-    ordered_by_activation
-        Whether GPTQ sorted the inputs before it grouped them (desc_act).
-    """
-
-    precision: Precision
+    precision: Precision  # Precision of the weights themselves
+    # For what each scale holds: a tensor, an output channel, a square block, a group of inputs
     scales: Scales = Scales.NONE
+    # Inputs a group, or edge of a block. Zero where scales are not grouped: a group is then a whole channel.
     group_size: int = 0
-    zero_points: bool = False
-    method: Method = Method.NONE
-    static_inputs: bool = False
-    experts_only: bool = False
-    ordered_by_activation: bool = False
+    zero_points: bool = False  # Whether each group stores a zero point beside its scale (AWQ, GPTQ)
+    method: Method = Method.NONE  # What of vLLM loads it
+    static_inputs: bool = False  # Whether the scales of activations are stored too
+    experts_only: bool = False  # Whether only the layers of experts are quantized
+    ordered_by_activation: bool = False  # Whether GPTQ sorted the inputs before it grouped them (desc_act)
 
 
 DEFAULT_FORMATS: Final = {

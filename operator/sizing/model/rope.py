@@ -14,27 +14,13 @@ MROPE_STRETCH: Final = 4
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Table of sines and cosines; models whose tables are equal share one.
+    """Table of sines and cosines; models whose tables are equal share one."""
 
-    Attributes
-    ----------
-    head_dim
-        Width of the heads it is for.
-    rotary_dim
-        Columns: how much of each head is rotated.
-    positions
-        Rows.
-    parameters
-        Type, base and scaling, in one canonical order.
-    element_bytes
-        Bytes of a number in it; None: of the model's type.
-    """
-
-    head_dim: int
-    rotary_dim: int
-    positions: int
-    parameters: tuple[tuple[str, str], ...]
-    element_bytes: int | None = None
+    head_dim: int  # Width of the heads it is for
+    rotary_dim: int  # Columns: how much of each head is rotated
+    positions: int  # Rows
+    parameters: tuple[tuple[str, str], ...]  # Type, base and scaling, in one canonical order
+    element_bytes: int | None = None  # Bytes of a number in it; None: of the model's type
 
     def size_bytes(self, dtype_bytes: int) -> int:
         """Return the bytes of the table, a full copy on every rank."""

@@ -14,18 +14,10 @@ BLOCK_TOKENS: Final = 64
 
 @dataclass(frozen=True)
 class IndexRows:
-    """How many rows of chosen tokens one step fills.
+    """How many rows of chosen tokens one step fills."""
 
-    Attributes
-    ----------
-    batch_tokens
-        Tokens of a step.
-    decoding_tokens
-        Those of requests that decode: K + 1 each.
-    """
-
-    batch_tokens: int
-    decoding_tokens: int
+    batch_tokens: int  # Tokens of a step
+    decoding_tokens: int  # Those of requests that decode: K + 1 each
 
 
 def index_buffer_bytes(layers: Sequence[Layer], rows: IndexRows) -> int:

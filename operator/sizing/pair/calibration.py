@@ -43,47 +43,31 @@ class CalibrationError(SizingError):
 
 @dataclass(frozen=True)
 class EngineKind:
-    """What a correction is looked up for.
+    """What a correction is looked up for."""
 
-    Attributes
-    ----------
-    product, engine_version, runner, tensor
-        Kind of engine: a residual says nothing about another.
-    enforce_eager
-        Whether it runs without CUDA graphs: if so, its residual says nothing about their estimate.
-    max_num_seqs, max_num_batched_tokens, method, num_speculative_tokens
-        Settings that the estimated terms grow with.
-    model
-        What is served: the target, and after `` + `` the draft.
-    target_precision, draft_precision
-        What they are served at; None where nothing of a model drafts.
-    """
-
+    # Kind of engine: a residual says nothing about another
     product: str
     engine_version: str
     runner: str
     tensor: int
-    enforce_eager: bool
+    enforce_eager: bool  # Whether it runs without CUDA graphs: if so, its residual says nothing about their estimate
+    # Settings that the estimated terms grow with
     max_num_seqs: int
     max_num_batched_tokens: int
     method: str
     num_speculative_tokens: int
-    model: str
+    model: str  # What is served: the target, and after `` + `` the draft
+    # What they are served at; None where nothing of a model drafts
     target_precision: str
     draft_precision: str | None
 
 
 @dataclass(frozen=True)
 class CalibrationEntry(EngineKind):
-    """One measured start of an engine.
+    """One measured start of an engine."""
 
-    Attributes
-    ----------
-    residual_bytes
-        KV cache that is predicted without a calibration, less what was reported, on one GPU: positive where the
-        engine took more than predicted.
-    """
-
+    # KV cache that is predicted without a calibration, less what was reported, on one GPU: positive where the engine
+    # took more than predicted
     residual_bytes: int
 
     def is_of(self, kind: EngineKind) -> bool:
@@ -93,21 +77,12 @@ class CalibrationEntry(EngineKind):
 
 @dataclass(frozen=True)
 class Correction:
-    """What a measurement changes in a budget.
+    """What a measurement changes in a budget."""
 
-    Attributes
-    ----------
-    residual_bytes
-        To be added to the non-torch term; negative only where this very engine was measured.
-    margin_bytes
-        The margin that is enough with it; None where another engine was measured and the usual one stays.
-    entries
-        Measurements that it rests on.
-    """
-
-    residual_bytes: int
+    residual_bytes: int  # To be added to the non-torch term; negative only where this very engine was measured
+    # The margin that is enough with it; None where another engine was measured and the usual one stays
     margin_bytes: int | None
-    entries: tuple[CalibrationEntry, ...]
+    entries: tuple[CalibrationEntry, ...]  # Measurements that it rests on
 
     @property
     def sentence(self) -> str:

@@ -30,47 +30,20 @@ _SYNCHRONOUS: Final = (Method.NGRAM, Method.SUFFIX, Method.MEDUSA)
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Settings of the engine that decide its memory.
+    """Settings of the engine that decide its memory."""
 
-    Attributes
-    ----------
-    max_model_len
-        Longest sequence in tokens.
-    max_num_seqs
-        Requests that may run at once.
-    max_num_batched_tokens
-        Tokens scheduled in one step.
-    block_size
-        Tokens in one KV cache block.
-    kv_cache_element_bytes
-        Bytes of one KV cache element; None for the model's own type.
-    memory_utilization_percent
-        Share of the GPU's memory that the engine may use.
-    enforce_eager
-        Whether the engine runs without CUDA graphs.
-    min_concurrency
-        Requests of max_model_len that must fit at once.
-    engine_version
-        vLLM's version.
-    prefix_caching
-        Whether prefixes are cached.
-    graph_mode
-        Which steps are captured as CUDA graphs, in vLLM's words; None for the engine's own.
-    max_graph_tokens
-        Most tokens of a step that is captured as a CUDA graph; None for the engine's own.
-    """
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    kv_cache_element_bytes: int | None
-    memory_utilization_percent: float
-    enforce_eager: bool
-    min_concurrency: int
-    engine_version: str = NEWEST_VERSION
-    prefix_caching: bool = True
-    graph_mode: str | None = None
+    max_model_len: int  # Longest sequence in tokens
+    max_num_seqs: int  # Requests that may run at once
+    max_num_batched_tokens: int  # Tokens scheduled in one step
+    block_size: int  # Tokens in one KV cache block
+    kv_cache_element_bytes: int | None  # Bytes of one KV cache element; None for the model's own type
+    memory_utilization_percent: float  # Share of the GPU's memory that the engine may use
+    enforce_eager: bool  # Whether the engine runs without CUDA graphs
+    min_concurrency: int  # Requests of max_model_len that must fit at once
+    engine_version: str = NEWEST_VERSION  # vLLM's version
+    prefix_caching: bool = True  # Whether prefixes are cached
+    graph_mode: str | None = None  # Which steps are captured as CUDA graphs, in vLLM's words; None for the engine's own
+    # Most tokens of a step that is captured as a CUDA graph; None for the engine's own
     max_graph_tokens: int | None = None
 
     @property
@@ -86,24 +59,12 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Over how many GPUs one replica is spread. Where the plan chooses the tensor parallelism, it is 1 until then.
+    """Over how many GPUs one replica is spread. Where the plan chooses the tensor parallelism, it is 1 until then."""
 
-    Attributes
-    ----------
-    tensor
-        GPUs that share each layer.
-    pipeline
-        Stages of layers.
-    data
-        Copies of all but the experts.
-    expert
-        Whether whole experts are spread over tensor x data GPUs.
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    expert: bool = False
+    tensor: int = 1  # GPUs that share each layer
+    pipeline: int = 1  # Stages of layers
+    data: int = 1  # Copies of all but the experts
+    expert: bool = False  # Whether whole experts are spread over tensor x data GPUs
 
     @property
     def groups(self) -> int:
@@ -158,37 +119,21 @@ def spread_problems(target: ModelGeometry, spread: Parallelism) -> tuple[PlanErr
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, how tokens are proposed for it, and the engine's limits.
+    """A target, how tokens are proposed for it, and the engine's limits."""
 
-    Attributes
-    ----------
-    target, target_precision
-        The served model and the precision of its linear layers.
-    draft, draft_precision
-        The draft model or head, for methods with a checkpoint of their own.
-    method
-        How tokens are proposed, a Method.
-    num_speculative_tokens
-        Tokens proposed a step; 0 for method none.
-    limits
-        Settings of the engine.
-    calibration
-        What real engines showed of the estimates; empty where nothing was measured.
-    samples_drafts
-        Whether the draft picks its tokens by chance, so that its logits are kept.
-    other_draft_lengths
-        Other numbers of proposed tokens, 0 among them, that the engine goes over to by the number of requests.
-    """
-
+    # The served model and the precision of its linear layers
     target: ModelGeometry
     target_precision: Precision
+    # The draft model or head, for methods with a checkpoint of their own
     draft: ModelGeometry | None
     draft_precision: Precision | None
-    method: str
-    num_speculative_tokens: int
-    limits: EngineLimits
+    method: str  # How tokens are proposed, a Method
+    num_speculative_tokens: int  # Tokens proposed a step; 0 for method none
+    limits: EngineLimits  # Settings of the engine
+    # What real engines showed of the estimates; empty where nothing was measured
     calibration: Calibration = UNCALIBRATED
-    samples_drafts: bool = False
+    samples_drafts: bool = False  # Whether the draft picks its tokens by chance, so that its logits are kept
+    # Other numbers of proposed tokens, 0 among them, that the engine goes over to by the number of requests
     other_draft_lengths: frozenset[int] = frozenset()
 
     @property

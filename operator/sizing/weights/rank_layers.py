@@ -34,53 +34,28 @@ _FLOAT32_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class Split:
-    """How layers are divided over ranks.
+    """How layers are divided over ranks."""
 
-    Attributes
-    ----------
-    tensor
-        Ranks that share a layer.
-    experts
-        Ranks that whole experts are spread over; 1: experts are split like other layers.
-    data
-        Copies of the model, among whose ranks experts are split too where they are not spread (vLLM,
-        fused_moe/config.py, flatten_tp_across_dp_and_pcp).
-    """
-
-    tensor: int
-    experts: int = 1
+    tensor: int  # Ranks that share a layer
+    experts: int = 1  # Ranks that whole experts are spread over; 1: experts are split like other layers
+    # Copies of the model, among whose ranks experts are split too where they are not spread (vLLM, fused_moe/config.py,
+    # flatten_tp_across_dp_and_pcp)
     data: int = 1
 
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """One rank's part of a linear layer.
+    """One rank's part of a linear layer."""
 
-    Attributes
-    ----------
-    module
-        Its name in checkpoints, relative to the decoder layer.
-    inputs, outputs
-        Sizes on this rank.
-    bias
-        Elements of its bias on this rank.
-    copies
-        How many of them there are (experts).
-    quantizable
-        Whether quantization applies to it.
-    widens
-        Whether it leads into the feed-forward width: gate and up.
-    merged
-        Outputs of the layers that checkpoints hold apart and the engine merges into it; empty for one alone.
-    """
-
-    module: str
+    module: str  # Its name in checkpoints, relative to the decoder layer
+    # Sizes on this rank
     inputs: int
     outputs: int
-    bias: int = 0
-    copies: int = 1
-    quantizable: bool = True
-    widens: bool = False
+    bias: int = 0  # Elements of its bias on this rank
+    copies: int = 1  # How many of them there are (experts)
+    quantizable: bool = True  # Whether quantization applies to it
+    widens: bool = False  # Whether it leads into the feed-forward width: gate and up
+    # Outputs of the layers that checkpoints hold apart and the engine merges into it; empty for one alone
     merged: tuple[int, ...] = ()
 
     @property
@@ -96,21 +71,11 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class RankLayer:
-    """One decoder layer on one rank.
+    """One decoder layer on one rank."""
 
-    Attributes
-    ----------
-    linears
-        Its linear layers.
-    elements
-        Other parameters in 16 bits: norms, convolutions, sinks.
-    fixed_bytes
-        Parameters whose type never changes.
-    """
-
-    linears: tuple[LinearLayer, ...]
-    elements: int
-    fixed_bytes: int = 0
+    linears: tuple[LinearLayer, ...]  # Its linear layers
+    elements: int  # Other parameters in 16 bits: norms, convolutions, sinks
+    fixed_bytes: int = 0  # Parameters whose type never changes
 
 
 def rank_layer(layer: Layer, hidden_size: int, split: Split) -> RankLayer:

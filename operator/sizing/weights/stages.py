@@ -10,17 +10,10 @@ from specdecode_operator.sizing.model.layers import Layer
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """The part of a model that one pipeline rank holds.
+    """The part of a model that one pipeline rank holds."""
 
-    Attributes
-    ----------
-    layers
-        Its decoder layers.
-    is_first, is_last
-        Whether it holds the embedding, and the output head.
-    """
-
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # Its decoder layers
+    # Whether it holds the embedding, and the output head
     is_first: bool
     is_last: bool
 
