@@ -11,7 +11,7 @@ from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
-from specdecode_operator.sizing.choice.precision_rules import checkpoint_obstacle
+from specdecode_operator.sizing.choice.precision_rules import checkpoint_problem
 from specdecode_operator.sizing.memory.budget import engine_kind, estimate
 from specdecode_operator.sizing.pair.calibration import CalibrationError
 from specdecode_operator.sizing.pair.pair import TENSOR_ONLY
@@ -65,11 +65,11 @@ def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
     target = Precision(plan.target_quantization)
     draft = Precision(plan.draft_quantization) if plan.draft_quantization else None
     pair, available = facts.pair, facts.options.available
-    obstacles = [checkpoint_obstacle("target", pair.target, target, available.target_precisions)]
+    problems = [checkpoint_problem("target", pair.target, target, available.target_precisions)]
     if pair.draft is not None and draft is not None:
-        obstacles.append(checkpoint_obstacle("draft", pair.draft, draft, available.draft_precisions))
-    for obstacle in filter(None, obstacles):
-        raise ValueError(f"{obstacle}; or get the object again: its plan is of another spec")
+        problems.append(checkpoint_problem("draft", pair.draft, draft, available.draft_precisions))
+    for problem in filter(None, problems):
+        raise ValueError(f"{problem}; or get the object again: its plan is of another spec")
     return facts.at(target, draft)
 
 

@@ -8,8 +8,7 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpda
 from specdecode_operator.deployment.plan.planning import chosen_by
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.advice import Advice, Workload, advise
-from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
+from specdecode_operator.sizing.choice.advice import Advice, Workload, advise, advise_on_nodes
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Verdict

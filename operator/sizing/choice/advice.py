@@ -13,6 +13,7 @@ from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.sources import Source
 from specdecode_operator.sizing.base.units import GIB, format_gib
+from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.choice.precision_rules import served_precision
 from specdecode_operator.sizing.kv.capacity import pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
@@ -116,6 +117,19 @@ def advise(
         _usual_concurrency,
     )
     return tuple(advice for rule in rules for advice in rule(case))
+
+
+def advise_on_nodes(row: Row) -> tuple[Advice, ...]:
+    """Return what it costs that GPUs of different nodes share layers; empty where none do."""
+    if row.tensor <= row.gpus_per_node:
+        return ()
+    sentence = (
+        f"GPUs of {row.nodes} nodes share each layer and meet over the network at every one: without InfiniBand or RoCE"
+        f" with GPUDirect this is slow; tensor {row.gpus_per_node}, pipeline {row.nodes} meets once a stage, where the"
+        " method goes with stages"
+    )
+    numbers = (("nodes", row.nodes), ("tensor", row.tensor))
+    return (Advice("layers-over-nodes", sentence, numbers, sources.LAYERS_WITHIN_NODES),)
 
 
 def _parameter_ratio(case: _Case) -> Iterator[Advice]:

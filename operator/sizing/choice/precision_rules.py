@@ -73,10 +73,10 @@ def served_precision(geometry: ModelGeometry, precision: Precision | None) -> Pr
     return precision or geometry.checkpoint_precision or Precision.BF16
 
 
-def checkpoint_obstacle(
+def checkpoint_problem(
     role: str, geometry: ModelGeometry, precision: Precision, named: AbstractSet[Precision] = frozenset()
 ) -> str | None:
-    """Return why a model cannot be served at a precision; None when nothing stands in the way.
+    """Return why a model cannot be served at a precision; None where it can.
 
     The role (target or draft) is only for the sentence.
     """

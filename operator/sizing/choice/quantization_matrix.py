@@ -12,7 +12,7 @@ from specdecode_operator.sizing.choice.precision_rules import (
     NOTHING_NAMED,
     Available,
     checkpoint_at,
-    checkpoint_obstacle,
+    checkpoint_problem,
     kernel_note,
     served_precision,
 )
@@ -50,7 +50,7 @@ class MatrixRow:
     product: str
     tensor: int
     budget: Budget | None  # Memory of each GPU; None where the pair cannot be split so
-    obstacles: tuple[str, ...]  # Why vLLM could not be started so, whatever the memory; empty when it could
+    problems: tuple[str, ...]  # Why vLLM could not be started so, whatever the memory; empty when it could
     notes: tuple[str, ...]  # What users should know of a row that can be launched
     spread: Parallelism = TENSOR_ONLY  # How a replica is spread beyond the tensor parallelism
     nodes: int = 1  # Over how many nodes its GPUs lie
@@ -58,12 +58,12 @@ class MatrixRow:
     @property
     def launchable(self) -> bool:
         """Whether vLLM could be started so, whatever the memory."""
-        return not self.obstacles
+        return not self.problems
 
     @property
     def reason(self) -> str | None:
-        """Why not, in words; None when it could."""
-        return "; ".join(self.obstacles) or None
+        """The problems in one sentence; None without any."""
+        return "; ".join(self.problems) or None
 
     @property
     def verdict(self) -> Verdict:
@@ -82,7 +82,7 @@ class MatrixRow:
 
     @property
     def binding_term(self) -> Term | None:
-        """What keeps it from fitting; None when it fits or cannot be split."""
+        """The term that does not fit; None when it fits or cannot be split."""
         return None if self.budget is None else self.budget.binding_term
 
     @property
@@ -103,10 +103,10 @@ class _Level:
     role: str
     geometry: ModelGeometry
     precision: Precision
-    checkpoint_obstacle: str | None
+    checkpoint_problem: str | None
 
-    def split_obstacles(self, tensor: int, spread: Parallelism, engine_version: str) -> tuple[str, ...]:
-        """Return what stops this model from being split, in words."""
+    def split_problems(self, tensor: int, spread: Parallelism, engine_version: str) -> tuple[str, ...]:
+        """Return the problems of splitting this model, in words."""
         problems = tensor_problems(
             self.geometry, tensor, self.precision, engine_version, data=spread.data, expert=spread.expert
         )
@@ -125,13 +125,13 @@ class _Variant:
 
 @dataclass(frozen=True)
 class _Place:
-    """A device, a split, over how many nodes, and what stops each level from being split so."""
+    """A device, a split, over how many nodes, and the problems of splitting each level so."""
 
     device: Device
     tensor: int
     spread: Parallelism
     nodes: int
-    obstacles: dict[tuple[str, Precision], tuple[str, ...]]
+    problems: dict[tuple[str, Precision], tuple[str, ...]]
 
 
 def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
@@ -160,13 +160,13 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
         raise bad
     variants = tuple(_variants(pair, targets, drafts, selection.kv_cache_dtype))
     version = pair.limits.engine_version
-    obstacles = {
+    problems = {
         size: {
-            (level.role, level.precision): level.split_obstacles(size, spread, version) for level in (*targets, *drafts)
+            (level.role, level.precision): level.split_problems(size, spread, version) for level in (*targets, *drafts)
         }
         for size in {size for _, size, _ in sizes}
     }
-    places = [_Place(device, size, spread, nodes, obstacles[size]) for device, size, nodes in sizes]
+    places = [_Place(device, size, spread, nodes, problems[size]) for device, size, nodes in sizes]
     return tuple(_row(variant, place) for place in places for variant in variants)
 
 
@@ -190,7 +190,7 @@ def _variants(
                 draft=pair.draft if draft is None else draft.geometry,
                 draft_precision=pair.draft_precision if draft is None else draft.precision,
             )
-            missing = tuple(level.checkpoint_obstacle for level in levels if level.checkpoint_obstacle)
+            missing = tuple(level.checkpoint_problem for level in levels if level.checkpoint_problem)
             yield _Variant(changed, kv, levels, missing)
 
 
@@ -209,7 +209,7 @@ def _levels(
             role,
             checkpoint_at(geometry, named, precision),
             precision,
-            checkpoint_obstacle(role, geometry, precision, precisions),
+            checkpoint_problem(role, geometry, precision, precisions),
         )
         for precision in _ALL_PRECISIONS
         if wanted is None or precision in wanted
@@ -225,7 +225,7 @@ def _draft_levels(pair: Pair, available: Available, selection: Selection) -> tup
 
 
 def _row(variant: _Variant, place: _Place) -> MatrixRow:
-    broken = [text for level in variant.levels for text in place.obstacles[level.role, level.precision]]
+    broken = [text for level in variant.levels for text in place.problems[level.role, level.precision]]
     noted = [note for level in variant.levels if (note := kernel_note(place.device.product, level.precision))]
     return MatrixRow(
         target_precision=variant.levels[0].precision,
@@ -234,7 +234,7 @@ def _row(variant: _Variant, place: _Place) -> MatrixRow:
         product=place.device.product,
         tensor=place.tensor,
         budget=None if broken else estimate(variant.pair, place.device, place.spread.at(place.tensor)),
-        obstacles=(*broken, *variant.missing),
+        problems=(*broken, *variant.missing),
         notes=tuple(dict.fromkeys(noted)),
         spread=place.spread,
         nodes=place.nodes,

@@ -71,7 +71,7 @@ def missing_checkpoint(rows: Iterable[MatrixRow], objective: Objective) -> str:
     lacking = [row for row in rows if row.budget is not None and row.verdict is Verdict.FITS and not row.launchable]
     if not lacking:
         return ""
-    nearest = min(lacking, key=lambda row: (len(row.obstacles), *order(row), *_last(row)))
+    nearest = min(lacking, key=lambda row: (len(row.problems), *order(row), *_last(row)))
     return f"{_precisions(nearest)} would fit, but {nearest.reason}"
 
 

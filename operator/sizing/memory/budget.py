@@ -48,7 +48,7 @@ class Verdict(StrEnum):
 
 
 class Term(StrEnum):
-    """What keeps a budget from fitting."""
+    """The term of a budget that does not fit."""
 
     WEIGHTS = "weights"
     """The weights alone take all that the engine may use."""
@@ -280,7 +280,7 @@ def _margin_bytes(era: Era, correction: Correction | None) -> int:
 
 
 def refuse_bad_split(pair: Pair, split: Parallelism | int) -> None:
-    """Raise PlanError with the first thing that stops the pair from being split so."""
+    """Raise PlanError with the first problem of splitting the pair so."""
     if isinstance(split, int):
         split = TENSOR_ONLY.at(split)
     version = pair.limits.engine_version

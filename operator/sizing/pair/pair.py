@@ -103,7 +103,7 @@ def _parallelism(tensor: int, pipeline: int, data: int, expert: bool) -> Paralle
 
 
 def spread_problems(target: ModelGeometry, spread: Parallelism) -> tuple[PlanError, ...]:
-    """Return what stops a target from being spread so, whatever the tensor parallelism; empty when nothing does."""
+    """Return the errors of spreading a target so, whatever its tensor parallelism; empty where it can be."""
     found = []
     if spread.pipeline > target.num_layers:
         message = (

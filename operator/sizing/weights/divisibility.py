@@ -46,7 +46,7 @@ def tensor_problems(  # noqa: PLR0913 (the key of the cache)
     data: int = 1,
     expert: bool = False,
 ) -> tuple[Problem, ...]:
-    """Return everything that stops a model from being split over so many GPUs; empty when nothing does.
+    """Return all problems of splitting a model over so many GPUs; empty where it can be split.
 
     The field of a problem is the key of config.json that does not divide.
 

@@ -35,7 +35,7 @@ def kernel_rules(version: str | None) -> KernelRules:
 def broken_limit(
     weight_format: WeightFormat, linear: LinearLayer, unsplit: LinearLayer, rules: KernelRules
 ) -> str | None:
-    """Return the limit that one rank's part of a layer breaks, in words; None where its kernel takes it.
+    """Return the limit that one rank's part of a layer breaks, in words; None where it breaks none.
 
     ``linear`` is the layer on one of the ranks, ``unsplit`` on a single one.
     """

@@ -161,5 +161,5 @@ def test_cost_never_takes_more_gpus_than_it_must(make_pair: PairFactory) -> None
 @pytest.mark.parametrize("objective", list(Objective))
 def test_unlaunchable_rows_are_never_taken(make_pair: PairFactory, objective: Objective) -> None:
     rows = quantization_matrix(make_pair(), BOTH)
-    refused = [replace(row, obstacles=("no",)) for row in rows]
+    refused = [replace(row, problems=("no",)) for row in rows]
     assert ranked(refused, objective) == []

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from specdecode_operator.sizing.base.sources import LAYERS_WITHIN_NODES
-from specdecode_operator.sizing.choice.advice import Advice
+from specdecode_operator.sizing.choice.advice import Advice, advise_on_nodes
 from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
-from specdecode_operator.sizing.choice.node_advice import advise_on_nodes
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
