@@ -15,7 +15,6 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.capture.control.job import wrap_up_s
 from specdecode_operator.cli.capture.fetch import FetchError, Place, fetch
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.capture.validate import validate_command
@@ -257,6 +256,9 @@ def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
 def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
     """Return how long a capture whose engine serves may take to its end, with an engine for each further attempt."""
     deadline_s = int(spec.get("deadlineSeconds", 3600))
+    # What the operator decides brings its templates along: every command would load them.
+    from specdecode_operator.capture.control.job import wrap_up_s  # noqa: PLC0415
+
     attempt_s = deadline_s + wrap_up_s(deadline_s)
     return attempt_s + int(spec.get("backoffLimit", 0)) * (engine_timeout_s + attempt_s)
 

@@ -119,20 +119,9 @@ def ask(
     *,
     every_precision: bool = False,
 ) -> Answers:
-    """Return what each object in the files comes to.
+    """Return what each object in the files, folders or ``-`` comes to; model configs are given as ``ID=PATH``.
 
-    Parameters
-    ----------
-    files
-        Files, folders, or ``-``.
-    nodes_file
-        Output of ``kubectl get nodes``.
-    model_configs
-        ``ID=PATH`` of each config.json that is given beside the files.
-    calibration_file
-        What real engines showed of the estimates.
-    every_precision
-        Whether to size those too that the spec does not ask for: it takes longer than the rest.
+    Precisions that a spec does not ask for are sized only with ``every_precision``: it takes longer than the rest.
     """
     try:
         nodes = None if nodes_file is None else read_nodes(nodes_file)
@@ -157,18 +146,7 @@ def answer(
 ) -> Answer:
     """Return what an object comes to on these nodes; None: on nodes of 8 of the products it names, or H100 and H200.
 
-    Parameters
-    ----------
-    document
-        The object.
-    nodes
-        Nodes with GPUs.
-    model_configs
-        Content of config.json by model id, for models whose spec holds no config.
-    calibration
-        What real engines showed of the estimates.
-    every_precision
-        Whether to fill in ``precisions``.
+    ``model_configs`` has the content of config.json by model id, for models whose spec holds none.
     """
     try:
         spec = admitted_spec(with_configs(document.body.get("spec"), model_configs), document.body.get("metadata"))

@@ -34,15 +34,8 @@ def cached_layers(
 ) -> tuple[tuple[LayerRun, ...], ...]:
     """Return what each pipeline stage keeps; the draft sits on the last one.
 
-    Parameters
-    ----------
-    target, draft
-        The models.
-    tensor, pipeline
-        How they are split.
-    element_bytes
-        Bytes of one number in the cache; None for what the checkpoint asks for, or else the model's own type.
-        The draft follows the target (vLLM gives both the same cache_dtype).
+    Without bytes of a number in the cache it is what the checkpoint asks for, or else the model's own type. The draft
+    follows the target: vLLM gives both the same cache_dtype.
     """
     element_bytes = element_bytes or target.cache_element_bytes
     if any(_is_severed(stage) for stage in stages(target, pipeline)):

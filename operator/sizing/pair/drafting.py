@@ -40,19 +40,9 @@ def fitted_draft(
 ) -> ModelGeometry:
     """Return a draft as the engine makes it for a target; a model of its own stays as it is.
 
-    A head takes the target's embedding and output head in the place of its
-    own where they have the same shape (vLLM, v1/worker/gpu/spec_decode), its
-    rotary table reaches as far as the target's longest request, and Medusa
-    has as many heads as tokens are proposed (configs/medusa.py).
-
-    Parameters
-    ----------
-    draft, target
-        The models.
-    num_speculative_tokens
-        Tokens proposed a step.
-    least_positions
-        Rows that its rotary table has at least (EAGLE).
+    A head takes the target's embedding and output head in the place of its own where they have the same shape (vLLM,
+    v1/worker/gpu/spec_decode), and Medusa has as many heads as tokens are proposed (configs/medusa.py). The rotary
+    table of EAGLE has as many rows as the target's longest request has positions.
 
     Raises
     ------

@@ -49,21 +49,8 @@ def tensor_problems(  # noqa: PLR0913 (the key of the cache)
     """Return all problems of splitting a model over so many GPUs; empty where it can be split.
 
     The field of a problem is the key of config.json that does not divide.
-
-    Parameters
-    ----------
-    geometry
-        The model.
-    tensor
-        GPUs that share each layer.
-    precision
-        Precision of its linear layers; None for the checkpoint's own.
-    engine_version
-        vLLM's version; None asks for what every known version takes.
-    data
-        Copies of the model, among whose GPUs experts are split too.
-    expert
-        Whether whole experts are spread over those GPUs instead.
+    Without a precision it is the checkpoint's own; without a version, what every known version takes. Experts are split
+    over the GPUs of all data-parallel copies too, or spread over them whole.
     """
     split = Split(tensor, tensor * data if expert else 1, data)
     problems = _shape_problems(geometry, split)

@@ -64,17 +64,8 @@ def parameter_count(geometry: ModelGeometry) -> int:
 def weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, *, stage: Stage | None = None) -> int:
     """Return the bytes of the weights on one rank, without the rotary tables.
 
-    Equal to the parameters of vLLM 0.32's classes on the meta device. The
-    split must divide the model (see divisibility).
-
-    Parameters
-    ----------
-    geometry, precision
-        The model and how its linear layers are held.
-    split
-        How each layer is divided over ranks.
-    stage
-        Which layers the rank holds; None for all of them.
+    Equal to the parameters of vLLM 0.32's classes on the meta device. The split must divide the model (see
+    divisibility). Without a stage the rank holds all layers.
     """
     return _weight_bytes(geometry, precision, split, stage or whole_model(geometry), Tables.OWN)
 
