@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.objects.children import wanted_replicas
-from specdecode_operator.deployment.objects.engine_pod import engine_timings
+from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from specdecode_operator.deployment.pods.readiness import Readiness
@@ -64,7 +64,7 @@ def rollout_of(outcome: Launch | RolledBack, observation: Observation) -> Rollou
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
         return with_replaced(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)
     deadline_s = (
-        engine_timings(outcome.facts, outcome.plan).progress_deadline_s if isinstance(outcome, Launch) else None
+        engine_timeouts(outcome.facts, outcome.plan).progress_deadline_s if isinstance(outcome, Launch) else None
     )
     rollout = read_group_rollout(workload, observation.pods, wanted, observation.groups, deadline_s)
     return with_replaced(rollout, observation.replaced_workload)

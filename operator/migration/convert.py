@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from specdecode_operator.api.base import API_VERSION, Body
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.spec.admission import admitted_spec
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
-from specdecode_operator.deployment.spec.parsing import admitted_spec
 from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.untyped import mapping, name_of, objects

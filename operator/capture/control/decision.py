@@ -37,7 +37,7 @@ from specdecode_operator.capture.control.volume import (
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
-from specdecode_operator.deployment.spec.parsing import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 

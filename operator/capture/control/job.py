@@ -21,7 +21,7 @@ from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.recorder_bundle import PLUGIN
 from specdecode_operator.capture.load.workload import ATTEMPT_VARIABLE, NODE_VARIABLE, SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
-from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings
+from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timeouts
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
@@ -124,7 +124,7 @@ def _engine_container(pod: Body) -> Body:
 
 def _deadline_s(spec: SpecDecodeCaptureSpec, source: CapturedDeployment) -> int:
     """Return how long the pod may live: as long as the engine may take to start and the load to run."""
-    times = engine_timings(source.launch.facts, source.launch.plan)
+    times = engine_timeouts(source.launch.facts, source.launch.plan)
     return times.progress_deadline_s + spec.deadline_seconds + wrap_up_s(spec.deadline_seconds)
 
 

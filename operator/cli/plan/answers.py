@@ -19,10 +19,10 @@ from specdecode_operator.cli.input_files import (
 )
 from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
+from specdecode_operator.deployment.spec.admission import admitted_spec
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import NO_MODELS
-from specdecode_operator.deployment.spec.parsing import admitted_spec
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts

@@ -6,7 +6,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import RolloutStrategy
-from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timings, group_pods
+from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timeouts, group_pods
 from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
 from specdecode_operator.deployment.objects.service import render_service
 from specdecode_operator.deployment.objects.workload import workload_name
@@ -82,7 +82,7 @@ def _deployment(key: Key, facts: Facts, plan: Plan) -> Body:
         **_rollout(facts),
         "name": workload_name(key, DEPLOYMENT.kind),
         "selector": selector_labels(key.name),
-        "progress_deadline_s": engine_timings(facts, plan).progress_deadline_s,
+        "progress_deadline_s": engine_timeouts(facts, plan).progress_deadline_s,
     }
     body = render_template("deployment", values)
     # It is rendered and parsed already.

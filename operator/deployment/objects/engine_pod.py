@@ -1,4 +1,4 @@
-"""Renders the pod that an engine runs in, for whatever starts it."""
+"""The pod that an engine runs in: command, environment, memory, volumes, probes; the workload takes it as template."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -20,7 +20,7 @@ from specdecode_operator.deployment.spec.model_storage import (
     model_path,
 )
 from specdecode_operator.deployment.spec.pod_template import DOWNLOAD_DRAFT, DOWNLOAD_TARGET, merge
-from specdecode_operator.deployment.spec.timeouts import PROBE_PERIOD_S, Timings, timings
+from specdecode_operator.deployment.spec.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
 from specdecode_operator.engine.arguments import TLS_PATH, command_line
 from specdecode_operator.engine.environment import (
     API_KEY_VARIABLE,
@@ -51,7 +51,6 @@ from specdecode_operator.sizing.choice.plan import Plan
 _SHM_GIB_PER_GPU = 1
 _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
 
-
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
 _LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
 """What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables)."""
@@ -68,7 +67,7 @@ class Role(StrEnum):
 
 
 def engine_pod(key: Key, facts: Facts, plan: Plan) -> Body:
-    """Return metadata and spec of the pods that serve this plan, with the user's podTemplate laid over."""
+    """Return metadata and spec of the pods that serve this plan, with the user's podTemplate merged in."""
     pod = _pod(key, facts, plan, Role.ALONE)
     _mark(content_hash(pod), pod)
     return pod
@@ -83,8 +82,8 @@ def group_pods(key: Key, facts: Facts, plan: Plan) -> tuple[Body, Body]:
 
 def _pod(key: Key, facts: Facts, plan: Plan, role: Role) -> Body:
     pod = render_template("engine-pod", _values(key, facts, plan, role))
-    overlay = facts.spec.pod_template
-    return pod if overlay is None else merge(pod, overlay.model_dump(by_alias=True, exclude_none=True))
+    template = facts.spec.pod_template
+    return pod if template is None else merge(pod, template.model_dump(by_alias=True, exclude_none=True))
 
 
 def _mark(template_hash: str, *pods: Body) -> None:
@@ -98,10 +97,10 @@ def scheme(spec: SpecDecodeDeploymentSpec) -> str:
     return "HTTPS" if spec.serving.tls_secret else "HTTP"
 
 
-def engine_timings(facts: Facts, plan: Plan) -> Timings:
+def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
     """Return how long each step of an engine's life may take."""
     weights_bytes = plan.chosen.budget.weights_bytes * plan.chosen.gpus
-    return timings(facts.spec, weights_bytes, together=plan.chosen.nodes > 1)
+    return timeouts(facts.spec, weights_bytes, together=plan.chosen.nodes > 1)
 
 
 def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
@@ -115,7 +114,7 @@ def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
         # ZeroMQ listens at an address and at no name; who connects finds the leader by name.
         leader_address=_OWN_ADDRESS if leads else _LEADER_ADDRESS,
         leads=leads,
-        meeting_timeout_s=engine_timings(facts, plan).startup_s,
+        meeting_timeout_s=engine_timeouts(facts, plan).startup_s,
     )
 
 
@@ -147,14 +146,14 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "logging_file": LOGGING_FILE,
         "engine_config_path": ENGINE_CONFIG_PATH,
         "probe_period_s": PROBE_PERIOD_S,
-        "times": engine_timings(facts, plan),
+        "times": engine_timeouts(facts, plan),
         **_model_values(spec),
         **_access_values(spec),
     }
 
 
 def _model_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
-    """Where models come from."""
+    """Return where models come from."""
     return {
         "volumes": engine_volumes(spec),
         "downloads": _downloads(spec) if downloads_in_pods(spec) else [],
@@ -164,7 +163,7 @@ def _model_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
 
 
 def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
-    """How clients and the kubelet reach the engine."""
+    """Return how clients and the kubelet reach the engine."""
     return {
         "port": spec.serving.port,
         "scheme": scheme(spec),
@@ -207,7 +206,7 @@ def _compiled_folder(facts: Facts, plan: Plan, settings: EngineSettings, own_env
 
 
 def _resources(facts: Facts, plan: Plan) -> Body:
-    """Requests and limits of the engine container."""
+    """Return requests and limits of the engine container: GPUs, or memory and cores of the CPU."""
     if not facts.on_cpu:
         return {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
     accelerator = facts.spec.accelerator
@@ -220,7 +219,7 @@ def _resources(facts: Facts, plan: Plan) -> Body:
 
 
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
-    """Init containers that fetch each model from the hub."""
+    """Return the init containers that download each model from the hub."""
     models = [(DOWNLOAD_TARGET, spec.target.model, spec.target.revision)]
     if spec.speculation and spec.speculation.draft:
         models.append((DOWNLOAD_DRAFT, spec.speculation.draft.model, spec.speculation.draft.revision))

@@ -1,4 +1,4 @@
-"""The checkpoints that a spec names: what each holds, which may be served, and the spec that serves a chosen one."""
+"""What the checkpoints of a spec hold: geometries and precisions, and the spec that names what is served."""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
@@ -33,23 +33,29 @@ def geometry_of(
     InvalidSpecError
         When nothing is known of the model, or what is known makes no sense.
     """
+    name = model.model
     if model.config is not None:
-        return _inline_geometry(field, model.model, model.config, method)
+        try:
+            return _geometry(name, model.config, method)
+        except GeometryError as error:
+            problem = Problem(f"{field}.config.{error.field}", str(error.value), error.message)
+            raise InvalidSpecError([problem]) from error
     try:
-        geometry = find_geometry(model.model)
+        geometry = find_geometry(name)
     except GeometryError as error:
-        raise InvalidSpecError([Problem(f"{field}.model", model.model, str(error))]) from error
-    if geometry is None and read is not None:
-        return _read_geometry(field, model.model, read, method)
-    if geometry is None:
-        problem = Problem(
-            f"{field}.model",
-            model.model,
+        raise InvalidSpecError([Problem(f"{field}.model", name, str(error))]) from error
+    if geometry is not None:
+        return geometry
+    if read is None:
+        message = (
             f"no facts about this model: put the content of its config.json into {field}.config"
-            f" (known without that: the {len(known_models())} models of docs/reference/models.md)",
+            f" (known without that: the {len(known_models())} models of docs/reference/models.md)"
         )
-        raise InvalidSpecError([problem], reason=MODEL_UNKNOWN)
-    return geometry
+        raise InvalidSpecError([Problem(f"{field}.model", name, message)], reason=MODEL_UNKNOWN)
+    try:
+        return _geometry(name, read.config, method)
+    except GeometryError as error:
+        raise InvalidSpecError([Problem(f"{field}.model", name, f"in its config.json: {error}")]) from error
 
 
 def named_checkpoints(
@@ -194,19 +200,3 @@ def _shape(geometry: ModelGeometry) -> dict[str, int]:
 
 def _geometry(name: str, config: Mapping[str, Any], method: Method | None) -> ModelGeometry:
     return geometry_from_config(name, config) if method is None else head_from_config(name, config, method.value)
-
-
-def _inline_geometry(field: str, name: str, config: Mapping[str, Any], method: Method | None) -> ModelGeometry:
-    try:
-        return _geometry(name, config, method)
-    except GeometryError as error:
-        problem = Problem(f"{field}.config.{error.field}", str(error.value), error.message)
-        raise InvalidSpecError([problem]) from error
-
-
-def _read_geometry(field: str, name: str, read: Checkpoint, method: Method | None) -> ModelGeometry:
-    try:
-        return _geometry(name, read.config, method)
-    except GeometryError as error:
-        problem = Problem(f"{field}.model", name, f"in its config.json: {error}")
-        raise InvalidSpecError([problem]) from error

@@ -11,7 +11,7 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.spec.parsing import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
 from specdecode_operator.problems import InvalidSpecError
 

@@ -1,4 +1,4 @@
-"""How long each step of an engine's life may take, and that these times add up."""
+"""How long each step of an engine's life may take: startup probe, progress deadline, drain, grace period."""
 
 from dataclasses import dataclass
 
@@ -33,31 +33,26 @@ SHORTEST_GRACE_S = _PRE_STOP_S + _TEARDOWN_S + 1
 
 
 @dataclass(frozen=True)
-class Timings:
-    """Times of one engine pod in seconds.
-
-    Attributes
-    ----------
-    startup_s
-        How long an engine may take to serve before it is started anew.
-    progress_deadline_s
-        How long a pod may take in all before the rollout counts as failed.
-    pre_stop_s
-        How long an engine serves on after its pod left the Service.
-    shutdown_timeout_s
-        How long running requests may go on after that.
-    termination_grace_s
-        When the kubelet kills it.
-    """
+class Timeouts:
+    """Times of one engine pod in seconds."""
 
     startup_s: int
+    """How long an engine may take to serve before it is started anew."""
+
     progress_deadline_s: int
+    """How long a pod may take in all before the rollout counts as failed."""
+
     pre_stop_s: int
+    """How long an engine serves on after its pod left the Service."""
+
     shutdown_timeout_s: int
+    """How long running requests may go on after that."""
+
     termination_grace_s: int
+    """When the kubelet kills it."""
 
 
-def timings(spec: SpecDecodeDeploymentSpec, weights_bytes: int, *, together: bool = False) -> Timings:
+def timeouts(spec: SpecDecodeDeploymentSpec, weights_bytes: int, *, together: bool = False) -> Timeouts:
     """Return the times of an engine that loads so many bytes of weights in all.
 
     startup = 900 s + bytes / 125 MiB/s; a download takes as long as the reading once more. Pods that start
@@ -69,7 +64,7 @@ def timings(spec: SpecDecodeDeploymentSpec, weights_bytes: int, *, together: boo
     # Whole periods of the probe that watches it.
     startup_s = -(-needed_s // PROBE_PERIOD_S) * PROBE_PERIOD_S
     shutdown_s = shutdown_timeout_s(spec)
-    return Timings(
+    return Timeouts(
         startup_s=startup_s,
         progress_deadline_s=before_s + startup_s,
         pre_stop_s=_PRE_STOP_S,

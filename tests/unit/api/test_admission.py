@@ -19,7 +19,7 @@ from specdecode_operator.api.crd.cel_expression import evaluate
 from specdecode_operator.api.crd.definitions import deployment_crd
 from specdecode_operator.api.crd.deployment_rules import RULES
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.parsing import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.problems import Problem
 from tests.component.admission.acceptance_cases import GOOD
 from tests.component.admission.rejection_cases import BAD, Bad

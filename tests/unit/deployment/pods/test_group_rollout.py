@@ -13,7 +13,7 @@ from specdecode_operator.api.status import Condition
 from specdecode_operator.deployment.changes import objects_to_apply, objects_to_delete, workloads_to_scale
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.history import update_group_history, update_last_good
-from specdecode_operator.deployment.objects.engine_pod import engine_timings
+from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, observe_groups
@@ -205,7 +205,7 @@ def test_groups_that_never_serve_are_overdue_when_their_time_is_up() -> None:
     desired = desired_state_of()
     workload = workload_of(desired)
     assert isinstance(desired.outcome, Launch)
-    deadline_s = engine_timings(desired.outcome.facts, desired.outcome.plan).progress_deadline_s
+    deadline_s = engine_timeouts(desired.outcome.facts, desired.outcome.plan).progress_deadline_s
     seen = Observation(live(workload, ready=0), pods_of(workload, ready=False))
     for waited_s, overdue in ((deadline_s - 1.0, False), (float(deadline_s), True)):
         history = GroupHistory("a", waited_s=waited_s)

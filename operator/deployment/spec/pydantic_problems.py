@@ -1,4 +1,4 @@
-"""Reads a spec as an API server would, and says in plain words what pydantic finds wrong with one."""
+"""Says in plain words what pydantic finds wrong with a spec."""
 
 import difflib
 from typing import Any, Final, get_args
@@ -6,9 +6,8 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from specdecode_operator.api.crd.admission import refusals
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.problems import Problem
 
 _SHOWN_CHARACTERS: Final = 64
 _UNKNOWN_FIELD: Final = "extra_forbidden"
@@ -38,23 +37,6 @@ _WORDS: Final = {
     "literal_error": "use one of {expected}",
 }
 """What to say by pydantic's type of error; others in pydantic's own words."""
-
-
-def admitted_spec(spec: Any, metadata: Any = None) -> SpecDecodeDeploymentSpec:
-    """Return a spec that an API server would admit; a misspelt field is an error, as it is for kubectl apply.
-
-    Raises
-    ------
-    InvalidSpecError
-        With what it would refuse.
-    """
-    try:
-        admitted = SpecDecodeDeploymentSpec.model_validate(spec)
-    except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error)) from error
-    if problems := refusals(admitted, metadata):
-        raise InvalidSpecError(problems)
-    return admitted
 
 
 def spec_problems(error: ValidationError) -> list[Problem]:
