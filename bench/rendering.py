@@ -10,8 +10,9 @@ import yaml
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.objects.children import render_children
-from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
+from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.kube.nodes import NodeFacts
 
@@ -27,7 +28,7 @@ def rendering_s(spec: dict[str, Any]) -> float:
     """Return the median time to render all objects of a spec."""
     facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
     plan = make_plan(facts, NODES, None, groups=True)
-    if isinstance(plan, WaitingForNodes):
+    if isinstance(plan, Blocked):
         raise LookupError(plan.message)  # noqa: TRY004  no node is no wrong type
     matrix = full_matrix(facts, NODES, plan)
     facts = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)

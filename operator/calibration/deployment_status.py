@@ -61,7 +61,7 @@ def measure_deployment(body: Body) -> Measurement:
 
 
 def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
-    """The facts at the precisions of the plan. Raises ValueError where the spec has no checkpoint for one."""
+    """Return the facts at the precisions of the plan. Raises ValueError where the spec has no checkpoint for one."""
     target = Precision(plan.target_quantization)
     draft = Precision(plan.draft_quantization) if plan.draft_quantization else None
     pair, available = facts.pair, facts.options.available
@@ -74,7 +74,7 @@ def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
 
 
 def _parts(body: Body) -> tuple[SpecDecodeDeploymentSpec, PlanStatus, ObservedStatus]:
-    """The spec, and of the status what belongs to this very spec."""
+    """Return the spec, and of the status what belongs to this very spec."""
     try:
         spec = SpecDecodeDeploymentSpec.model_validate(body.get("spec"), extra="ignore")
         status = SpecDecodeDeploymentStatus.model_validate(body.get("status") or {}, extra="ignore")

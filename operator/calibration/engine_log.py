@@ -29,25 +29,19 @@ class UnusableLogError(ValueError):
 
 @dataclass(frozen=True)
 class Given:
-    """What the user adds to a log, because no log says it, or this one does not.
-
-    Attributes
-    ----------
-    product
-        GPU product as its node label says; no log names it.
-    engine_version, tensor, max_model_len, max_num_seqs, max_num_batched_tokens
-        Where the log does not say; what is given here wins over the log.
-    configs
-        Content of config.json by model, as the log names the models.
-    """
+    """What the user adds to a log, because no log says it, or this one does not; it wins over the log."""
 
     product: str
+    """GPU product as its node label says; no log names it."""
+
     engine_version: str | None = None
     tensor: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+
     configs: Mapping[str, Body] = field(default_factory=dict)
+    """Content of config.json by model, as the log names the models."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +55,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one log shows.
-
-    Attributes
-    ----------
-    entry
-        Its line of the calibration file.
-    terms
-        Predicted against reported.
-    predicted_tokens, reported_tokens
-        The same of the KV cache in tokens.
-    """
+    """What one engine shows: predicted against reported, and its line of the calibration file."""
 
     entry: CalibrationEntry
     terms: tuple[Term, ...]
@@ -129,7 +113,7 @@ def measured_entry(kind: EngineKind, budget: Budget, reported_bytes: int) -> Cal
 
 
 def _completed(log: StartupLog, given: Given) -> tuple[LoggedSettings, str]:
-    """The settings with what the user adds, and the version; all that sizing needs is there."""
+    """Return the settings with what the user adds, and the version; all that sizing needs is there."""
     logged = log.settings
     settings = replace(
         logged,
@@ -157,7 +141,7 @@ def _completed(log: StartupLog, given: Given) -> tuple[LoggedSettings, str]:
 
 
 def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDeploymentSpec:
-    """The SpecDecodeDeployment that would start this engine."""
+    """Return the spec that would start this engine."""
     utilization = settings.utilization or 0.92  # vLLM, config/cache.py CacheConfig
     serving = {
         "maxModelLen": settings.max_model_len,

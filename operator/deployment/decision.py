@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
@@ -17,7 +18,7 @@ from specdecode_operator.deployment.models.model_facts import facts_entry, read_
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children
 from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
-from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan, passed_over
+from specdecode_operator.deployment.plan.planning import full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
 from specdecode_operator.deployment.pods.readiness import Readiness, stalled, without_engines, working
 from specdecode_operator.deployment.pods.rollback import LastGood, attempt_of, put_back, render_last_good
@@ -86,7 +87,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
             return _read_first(parent, spec, unknown, cluster.model_pods)
         facts = valid_facts(spec, known, cluster.calibration)
         plan = make_plan(facts, cluster.nodes, parent.status.plan, groups=cluster.has_leader_worker_sets)
-        if isinstance(plan, WaitingForNodes):
+        if isinstance(plan, Blocked):
             return _wait_for_nodes(parent, facts, plan)
         refuse_group_name(parent.key, plan.chosen.nodes)
     except InvalidSpecError as error:
@@ -143,7 +144,7 @@ def _not_accepted(error: InvalidSpecError) -> DesiredState:
     return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, planned])
 
 
-def _wait_for_nodes(parent: Parent, facts: Facts, waiting: WaitingForNodes) -> DesiredState:
+def _wait_for_nodes(parent: Parent, facts: Facts, waiting: Blocked) -> DesiredState:
     """Show the last plan while the nodes that it was made for are away."""
     planned = ConditionUpdate("Planned", UNKNOWN, waiting.reason, waiting.message)
     readiness = without_engines(facts.spec) or working(waiting.reason, waiting.message)

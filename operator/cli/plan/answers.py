@@ -17,7 +17,8 @@ from specdecode_operator.cli.input_files import (
     read_nodes,
     with_configs,
 )
-from specdecode_operator.deployment.plan.planning import WaitingForNodes, full_matrix, make_plan
+from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
 from specdecode_operator.deployment.spec.admission import admitted_spec
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
@@ -153,7 +154,7 @@ def answer(
         facts = valid_facts(spec, calibration=calibration)
         present = _assumed_nodes(facts) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)
-        if isinstance(plan, WaitingForNodes):
+        if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
         planned = _planned(document, facts, plan, present)
         return replace(planned, precisions=full_matrix(facts, present, plan)) if every_precision else planned
@@ -215,7 +216,7 @@ def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFac
     """The candidate with the sentence and the fixes that it would have alone; products that are there are no fix."""
     if candidate.product != plan.chosen.product and candidate.verdict == DOES_NOT_FIT:
         alone = make_plan(facts, tuple(node for node in nodes if node.product == candidate.product), None, groups=True)
-        if not isinstance(alone, WaitingForNodes):
+        if not isinstance(alone, Blocked):
             present = {product_change(row.product) for row in plan.rows}
             fixes = tuple(fix for fix in alone.fixes if fix.change not in present)
             return replace(candidate, explanation=alone.explanation, fixes=fixes)

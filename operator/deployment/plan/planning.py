@@ -1,10 +1,11 @@
-"""Decides where and how a pair runs, from its facts and the GPUs of the cluster."""
+"""The plan of an object: where and how its pair runs on the nodes that there are, and why nodes are passed over."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
 from specdecode_operator.kube.nodes import NodeFacts
@@ -30,24 +31,14 @@ _REASONS_NAMED: Final = 4
 """Reasons named in one message."""
 
 
-@dataclass(frozen=True)
-class WaitingForNodes:
-    """No node of the cluster can be planned for yet."""
-
-    reason: str
-    message: str
-
-
 def make_plan(
     facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool = False
-) -> Plan | WaitingForNodes:
-    """Return the plan for a spec; with ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes.
+) -> Plan | Blocked:
+    """Return the plan for a spec, or why no node of the cluster can be planned for yet.
 
-    Replicas lie on several nodes only where they fit on none.
-
-    A plan in force is kept while the spec allows it, leaves the same choice,
-    and it fits: neither a better node nor a cordoned one is a reason to
-    restart engines.
+    With ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes; they lie there only where they fit
+    on no single one. A plan in force is kept while the spec allows it, leaves the same choice, and it fits: neither a
+    better node nor a cordoned one is a reason to restart engines.
 
     Raises
     ------
@@ -62,11 +53,11 @@ def make_plan(
     return _kept_plan(facts, nodes, previous, groups=groups) or _new_plan(facts, nodes, groups=groups)
 
 
-def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Plan | WaitingForNodes:
-    """Choose among the nodes that take pods."""
+def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Plan | Blocked:
+    """Return a plan on the nodes that take pods, on one node if any fits."""
     pools = _pools(facts, [node for node in nodes if node.schedulable])
     if not pools:
-        return WaitingForNodes("NoMatchingNodes", _no_node_message(facts, nodes))
+        return Blocked("NoMatchingNodes", _no_node_message(facts, nodes))
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
@@ -75,7 +66,7 @@ def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Pl
         plan = _plan(facts, pools)
     launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
     if plan.chosen.nodes > 1 and launched and not groups:
-        return WaitingForNodes(LWS_MISSING, _missing_message(plan.chosen))
+        return Blocked(LWS_MISSING, _missing_message(plan.chosen))
     return plan
 
 
@@ -84,8 +75,8 @@ def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
     return any(nodes_needed(pool, tensor, facts.options.spread) for pool in pools)
 
 
-def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> WaitingForNodes:
-    """Say why a replica finds no room: too few nodes, or none so large that it could be shared out evenly."""
+def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
+    """Return why a replica finds no room: too few nodes, or none so large that it could be shared out evenly."""
     tensor, spread = facts.spec.parallelism.tensor or 1, facts.options.spread
     asked = f"spec.parallelism: {tensor * spread.groups} GPUs a replica ({spread.at(tensor).label})"
     largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
@@ -95,7 +86,7 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> WaitingForNodes:
         place = place_phrase(tensor * spread.groups, needed, largest.product)
         present = "node has so many" if largest.nodes == 1 else "nodes have so many"
         message = f"{asked}: needs {place}, and only {largest.nodes} {present}: add nodes, or use fewer GPUs"
-        return WaitingForNodes("NodesTooFew", message)
+        return Blocked("NodesTooFew", message)
     message = f"{asked}: no node that may be used has more than {most} GPUs"
     if spread.data > 1 and tensor * spread.pipeline > most:
         message += (
@@ -107,7 +98,7 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> WaitingForNodes:
             f", and nodes cannot share so many evenly: use tensor {most} or less and whole stages on further"
             f" nodes, such as tensor {most}, pipeline 2 for two"
         )
-    return WaitingForNodes("NodesTooSmall", f"{message}, or add larger nodes")
+    return Blocked("NodesTooSmall", f"{message}, or add larger nodes")
 
 
 def _missing_message(chosen: Row) -> str:
@@ -120,7 +111,7 @@ def _missing_message(chosen: Row) -> str:
 
 
 def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool) -> Plan | None:
-    """The plan with the choice in force, judged for the present spec; None where there is none to keep."""
+    """Return the plan with the choice in force, judged for the present spec; None where there is none to keep."""
     if previous is None or previous.chosen_by not in (None, chosen_by(facts)):
         return None
     pools = {pool.product: pool for pool in _pools(facts, [node for node in nodes if node.schedulable])}
@@ -210,7 +201,7 @@ def _is_wanted(node: NodeFacts, wanted: Sequence[str]) -> bool:
 
 
 def _problem(node: NodeFacts) -> str | None:
-    """Why a node's GPUs cannot be planned for."""
+    """Return why a node's GPUs cannot be planned for."""
     if node.refusal:
         return node.refusal
     if find_device(node.product) is not None:

@@ -1,4 +1,4 @@
-"""Puts a plan into the words of the status."""
+"""A plan in the status: `status.plan`, the condition Planned, and what changed."""
 
 from typing import Final
 
@@ -89,7 +89,7 @@ def _workload(facts: Facts) -> Workload:
 
 
 def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:
-    """Whether there is a plan to launch, and which nodes no plan could use."""
+    """Return whether there is a plan to launch, and which nodes no plan could use."""
     explanation = f"{plan.explanation}; {passed_over}" if passed_over else plan.explanation
     if plan.verdict != "DoesNotFit":
         return ConditionUpdate("Planned", TRUE, plan.verdict, explanation)

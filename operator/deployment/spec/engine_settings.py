@@ -1,4 +1,4 @@
-"""Resolves what the engine is told from a spec and its pair."""
+"""The settings that the engine's command line and environment are made of, from a spec and its pair."""
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import AcceleratorType, Quantization
@@ -23,7 +23,7 @@ from specdecode_operator.vocabulary import Method, Precision
 def engine_settings(
     spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: NodeGroup | None = None
 ) -> EngineSettings:
-    """Everything that the engine's command line and environment need."""
+    """Return all that the engine's command line and environment need, for a pod of a group too."""
     serving, limits = spec.serving, pair.limits
     return EngineSettings(
         model=engine_model_path(spec, spec.target),
@@ -55,7 +55,7 @@ def engine_settings(
 
 
 def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
-    """What the engine makes while loading; None where the checkpoint is served as it is."""
+    """Return what the engine quantizes to while loading; None where the checkpoint is served as it is."""
     made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
     return OnlineQuantization.FP8 if made else None
 

@@ -123,7 +123,7 @@ def engine_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> str:
 
 
 def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
-    """The method that says how the config.json of a head is read; None for what is a model of its own."""
+    """Return the method by which the config.json of a head is read; None for a model of its own."""
     speculation = spec.speculation
     if speculation is None or field != DRAFT or speculation.method is Method.DRAFT_MODEL:
         return None
@@ -131,7 +131,7 @@ def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
 
 
 def _plan_options(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometry], known: KnownModels) -> PlanOptions:
-    """What the plan may decide: the objective, and the checkpoints of each model."""
+    """Return the objective, and the checkpoints and precisions of each model to choose from."""
     models = served_models(spec)
     named = {field: named_checkpoints(field, model, own[field], spec, known) for field, model in models.items()}
     free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
@@ -147,7 +147,7 @@ def _plan_options(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometr
 def _pair(
     spec: SpecDecodeDeploymentSpec, profile: EngineProfile, own: Mapping[str, ModelGeometry], available: Available
 ) -> Pair:
-    """The pair at the precisions that are asked for; where the plan may choose, at the models' own."""
+    """Return the pair at the precisions that are asked for; where the plan may choose, at the models' own."""
     speculation, draft = spec.speculation, own.get(DRAFT)
     target_precision = wanted_precision(TARGET, spec.target.quantization, own[TARGET], available.target)
     draft_precision = None

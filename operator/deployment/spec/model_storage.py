@@ -1,4 +1,4 @@
-"""Where models lie for the pods that use them, and the volumes that bring them there."""
+"""Where models lie for the pods that use them: paths, the cache, and volumes."""
 
 import re
 from typing import Final
@@ -20,15 +20,15 @@ _COMPILED_FOLDER: Final = "specdecode/compiled"
 
 
 def model_path(model: str) -> str:
-    """Where the engine finds a model: in the user's volume, or where the download of its pod puts it."""
+    """Return the path of a model in the user's volume, or where the download of its pod puts it."""
     return f"{MODELS_PATH}/{model.strip('/')}"
 
 
 def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> str:
-    """Return what the engine is told of a model; in a cache it is the snapshot of one commit.
+    """Return the path from which the engine loads a model; in a cache it is the snapshot of one commit.
 
-    The layout is that of huggingface_hub (file_download.py, repo_folder_name). Nothing is launched before a download
-    has told the commit.
+    The layout is that of huggingface_hub (file_download.py, repo_folder_name).
+    Nothing is launched before the commit is known.
     """
     if not downloads_to_cache(spec):
         return model_path(model.model)
