@@ -4,7 +4,7 @@ It is a strategic merge patch, as `kubectl patch` has it: lists with a merge key
 are replaced. https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specdecode_operator.api.deployment import PodTemplate
@@ -15,6 +15,8 @@ from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.problems import Problem
 
 ENGINE_CONTAINER = "engine"
+
+_SPEC = "spec.podTemplate.spec"
 
 _MERGE_KEYS = {
     "containers": "name",
@@ -87,10 +89,10 @@ def pod_template_problems(template: PodTemplate | None, platform: Platform) -> l
         *_grace_problems(spec),
         *_restart_problems(spec),
         *_metadata_problems(template.metadata or {}),
-        *_list_problems(spec, "spec.podTemplate.spec"),
-        *_download_problems(spec.get("initContainers")),
-        *_engine_problems(spec.get("containers"), _PLANNED_RESOURCES[platform]),
-        *_volume_problems(spec.get("volumes")),
+        *_list_problems(spec, _SPEC),
+        *_download_problems(spec),
+        *_engine_problems(spec, _PLANNED_RESOURCES[platform]),
+        *_volume_problems(spec),
     ]
 
 
@@ -134,42 +136,55 @@ def _list_problems(value: Any, path: str) -> list[Problem]:
     return problems
 
 
-def _node_selector_problems(spec: dict[str, Any]) -> list[Problem]:
+def _node_selector_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     selector = spec.get("nodeSelector", {})
     if selector is None:
         message = "would take the plan's product away: write the labels that nodes need besides, or leave it out"
-        return [Problem("spec.podTemplate.spec.nodeSelector", "null", message)]
-    if not isinstance(selector, dict) or PRODUCT_LABEL not in selector:
-        return []
-    value = str(selector[PRODUCT_LABEL])
-    return [Problem(f"spec.podTemplate.spec.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.product")]
+        yield Problem(f"{_SPEC}.nodeSelector", "null", message)
+    elif isinstance(selector, dict) and PRODUCT_LABEL in selector:
+        value = str(selector[PRODUCT_LABEL])
+        yield Problem(f"{_SPEC}.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.product")
 
 
-def _grace_problems(spec: dict[str, Any]) -> list[Problem]:
+def _grace_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     """A grace period that would cut running requests off; null would bring Kubernetes' own 30 s back."""
     grace_s = spec.get("terminationGracePeriodSeconds", SHORTEST_GRACE_S)
-    if type(grace_s) is int and grace_s >= SHORTEST_GRACE_S:
-        return []
-    message = f"must be an integer of at least {SHORTEST_GRACE_S}: an engine leaves the Service, answers, and ends"
-    return [Problem("spec.podTemplate.spec.terminationGracePeriodSeconds", str(grace_s)[:64], message)]
+    # True is an int for Python, and so no int here.
+    if type(grace_s) is not int or grace_s < SHORTEST_GRACE_S:
+        message = f"must be an integer of at least {SHORTEST_GRACE_S}: an engine leaves the Service, answers, and ends"
+        yield Problem(f"{_SPEC}.terminationGracePeriodSeconds", str(grace_s)[:64], message)
 
 
-def _restart_problems(spec: dict[str, Any]) -> list[Problem]:
+def _restart_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     policy = spec.get("restartPolicy", "Always")
-    if policy == "Always":
-        return []
-    return [Problem("spec.podTemplate.spec.restartPolicy", str(policy)[:64], "engines are restarted: leave it out")]
+    if policy != "Always":
+        yield Problem(f"{_SPEC}.restartPolicy", str(policy)[:64], "engines are restarted: leave it out")
 
 
-def _download_problems(containers: Any) -> list[Problem]:
+def _download_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     """Init containers that would run something else with the token of the hub."""
-    return [
-        Problem(f"spec.podTemplate.spec.initContainers[{index}].{field}", "set", f"{name} is the operator's own")
-        for index, container in enumerate(containers if isinstance(containers, list) else [])
-        if isinstance(container, dict) and (name := container.get("name")) in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}
-        for field in _PROTECTED_IN_DOWNLOADS
-        if field in container
-    ]
+    for where, container in _elements(spec, "initContainers"):
+        name = container.get("name")
+        if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}:
+            for field in _PROTECTED_IN_DOWNLOADS:
+                if field in container:
+                    yield Problem(f"{where}.{field}", "set", f"{name} is the operator's own")
+
+
+def _engine_problems(spec: dict[str, Any], planned_resources: Mapping[str, str]) -> Iterator[Problem]:
+    for where, container in _elements(spec, "containers"):
+        if container.get("name") != ENGINE_CONTAINER:
+            continue
+        for field, fix in _PROTECTED_IN_ENGINE.items():
+            if field in container:
+                yield Problem(f"{where}.{field}", "set", fix)
+        names = [str(variable.get("name")) for _, variable in _elements(container, "env")]
+        yield from owned_variable_problems(names, f"{where}.env")
+        yield from _resource_problems(container.get("resources", {}), f"{where}.resources", planned_resources)
+        for place, mount in _elements(container, "volumeMounts", where):
+            if str(mount.get("mountPath")).rstrip("/") in OWN_MOUNTS:
+                message = "is the operator's own mount: use another path"
+                yield Problem(f"{place}.mountPath", mount["mountPath"], message)
 
 
 def _resource_problems(resources: Any, where: str, planned: Mapping[str, str]) -> list[Problem]:
@@ -188,41 +203,15 @@ def _resource_problems(resources: Any, where: str, planned: Mapping[str, str]) -
     ]
 
 
-def _engine_problems(containers: Any, planned_resources: Mapping[str, str]) -> list[Problem]:
-    if not isinstance(containers, list):
-        return []
-    problems = []
-    for index, container in enumerate(containers):
-        if not isinstance(container, dict) or container.get("name") != ENGINE_CONTAINER:
-            continue
-        where = f"spec.podTemplate.spec.containers[{index}]"
-        problems += [
-            Problem(f"{where}.{field}", "set", fix) for field, fix in _PROTECTED_IN_ENGINE.items() if field in container
-        ]
-        env = container.get("env")
-        variables = env if isinstance(env, list) else []
-        names = [str(variable.get("name")) for variable in variables if isinstance(variable, dict)]
-        problems += owned_variable_problems(names, f"{where}.env")
-        problems += _resource_problems(container.get("resources", {}), f"{where}.resources", planned_resources)
-        problems += _mount_problems(container.get("volumeMounts"), f"{where}.volumeMounts")
-    return problems
+def _volume_problems(spec: dict[str, Any]) -> Iterator[Problem]:
+    for where, volume in _elements(spec, "volumes"):
+        if volume.get("name") in OWN_VOLUMES:
+            yield Problem(f"{where}.name", volume["name"], "is the operator's own volume: rename it")
 
 
-def _mount_problems(mounts: Any, where: str) -> list[Problem]:
-    return [
-        Problem(f"{where}[{index}].mountPath", mount["mountPath"], "is the operator's own mount: use another path")
-        for index, mount in enumerate(mounts if isinstance(mounts, list) else [])
-        if isinstance(mount, dict) and str(mount.get("mountPath")).rstrip("/") in OWN_MOUNTS
-    ]
-
-
-def _volume_problems(volumes: Any) -> list[Problem]:
-    if not isinstance(volumes, list):
-        return []
-    return [
-        Problem(
-            f"spec.podTemplate.spec.volumes[{index}].name", volume["name"], "is the operator's own volume: rename it"
-        )
-        for index, volume in enumerate(volumes)
-        if isinstance(volume, dict) and volume.get("name") in OWN_VOLUMES
-    ]
+def _elements(parent: dict[str, Any], field: str, path: str = _SPEC) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a list, each with its path; of whatever else it may hold _list_problems tells."""
+    content = parent.get(field)
+    for index, element in enumerate(content if isinstance(content, list) else []):
+        if isinstance(element, dict):
+            yield f"{path}.{field}[{index}]", element
