@@ -78,14 +78,8 @@ class EngineRun:
             time.sleep(_POLL_S)
 
 
-def runs_of(  # noqa: PLR0913  as the command has them
-    model: str,
-    draft: str | None,
-    shapes: Sequence[str],
-    *,
-    num_speculative_tokens: int,
-    tensor: int,
-    max_model_len: int | None,
+def runs_of(
+    model: str, draft: str | None, shapes: Sequence[str], num_speculative_tokens: int, given: Given
 ) -> list[EngineRun]:
     """Return the runs that measure a model: each shape without speculation, with ngram, and with the draft.
 
@@ -97,8 +91,8 @@ def runs_of(  # noqa: PLR0913  as the command has them
     program = shutil.which("vllm")
     if program is None:
         raise ValueError("vllm is not installed here: pip install 'specdecode-operator[engine]' where the GPUs are")
-    common = ["--load-format", "dummy", "--tensor-parallel-size", str(tensor)]
-    common += ["--max-model-len", str(max_model_len)] if max_model_len else []
+    common = ["--load-format", "dummy", "--tensor-parallel-size", str(given.tensor or 1)]
+    common += ["--max-model-len", str(given.max_model_len)] if given.max_model_len else []
     speculations: list[dict[str, str | int] | None] = [None, {"method": "ngram"}]
     if draft:
         speculations.append({"method": "draft_model", "model": draft})
