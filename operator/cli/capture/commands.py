@@ -15,9 +15,8 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.cli.capture.fetch import FetchError, Place, fetch
+from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
-from specdecode_operator.cli.capture.validate import validate_command
 from specdecode_operator.cli.capture.watch import (
     DEPLOYMENTS,
     FINAL,
@@ -32,8 +31,7 @@ from specdecode_operator.cli.capture.watch import (
     progress_text,
     wait_for,
 )
-from specdecode_operator.cli.options import Context
-from specdecode_operator.kube.labels import CAPTURE_LABEL
+from specdecode_operator.cli.options import Context, TextOrJson
 
 _ENGINE_TIMEOUT_S: Final = 3600
 _DEPLOYMENT_TIMEOUT_S: Final = 30
@@ -41,7 +39,9 @@ _STOPPED_WATCHING: Final = "stopped watching; the capture goes on: specdecode ca
 _LINE_START: Final = "\r\033[K"
 """Back to the beginning of a terminal's line, and clear it."""
 
-_OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
+_PATHS_HELP: Final = (
+    "A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with captures in it."
+)
 
 capture_app = typer.Typer(
     no_args_is_help=True, help="Captures from beginning to end: apply, follow, fetch, validate, free the GPUs."
@@ -183,11 +183,30 @@ def down(
                 typer.echo(f"  data: {where}")
         if not captures:
             typer.echo(f"{name}: is not there; nothing to free" if name else "no captures here; nothing to free")
-            if name and (claim := _claim_of(kubectl, name)):
+            if name and (claim := claim_of(kubectl, name)):
                 typer.echo(f"  data: claim {claim}")
 
 
-capture_app.command("validate")(validate_command)
+@capture_app.command("validate")
+def validate_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help=_PATHS_HELP)],
+    *,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+) -> None:
+    """Say whether files of captures can be trusted: every problem with its line, and measures of quality.
+
+    The rules are those of vllm-vcr's reader, so what passes can be replayed
+    there. A published capture is also compared with its manifest's checksums.
+
+    For example: specdecode capture validate demo/
+
+    Exits with 0 when nothing is wrong, 1 when something is, 2 when a path
+    holds nothing that could be validated.
+    """
+    # The validation takes longer to load than the rest of the command line.
+    from specdecode_operator.cli.capture.validate import validate  # noqa: PLC0415
+
+    raise typer.Exit(validate(paths, as_json=output is TextOrJson.JSON))
 
 
 @contextmanager
@@ -283,44 +302,10 @@ def _show(line: dict[str, Any], *, in_place: bool, stays: bool) -> None:
 
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
     with _errors_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
-        place = _place(kubectl, name, image)
-        typer.echo(f"fetching {place.path} of claim {place.claim} to {out}")
-        files = fetch(kubectl, place, out, typer.echo)
+        location = find_files(kubectl, name, image)
+        typer.echo(f"fetching {location.path} of claim {location.claim} to {out}")
+        files = fetch(kubectl, location, out, typer.echo)
     typer.echo(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
-
-
-def _place(kubectl: Kubectl, name: str, image: str | None) -> Place:
-    """Where a capture's files lie, also when the capture itself is gone."""
-    capture = kubectl.find(RESOURCE, name)
-    status = (capture or {}).get("status", {})
-    if capture is not None and not status.get("path"):
-        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {message_of(capture)}")
-    claim = status.get("claim") or _claim_of(kubectl, name)
-    if claim is None:
-        raise CaptureError(f"capture {name}: neither it nor a claim of it is in this namespace: name another, or -n")
-    found = kubectl.find("persistentvolumeclaim", claim)
-    if found is None:
-        raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
-    path = status.get("path") or f"{found['metadata']['namespace']}/{name}/as-deployed/1"
-    return Place(name, claim, path, image or _image(kubectl, status.get("job")))
-
-
-def _claim_of(kubectl: Kubectl, name: str) -> str | None:
-    """Name of the claim that was made for a capture."""
-    claims = kubectl.items("persistentvolumeclaim", f"--selector={CAPTURE_LABEL}={name}")
-    return str(claims[0]["metadata"]["name"]) if claims else None
-
-
-def _image(kubectl: Kubectl, job: str | None) -> str:
-    """Return the image of the load generator, which is the operator's own: its node has it already."""
-    found = kubectl.find("job", job) if job else None
-    pods = (
-        [found] if found else kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
-    )
-    for pod in pods:
-        containers = pod["spec"]["template"]["spec"]["containers"]
-        return str(containers[0]["image"])
-    raise CaptureError("--image: no operator is seen in this cluster whose image could read the volume: name one")
 
 
 def _where(capture: Body) -> str:

@@ -12,10 +12,13 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.capture.watch import RESOURCE, CaptureError, message_of, phase_of
+from specdecode_operator.kube.labels import CAPTURE_LABEL
 
 MANIFEST: Final = "manifest.json"
 _PARTIAL_SUFFIX: Final = ".fetching"
 _MOUNT: Final = "/capture"
+_OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
 _POD_LIVES_S: Final = 6 * 3600
 """Long enough for tens of gigabytes; one that was left behind ends by itself."""
 
@@ -37,7 +40,7 @@ class FetchError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where the files of a capture lie: the claim of the volume, and the folder on it."""
 
     capture: str
@@ -56,7 +59,47 @@ class RemoteFile:
     sha256: str
 
 
-def fetch(kubectl: Kubectl, place: Place, out: Path, say: Callable[[str], None]) -> list[Path]:
+def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
+    """Return where a capture's files lie, also when the capture itself is gone.
+
+    Raises
+    ------
+    CaptureError
+        When it has none.
+    """
+    capture = kubectl.find(RESOURCE, name)
+    status = (capture or {}).get("status", {})
+    if capture is not None and not status.get("path"):
+        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {message_of(capture)}")
+    claim = status.get("claim") or claim_of(kubectl, name)
+    if claim is None:
+        raise CaptureError(f"capture {name}: neither it nor a claim of it is in this namespace: name another, or -n")
+    found = kubectl.find("persistentvolumeclaim", claim)
+    if found is None:
+        raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
+    path = status.get("path") or f"{found['metadata']['namespace']}/{name}/as-deployed/1"
+    return Location(name, claim, path, image or _image(kubectl, status.get("job")))
+
+
+def claim_of(kubectl: Kubectl, name: str) -> str | None:
+    """Return the name of the claim that was made for a capture."""
+    claims = kubectl.items("persistentvolumeclaim", f"--selector={CAPTURE_LABEL}={name}")
+    return str(claims[0]["metadata"]["name"]) if claims else None
+
+
+def _image(kubectl: Kubectl, job: str | None) -> str:
+    """Return the image of the load generator, which is the operator's own: its node has it already."""
+    found = kubectl.find("job", job) if job else None
+    pods = (
+        [found] if found else kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
+    )
+    for pod in pods:
+        containers = pod["spec"]["template"]["spec"]["containers"]
+        return str(containers[0]["image"])
+    raise CaptureError("--image: no operator is seen in this cluster whose image could read the volume: name one")
+
+
+def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], None]) -> list[Path]:
     """Copy the published files into a folder, and return them; what is there already and right is kept.
 
     Raises
@@ -67,47 +110,47 @@ def fetch(kubectl: Kubectl, place: Place, out: Path, say: Callable[[str], None])
         When the cluster refuses something.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with _reader(kubectl, place, say) as pod:
-        text = _read_manifest(kubectl, pod, place)
-        for file in _listed(text, place):
+    with _reader(kubectl, location, say) as pod:
+        text = _read_manifest(kubectl, pod, location)
+        for file in _listed(text, location):
             if _is_right(out / file.name, file):
                 say(f"  {file.name}: is here already")
                 continue
-            _copy(kubectl, pod, place, file, out)
+            _copy(kubectl, pod, location, file, out)
             say(f"  {file.name}: {file.bytes:,} bytes, checksum right")
     # Last, so that a folder with a manifest is whole here too.
     (out / MANIFEST).write_text(text, encoding="utf-8")
     return sorted(path for path in out.iterdir() if path.is_file())
 
 
-def _listed(manifest: str, place: Place) -> list[RemoteFile]:
+def _listed(manifest: str, location: Location) -> list[RemoteFile]:
     try:
         files = json.loads(manifest)["files"]
         found = [RemoteFile(name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FetchError(f"{place.path}/{MANIFEST}: is no manifest of a capture ({error!r})") from error
+        raise FetchError(f"{location.path}/{MANIFEST}: is no manifest of a capture ({error!r})") from error
     for file in found:
         # Whoever may write to the volume may not write anywhere on this machine.
         if Path(file.name).name != file.name or file.name == MANIFEST:
-            raise FetchError(f"{place.path}/{MANIFEST}: {file.name}: is no name of a file of a capture")
+            raise FetchError(f"{location.path}/{MANIFEST}: {file.name}: is no name of a file of a capture")
     return found
 
 
-def _read_manifest(kubectl: Kubectl, pod: str, place: Place) -> str:
+def _read_manifest(kubectl: Kubectl, pod: str, location: Location) -> str:
     try:
-        return kubectl.text("exec", pod, "--", "cat", f"{_MOUNT}/{place.path}/{MANIFEST}")
+        return kubectl.text("exec", pod, "--", "cat", f"{_MOUNT}/{location.path}/{MANIFEST}")
     except KubectlError as error:
         raise FetchError(
-            f"{place.capture}: claim {place.claim} has no {place.path}/{MANIFEST}: nothing was published;"
-            f" files of a run that failed or was cancelled are beside it, in {place.path}.part-…"
+            f"{location.capture}: claim {location.claim} has no {location.path}/{MANIFEST}: nothing was published;"
+            f" files of a run that failed or was cancelled are beside it, in {location.path}.part-…"
         ) from error
 
 
-def _copy(kubectl: Kubectl, pod: str, place: Place, file: RemoteFile, out: Path) -> None:
+def _copy(kubectl: Kubectl, pod: str, location: Location, file: RemoteFile, out: Path) -> None:
     """Copy one file, from where an earlier fetch ended."""
     partial = out / f"{file.name}{_PARTIAL_SUFFIX}"
     partial.touch()
-    source = f"{_MOUNT}/{place.path}/{file.name}"
+    source = f"{_MOUNT}/{location.path}/{file.name}"
     have, heard_at, in_vain = partial.stat().st_size, time.monotonic(), 0
     while have < file.bytes:
         with partial.open("ab") as sink:
@@ -144,16 +187,16 @@ def _is_right(path: Path, file: RemoteFile) -> bool:
 
 
 @contextlib.contextmanager
-def _reader(kubectl: Kubectl, place: Place, say: Callable[[str], None]) -> Iterator[str]:
+def _reader(kubectl: Kubectl, location: Location, say: Callable[[str], None]) -> Iterator[str]:
     """Start a pod that sees the volume, and remove it in the end; that it cannot be removed undoes nothing."""
-    name = f"{place.capture[:40]}-fetch-{secrets.token_hex(3)}"
-    kubectl.text("create", "--filename=-", stdin=json.dumps(_pod(name, place)))
+    name = f"{location.capture[:40]}-fetch-{secrets.token_hex(3)}"
+    kubectl.text("create", "--filename=-", stdin=json.dumps(_pod(name, location)))
     try:
         try:
             kubectl.text("wait", f"pod/{name}", "--for=condition=Ready", f"--timeout={_READY_DEADLINE_S}s")
         except KubectlError as error:
             raise FetchError(
-                f"pod {name}, which reads claim {place.claim}, does not start: {_why(kubectl, name)}"
+                f"pod {name}, which reads claim {location.claim}, does not start: {_why(kubectl, name)}"
             ) from (error)
         yield name
     finally:
@@ -173,7 +216,7 @@ def _why(kubectl: Kubectl, pod: str) -> str:
     return "; ".join(filter(None, words)) or f"phase {status.get('phase', 'unknown')}"
 
 
-def _pod(name: str, place: Place) -> Body:
+def _pod(name: str, location: Location) -> Body:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -198,7 +241,7 @@ def _pod(name: str, place: Place) -> Body:
             "containers": [
                 {
                     "name": "fetch",
-                    "image": place.image,
+                    "image": location.image,
                     "command": ["sleep", str(_POD_LIVES_S)],
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
@@ -209,6 +252,6 @@ def _pod(name: str, place: Place) -> Body:
                     "volumeMounts": [{"name": "capture", "mountPath": _MOUNT, "readOnly": True}],
                 }
             ],
-            "volumes": [{"name": "capture", "persistentVolumeClaim": {"claimName": place.claim}}],
+            "volumes": [{"name": "capture", "persistentVolumeClaim": {"claimName": location.claim}}],
         },
     }

@@ -1,21 +1,18 @@
-"""`specdecode capture validate`: whether files of captures can be trusted, without a cluster."""
+"""Validates files of captures, without a cluster, and prints what is wrong with them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Any
 
+import msgspec
 import typer
 
-from specdecode_operator.cli.options import TextOrJson
-
-if TYPE_CHECKING:
-    from specdecode_operator.capture.validation.validate import Validation
-
-PATHS_HELP: Final = (
-    "A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with captures in it."
-)
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST
+from specdecode_operator.capture.validation.summary import summarize, summary_text
+from specdecode_operator.capture.validation.validate import Validation, find, validate_capture, validate_file
 
 
 class ExitCode(IntEnum):
@@ -35,26 +32,11 @@ class _Answer:
     """One thing that was validated."""
 
     path: Path
-    validation: "Validation"
+    validation: Validation
 
 
-def validate_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help=PATHS_HELP)],
-    *,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
-) -> None:
-    """Say whether files of captures can be trusted: every problem with its line, and measures of quality.
-
-    The rules are those of vllm-vcr's reader, so what passes can be replayed
-    there. A published capture is also compared with its manifest's checksums.
-
-    For example: specdecode capture validate demo/
-
-    Exits with 0 when nothing is wrong, 1 when something is, 2 when a path
-    holds nothing that could be validated.
-    """
-    from specdecode_operator.capture.files.errors import CaptureError  # noqa: PLC0415
-
+def validate(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
+    """Print what is wrong with the files at these paths; return what the shell gets."""
     answers: list[_Answer] = []
     errors: list[str] = []
     for path in paths:
@@ -64,19 +46,16 @@ def validate_command(
             errors.append(str(error))
         except OSError as error:
             errors.append(f"{error.filename or path}: {error.strerror}")
-    if answers or output is TextOrJson.JSON:
-        typer.echo(_as_json(answers) if output is TextOrJson.JSON else "\n\n".join(map(_as_text, answers)))
+    if answers or as_json:
+        typer.echo(_as_json(answers) if as_json else "\n\n".join(map(_as_text, answers)))
     for message in errors:
         typer.echo(f"error: {message}", err=True)
     passed = all(answer.validation.passed for answer in answers)
-    raise typer.Exit(ExitCode.BAD_INPUT if errors else ExitCode.OK if passed else ExitCode.PROBLEMS)
+    return ExitCode.BAD_INPUT if errors else ExitCode.OK if passed else ExitCode.PROBLEMS
 
 
 def _targets(path: Path) -> list[Path]:
     """Return what to validate as one: a file, a folder with a capture's files, or the captures and files below it."""
-    from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST  # noqa: PLC0415
-    from specdecode_operator.capture.validation.validate import find  # noqa: PLC0415
-
     if not path.exists():
         raise _BadInputError(f"{path}: is not there: name a file or a folder")
     if path.is_file() or any(find(path, name) for name in (MANIFEST, *DATA_FILES)):
@@ -93,15 +72,11 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _validated(path: Path) -> "Validation":
-    from specdecode_operator.capture.validation.validate import validate_capture, validate_file  # noqa: PLC0415
-
+def _validated(path: Path) -> Validation:
     return validate_file(path) if path.is_file() else validate_capture(path)
 
 
 def _as_text(answer: _Answer) -> str:
-    from specdecode_operator.capture.validation.summary import summarize, summary_text  # noqa: PLC0415
-
     found = answer.validation
     lines = [f"{answer.path}: {'ok' if found.passed else 'PROBLEMS'}"]
     for report in found.files:
@@ -122,14 +97,10 @@ def _as_text(answer: _Answer) -> str:
 
 
 def _as_json(answers: list[_Answer]) -> str:
-    import msgspec  # noqa: PLC0415
-
     return msgspec.json.format(msgspec.json.encode({"validated": [_document(each) for each in answers]})).decode()
 
 
 def _document(answer: _Answer) -> dict[str, Any]:
-    from specdecode_operator.capture.validation.summary import summarize  # noqa: PLC0415
-
     found = answer.validation
     whole = found.client is not None and found.trace is not None
     return {
@@ -142,7 +113,4 @@ def _document(answer: _Answer) -> dict[str, Any]:
 
 
 def _sizes(folder: Path) -> int:
-    from specdecode_operator.capture.files.formats import DATA_FILES  # noqa: PLC0415
-    from specdecode_operator.capture.validation.validate import find  # noqa: PLC0415
-
     return sum(path.stat().st_size for name in DATA_FILES if (path := find(folder, name)) is not None)
