@@ -13,15 +13,15 @@ _PART: Final = re.compile(
     r"""
       (?P<single>'[^']*')
     | (?P<double>"(?:[^"\\]|\\.)*")
-    | (?P<comment>(?<![^\s;])\#[^\n]*)
+    | (?P<comment>(?:\A|(?:\\\n)*[\s;](?:[\s;]|\\\n)*)\#[^\n]*)
     | \\(?P<escaped>.)
     | (?P<end>[;\n]+)
     """,
     re.VERBOSE | re.DOTALL,
 )
-_LITERAL, _QUOTED, _END, _BLANK = "\ue000", "\ue001", "\ue002", "\ue003"
-"""Stand in for a dollar that is text, a dollar in double quotes, the end of a command, and a blank that divides a
-variable's value into words: shlex drops the quotes that tell these apart."""
+_LITERAL, _QUOTED, _END, _BLANK, _EMPTY = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
+"""Stand in for a dollar that is text, a dollar in double quotes, the end of a command, a blank that divides a
+variable's value into words, and quotes around nothing: shlex drops the quotes that tell these apart."""
 
 _ESCAPED: Final = {"$": _LITERAL, "`": "`", "\n": ""}
 _VARIABLE: Final = re.compile(rf"([${_QUOTED}])(?:\{{(\w+)\}}|([A-Za-z_]\w*))")
@@ -115,12 +115,14 @@ def _refuse_beyond(text: str) -> None:
 
 
 def _blank(found: re.Match[str], *, keep_double: bool) -> str:
-    """Return as many underscores as a quoted part has characters: places stay what they are."""
+    """Return as many dots as a quoted part has characters: places stay what they are."""
     if found.lastgroup == "end" or found["escaped"] == "\n":
         return found[0]
+    if found.lastgroup == "comment":
+        return found[0].partition("#")[0].ljust(len(found[0]))
     if found.lastgroup == "double" and keep_double:
-        return re.sub(r"\\.", "__", found[0], flags=re.DOTALL)
-    return "_" * len(found[0])
+        return re.sub(r"\\.", "..", found[0], flags=re.DOTALL)
+    return "." * len(found[0])
 
 
 def _split(text: str) -> Iterator[list[str]]:
@@ -141,12 +143,13 @@ def _split(text: str) -> Iterator[list[str]]:
 def _mark(found: re.Match[str]) -> str:
     match found.lastgroup:
         case "single":
-            return found[0].replace("$", _LITERAL)
+            return found[0].replace("$", _LITERAL) if found[0] != "''" else _EMPTY
         case "double":
             inner = re.sub(r"\\(.)", lambda escape: _ESCAPED.get(escape[1], escape[0]), found[0], flags=re.DOTALL)
-            return inner.replace("$", _QUOTED)
+            return inner.replace("$", _QUOTED) if inner != '""' else _EMPTY
         case "comment":
-            return ""
+            # The line ends behind it, and with it the command.
+            return f" {_END} "
         case "end":
             return f" {_END} "
         case _:
@@ -172,15 +175,14 @@ def _assigned(
 def _value(word: str, variables: Mapping[str, str | None]) -> str | None:
     """Return what is assigned, which is not divided into words; None where nobody can tell."""
     text, known = _substitute(word.replace("$", _QUOTED), variables)
-    return text if known else None
+    return text.replace(_EMPTY, "") if known else None
 
 
 def _expand(word: str, variables: Mapping[str, str | None]) -> tuple[list[str], bool]:
     """Return the words that one word becomes, and whether all of it is known."""
     text, known = _substitute(word, variables)
-    if "$" not in word:
-        return [text], known
-    return [part for part in text.split(_BLANK) if part], known
+    parts = [part for part in text.split(_BLANK) if part] if "$" in word else [text]
+    return [part.replace(_EMPTY, "") for part in parts], known
 
 
 def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bool]:
@@ -192,6 +194,6 @@ def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bo
         if value is None:
             known = False
             return found[0].replace(_QUOTED, "$")
-        return value if found[1] == _QUOTED else re.sub(r"\s+", _BLANK, value)
+        return _EMPTY + value if found[1] == _QUOTED else re.sub(r"\s+", _BLANK, value)
 
     return _VARIABLE.sub(value_of, word).replace(_LITERAL, "$"), known
