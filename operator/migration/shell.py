@@ -40,7 +40,7 @@ _BEYOND: Final = {
 }
 """What a plain script does not have."""
 
-_SECRET: Final = re.compile(r"(?i)([\w-]*(?:key|token|secret|password)\w*[=\s]\s*)\S+")
+_SECRET: Final = re.compile(r"(?i)([\w-]*(?:key|token|secret|password)\w*[=\s](?:\s|\\\n)*)\S+")
 _SHOWN: Final = 80
 
 
@@ -111,7 +111,9 @@ def _refuse_beyond(text: str) -> None:
         found = pattern.search(with_double if pattern is _SUBSTITUTION else plain)
         if found is not None:
             start = text.rfind("\n", 0, found.start()) + 1
-            raise ScriptError(text[start:].partition("\n")[0], what)
+            # The name of a secret may stand on the line before.
+            masked = _SECRET.sub(lambda secret: secret[1] + "…" * (len(secret[0]) - len(secret[1])), text)
+            raise ScriptError(masked[start:].partition("\n")[0], what)
 
 
 def _blank(found: re.Match[str], *, keep_double: bool) -> str:

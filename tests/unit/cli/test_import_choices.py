@@ -136,6 +136,9 @@ def test_a_question_about_a_script_shows_no_secret() -> None:
     with pytest.raises(MigrationError) as caught:
         migrate(scripted(f"vllm serve {LLAMA_8B} --api-key sk-secret | tee /log"))
     assert caught.value.problem.value == f"vllm serve {LLAMA_8B} --api-key … | tee /log"
+    with pytest.raises(MigrationError) as caught:
+        migrate(scripted(f"vllm serve {LLAMA_8B} --api-key \\\n  sk-secret | tee /log"))
+    assert "sk-secret" not in str(caught.value)
     (decision,) = migrate(scripted(f"hf auth login --token hf_secret; vllm serve {LLAMA_8B}")).decisions
     assert decision.value == "hf auth login --token …"
 
