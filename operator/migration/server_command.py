@@ -139,7 +139,7 @@ def _words(container: Mapping[str, Any], key: str, where: str) -> list[str]:
     if given is None:
         return []
     if not isinstance(given, list):
-        raise MigrationError(f"{where}.{key}", str(given), "must be a list of text, one argument each")
+        raise MigrationError(f"{where}.{key}", shown(str(given)), "must be a list of text, one argument each")
     return [str(word) for word in given]
 
 
