@@ -33,7 +33,7 @@ def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) 
 def migration_steps(
     old: str, new: str, namespace: str | None, services: Sequence[Mapping[str, Any]], gpus: int
 ) -> list[Step]:
-    """Return the steps, first to last, that adopt a Deployment without downtime."""
+    """Return the steps, first to last, that replace a Deployment without downtime."""
     within = f" -n {namespace}" if namespace else ""
     need = f"{gpus} more GPUs" if gpus else "room for as many pods again"
     moves = [_move(service, new, within) for service in services] or [
