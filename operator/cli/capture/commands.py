@@ -274,9 +274,6 @@ def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
 
 def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
     """Return how long a capture whose engine serves may take to its end, with an engine for each further attempt."""
-    # What renders the Job takes longer to load than the rest of the command line.
-    from specdecode_operator.capture.control.job import wrap_up_s  # noqa: PLC0415
-
     deadline_s = int(spec.get("deadlineSeconds", 3600))
     # What the operator decides brings its templates along: every command would load them.
     from specdecode_operator.capture.control.job import wrap_up_s  # noqa: PLC0415
