@@ -104,7 +104,7 @@ def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
 
 
 def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
-    """Return what a pod is told of the others of its engine."""
+    """Return how a pod finds the others of its engine."""
     if role is Role.ALONE:
         return None
     leads = role is Role.LEADER
