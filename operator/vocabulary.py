@@ -79,6 +79,9 @@ METHODS_WITH_DRAFT: Final = (
 )
 """Methods that need a checkpoint of their own: a model that drafts, or a head that was trained for the target."""
 
+METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
+"""Methods whose draft reads the target's hidden states."""
+
 
 class KvCacheDtype(StrEnum):
     """Element type of the KV cache, in vLLM's words."""

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, METHODS_WITH_HIDDEN_STATES, Method
 
 
 class Quantization(StrEnum):
@@ -23,7 +23,7 @@ METHODS_WITH_LOOKUP = (Method.NGRAM, Method.NGRAM_GPU)
 """Methods that look the proposal up in the prompt."""
 
 
-METHODS_WITH_SAMPLING = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
+METHODS_WITH_SAMPLING = (Method.DRAFT_MODEL, *METHODS_WITH_HIDDEN_STATES)
 """Methods whose draft has a distribution of its own to sample from."""
 
 

@@ -187,7 +187,7 @@ def _profile(version: str) -> EngineProfile:
         block_size_multiples=_by_platform(facts["block_size_multiples"]),
         draft_path_markers=MappingProxyType(facts["draft_path_markers"]),
         extra_draft_slots=_by_method(
-            {method: DraftSlots(**slots) for method, slots in facts["extra_draft_slots"].items()}
+            {method: DraftSlots(**facts["extra_draft_slots"].get(method, {})) for method in facts["async_scheduling"]}
         ),
         method_packages=_by_method(facts["method_packages"]),
         targets=_target_limits(facts["targets"]),

@@ -10,7 +10,7 @@ from specdecode_operator.engine.rules.extra_args import Option, options
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
 from specdecode_operator.problems import Problem
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES
 
 _MICROBATCH_BACKENDS: Final = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
 """All-to-all backends with which vLLM splits a batch in two (vllm/config/vllm.py, __post_init__)."""
@@ -19,8 +19,6 @@ _GENERATES: Final = ("auto", "generate")
 
 _NO_PROBABILITY: Final = 1e-5
 """What passes for none (vllm/sampling_params.py, _SAMPLING_EPS)."""
-
-_READS_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 
 
 def combination_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
@@ -127,7 +125,7 @@ def _drafting_problems(
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
     # vllm/config/vllm.py: such a prefill leaves no right hidden states for a draft to read.
     option = on.get("--kv-sharing-fast-prefill")
-    if option is not None and speculation.method in _READS_HIDDEN_STATES:
+    if option is not None and speculation.method in METHODS_WITH_HIDDEN_STATES:
         yield _problem(option, f"method {speculation.method} reads hidden states that it leaves out; remove it")
     # vllm/v1/sample/logits_processor/__init__.py: model runner V1 refuses them with speculation.
     option = on.get("--logits-processors")

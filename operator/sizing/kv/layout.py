@@ -13,11 +13,11 @@ from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.kv.settings import KvSettings
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS, IndexRows, index_buffer_bytes
-from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
 from specdecode_operator.sizing.weights.weights import Tables, allocation_bytes, copied_bytes, weight_parts
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method, Precision
 
 ALLOCATOR: Final = "allocator"
 """Part of the target's weights that only a GPU has."""

@@ -14,9 +14,9 @@ from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, fo
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.precision import Scales
-from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method, Precision
 
 _GPT_OSS: Final = "GptOss"
 

@@ -5,9 +5,9 @@ from typing import Final
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import Named, described, named
 from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method
 
 INT32_BYTES: Final = 4
 

@@ -9,8 +9,8 @@ from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.memory.buffers import state_bytes
 from specdecode_operator.sizing.memory.sampling import verification_bytes
-from specdecode_operator.sizing.pair.pair import METHODS_WITH_HIDDEN_STATES, Pair, Parallelism, loaded_draft
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Precision
 
 _LARGEST_GRAPH: Final = 512
 """Largest batch for which graphs are captured by default (config/vllm.py, _set_cudagraph_sizes)."""

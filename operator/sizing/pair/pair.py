@@ -1,10 +1,11 @@
 """What is sized: a target, its draft, and the limits the engine runs under."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Final
 
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, ModelTraits, find_era
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, ModelTraits, find_era, sizing_facts
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
@@ -13,9 +14,6 @@ from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_dr
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.vocabulary import Method, Precision
 
-METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
-"""Methods whose draft reads the target's hidden states."""
-
 PIPELINE_FIELD: Final = "parallelism.pipeline"
 """Where users say in how many stages the layers lie."""
 
@@ -23,9 +21,6 @@ NO_GRAPHS: Final = "NONE"
 """vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
 
 _EAGLE: Final = (Method.EAGLE, Method.EAGLE3)
-
-_SYNCHRONOUS: Final = (Method.NGRAM, Method.SUFFIX, Method.MEDUSA)
-"""Methods with which the engine does not prepare the next step while one runs (config/vllm.py)."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,8 @@ class Pair:
     @property
     def asynchronous(self) -> bool:
         """Whether the engine prepares the next step while one runs."""
-        return self.method not in _SYNCHRONOUS
+        methods: Mapping[str, bool] = sizing_facts(self.limits.engine_version)["async_scheduling"]
+        return methods.get(self.method, True)
 
     @cached_property
     def era(self) -> Era:
@@ -188,19 +184,9 @@ def _era(version: str, method: str, target: ModelGeometry, precision: Precision)
 
 
 def extra_slots(pair: Pair) -> int:
-    """Return the places in a step that drafting takes beyond K + 1 a request.
-
-    vLLM, config/speculative.py, max_num_new_slots_for_drafting.
-    """
-    match pair.method:
-        case Method.DRAFT_MODEL:
-            return 1
-        case Method.DSPARK:
-            return pair.num_speculative_tokens - 1
-        case Method.DFLASH:
-            return pair.num_speculative_tokens
-        case _:
-            return 0
+    """Return the places in a step that drafting takes beyond K + 1 a request."""
+    slots: Mapping[str, int] = sizing_facts(pair.limits.engine_version)["extra_draft_slots"].get(pair.method, {})
+    return slots.get("fixed", 0) + slots.get("each_token", 0) * pair.num_speculative_tokens
 
 
 def effective_batch(pair: Pair) -> int:
