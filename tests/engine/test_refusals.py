@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 
-from specdecode_operator import engine as engine_rules
+from specdecode_operator import engine
 from specdecode_operator.deployment.spec import pairing_rules, runner_rules
+from specdecode_operator.engine import rules
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules import extra_args
@@ -51,12 +52,12 @@ NOT_OF_THE_ENGINE = {
 
 def modules() -> list[ModuleType]:
     """Return what says no for the engine's sake."""
-    names = [module.name for module in pkgutil.iter_modules(engine_rules.__path__)]
-    return [
-        *(importlib.import_module(f"{engine_rules.__name__}.{name}") for name in names),
-        pairing_rules,
-        runner_rules,
+    names = [
+        f"{package.__name__}.{module.name}"
+        for package in (engine, rules)
+        for module in pkgutil.iter_modules(package.__path__)
     ]
+    return [*map(importlib.import_module, names), pairing_rules, runner_rules]
 
 
 def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
