@@ -80,7 +80,10 @@ ON_THE_EDGE = {
     "a request a rank": replace(
         GPU, tensor_parallel_size=8, max_num_seqs=8, extra_args=("--enable-batch-sharded-sampling",)
     ),
-    "one graph": replace(GPU, max_cudagraph_capture_size=1, speculation=DRAFT_MODEL),
+    # On model runner V2, which serves this method in every version.
+    "one graph": replace(
+        GPU, max_cudagraph_capture_size=1, speculation=SpeculationSettings(Method.EAGLE3, 5, draft_model="head3")
+    ),
 }
 """The last values that a rule lets pass: one further, and it is a case of refusal_cases.py."""
 SCHEDULES = [((1, 4, 1),), ((3, 8, 2), (20, 30, 0)), ((1, 16, 0), (17, 64, 3)), ((60, 900, 1),)]
