@@ -159,7 +159,9 @@ BAD = {
         "spec.accelerator.kvCacheGiB",
         "leaves nothing of memoryGiB 4 for weights: lower it",
     ),
-    "product twice": Bad("accelerator: {product: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}", "spec.accelerator.product", "remove one"),
+    "product twice": Bad(
+        "accelerator: {product: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}", "spec.accelerator.product", "remove one"
+    ),
     "product with a blank": Bad("accelerator: {product: [NVIDIA H200]}", "spec.accelerator.product[0]", "should match"),
     "stages on CPU": Bad(
         "parallelism: {pipeline: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
