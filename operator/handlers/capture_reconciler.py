@@ -1,4 +1,4 @@
-"""Carries one capture from what is to what should be: look, decide, write, report."""
+"""Carries one capture from what is to what should be: observe, decide, write, report."""
 
 import logging
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class CaptureReconciler:
             await self._cluster.delete({**body, "apiVersion": base.API_VERSION, "kind": key.kind})
             return
         try:
-            decision = decide(capture, await self._look(capture), now)
+            decision = decide(capture, await self._observe(capture), now)
         except ForbiddenError as error:
             await self._report(capture, not_observed(capture, Blocked("Forbidden", str(error))))
             return
@@ -90,11 +90,11 @@ class CaptureReconciler:
         readiness = await what_blocks(self._write(capture, decision.writes), status_is_current=status_is_current)
         await self._report(capture, decision if readiness is None else blocked_by_cluster(decision, readiness))
 
-    async def _look(self, capture: Capture) -> CaptureObservation:
-        """See what a capture depends on; what carries no label of ours is asked for only before it starts."""
+    async def _observe(self, capture: Capture) -> CaptureObservation:
+        """Observe what a capture depends on; what carries no label of ours is asked for only before it starts."""
         job = self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
         claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
-        seen = CaptureObservation(
+        observed = CaptureObservation(
             deployment=self._deployment(capture) if capture.ended is None else None,
             job=job,
             pods=self._cache.children_of(capture.key, POD.kind),
@@ -102,10 +102,10 @@ class CaptureReconciler:
             operator_image=self._operator_image,
         )
         if job is not None or capture.ended is not None:
-            return seen
+            return observed
         sources = references_of(capture)
         return replace(
-            seen,
+            observed,
             claim=await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.claim),
             dataset=await self._get(capture, CONFIG_MAP, sources.dataset_config_map)
             or await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),

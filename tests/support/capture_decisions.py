@@ -13,7 +13,7 @@ from tests.support.objects import Body
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def look(body: Body, seen: CaptureObservation | None = None) -> tuple[Decision, SpecDecodeCaptureStatus]:
+def decided(body: Body, seen: CaptureObservation | None = None) -> tuple[Decision, SpecDecodeCaptureStatus]:
     """Return what is decided of a capture and its status; where nothing is given, nothing hinders it."""
     subject = read_capture(body)
     decision = decide(subject, seen or surroundings(), NOW)
@@ -27,5 +27,5 @@ def words(status: SpecDecodeCaptureStatus) -> dict[str, tuple[str, str]]:
 
 def after(body: Body, seen: CaptureObservation) -> Body:
     """The same capture with the status that it then has."""
-    _, status = look(body, seen)
+    _, status = decided(body, seen)
     return {**body, "status": status.model_dump(by_alias=True, mode="json", exclude_none=True)}

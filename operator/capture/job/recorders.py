@@ -63,7 +63,7 @@ class Recorders:
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
             # In a thread: the schedule of the load must not wait for a slow volume.
-            failure = await asyncio.to_thread(self._look)
+            failure = await asyncio.to_thread(self._check)
             if failure is not None and self.failure is None:
                 self.failure = failure
                 stop.set(failure.message)
@@ -94,7 +94,7 @@ class Recorders:
         """Return the segments of the start that was recorded."""
         return [each for each in list_segments(self._places.segments) if each.header.boot in self._boots]
 
-    def _look(self) -> CaptureError | None:
+    def _check(self) -> CaptureError | None:
         try:
             return self._failure(current_start(self._places.segments))
         except CaptureError as unreadable:

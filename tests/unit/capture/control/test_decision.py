@@ -11,7 +11,7 @@ from specdecode_operator.capture.control.observation import CaptureObservation
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.deployment.pods.readiness import stalled
-from tests.support.capture_decisions import NOW, after, look, words
+from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     capture,
     capture_pod,
@@ -26,7 +26,7 @@ from tests.support.objects import Body, pair_70b, tiny_cpu
 
 
 def test_a_capture_that_nothing_hinders_gets_its_claim_and_its_job() -> None:
-    decision, status = look(capture())
+    decision, status = decided(capture())
     assert decision.writes.claim is not None
     assert decision.writes.job is not None
     assert decision.writes.job["spec"]["suspend"] is False
@@ -180,7 +180,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_captured_is_told_and_nothing_is_written(name: str) -> None:
     body, seen, reason, permanent, said = BAD[name]
-    decision, status = look(body, seen)
+    decision, status = decided(body, seen)
     assert decision.writes.job is None
     assert decision.writes.claim is None
     found = words(status)
@@ -208,7 +208,7 @@ def test_what_cannot_be_captured_is_told_and_nothing_is_written(name: str) -> No
 )
 def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> None:
     deployment = observed_deployment(tiny_cpu(engine={"image": "i:1", "extraArgs": extra_args}))
-    _, status = look(capture(), surroundings(deployment=deployment))
+    _, status = decided(capture(), surroundings(deployment=deployment))
     assert words(status)["Ready"][1] == reason
 
 
@@ -224,33 +224,33 @@ def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> No
 def test_a_frontend_without_python_in_the_pod_template(variable: Body, reason: str) -> None:
     env = [{"name": "VLLM_USE_RUST_FRONTEND", **variable}]
     template = {"spec": {"containers": [{"name": "engine", "env": env}]}}
-    _, status = look(capture(), surroundings(deployment=observed_deployment(tiny_cpu(podTemplate=template))))
+    _, status = decided(capture(), surroundings(deployment=observed_deployment(tiny_cpu(podTemplate=template))))
     assert words(status)["Ready"][1] == reason
 
 
 def test_a_claim_that_an_earlier_capture_of_the_name_left_is_used_again() -> None:
     left = claim(labels={"specdecode.io/capture": "demo"})
-    decision, _ = look(capture(), surroundings(claim=left))
+    decision, _ = decided(capture(), surroundings(claim=left))
     assert decision.writes.claim is None
     assert decision.writes.job is not None, "what it holds are partial files"
 
 
 def test_published_files_are_not_in_the_way_of_another_name() -> None:
     given = claim("mine", labels={"specdecode.io/capture": "other", "specdecode.io/published": "true"})
-    decision, _ = look(capture(capture_spec(storage={"existingClaim": "mine"})), surroundings(claim=given))
+    decision, _ = decided(capture(capture_spec(storage={"existingClaim": "mine"})), surroundings(claim=given))
     assert decision.writes.job is not None
 
 
 def test_a_claim_that_still_goes_with_an_earlier_capture_is_waited_for() -> None:
     left = claim(labels={"specdecode.io/capture": "demo"})
     left["metadata"]["ownerReferences"] = [{"uid": "earlier"}]
-    _, status = look(capture(), surroundings(claim=left))
+    _, status = decided(capture(), surroundings(claim=left))
     assert words(status)["Ready"] == ("Unknown", "WaitingForCleanup")
 
 
 class TestRetain:
     def test_a_claim_that_is_kept_has_no_owner(self) -> None:
-        decision, _ = look(capture())
+        decision, _ = decided(capture())
         assert decision.writes.claim is not None
         metadata = decision.writes.claim["metadata"]
         assert metadata["ownerReferences"] == []
@@ -258,52 +258,52 @@ class TestRetain:
         assert metadata["labels"]["specdecode.io/captured-deployment"] == "llama"
 
     def test_one_that_is_not_kept_goes_with_the_capture(self) -> None:
-        decision, _ = look(capture(capture_spec(storage={"retain": False, "size": "1Gi"})))
+        decision, _ = decided(capture(capture_spec(storage={"retain": False, "size": "1Gi"})))
         assert decision.writes.claim is not None
         assert [owner["uid"] for owner in decision.writes.claim["metadata"]["ownerReferences"]] == ["capture-uid"]
         assert decision.writes.claim["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
 
     def test_a_change_of_mind_is_carried_out(self) -> None:
         kept = claim(labels={"specdecode.io/capture": "demo"})
-        decision, _ = look(capture(capture_spec(storage={"retain": False})), surroundings(claim=kept, job=job()))
+        decision, _ = decided(capture(capture_spec(storage={"retain": False})), surroundings(claim=kept, job=job()))
         owners = decision.writes.claim_metadata["ownerReferences"]
         assert [owner["uid"] for owner in owners] == ["capture-uid"]
         kept["metadata"]["ownerReferences"] = owners
-        decision, _ = look(capture(), surroundings(claim=kept, job=job()))
+        decision, _ = decided(capture(), surroundings(claim=kept, job=job()))
         assert decision.writes.claim_metadata == {"ownerReferences": []}
 
     def test_a_claim_tells_for_good_that_it_holds_published_files(self) -> None:
         made = claim(labels={"specdecode.io/capture": "demo"})
         published = {"labels": {"specdecode.io/published": "true"}}
-        running_one, _ = look(capture(), surroundings(claim=made, job=job()))
+        running_one, _ = decided(capture(), surroundings(claim=made, job=job()))
         assert running_one.writes.claim_metadata == {}
-        failed, _ = look(capture(), surroundings(claim=made, job=job("Failed")))
+        failed, _ = decided(capture(), surroundings(claim=made, job=job("Failed")))
         assert failed.writes.claim_metadata == {}
-        succeeded, _ = look(capture(), surroundings(claim=made, job=job("Complete")))
+        succeeded, _ = decided(capture(), surroundings(claim=made, job=job("Complete")))
         assert succeeded.writes.claim_metadata == published
         ended_one = after(capture(), surroundings(claim=made, job=job("Complete")))
-        later, _ = look(ended_one, surroundings(claim=made))
+        later, _ = decided(ended_one, surroundings(claim=made))
         assert later.writes.claim_metadata == published, "also where the first time something was in the way"
         made["metadata"]["labels"] |= published["labels"]
         kept = capture(capture_spec(storage={"retain": False}))
-        told, _ = look({**kept, "status": ended_one["status"]}, surroundings(claim=made))
+        told, _ = decided({**kept, "status": ended_one["status"]}, surroundings(claim=made))
         assert "ownerReferences" in told.writes.claim_metadata, "whether it is kept may be changed all the same"
-        told, _ = look(ended_one, surroundings(claim=made))
+        told, _ = decided(ended_one, surroundings(claim=made))
         assert told.writes.claim_metadata == {}, "once is enough"
-        again, _ = look(capture(), surroundings(claim=made, job=job("Failed")))
+        again, _ = decided(capture(), surroundings(claim=made, job=job("Failed")))
         assert again.writes.claim_metadata == {}, "another one of the name that fails takes nothing away"
 
     def test_a_claim_that_holds_the_files_of_an_earlier_capture_of_the_name_tells_so_too(self) -> None:
         made = claim(labels={"specdecode.io/capture": "demo"})
         said = {"error": {"reason": "AlreadyPublished", "message": "holds a finished capture"}}
         pod = capture_pod(phase="Failed", initContainerStatuses=[ended("prepare", 1, said)])
-        decision, _ = look(capture(), surroundings(claim=made, job=job("Failed"), pods=[pod]))
+        decision, _ = decided(capture(), surroundings(claim=made, job=job("Failed"), pods=[pod]))
         assert decision.succeeded.reason == "AlreadyPublished"
         assert decision.writes.claim_metadata["labels"] == {"specdecode.io/published": "true"}
 
     def test_a_given_claim_is_nobodys(self) -> None:
         spec = capture_spec(storage={"existingClaim": "mine", "retain": False})
-        decision, status = look(capture(spec), surroundings(claim=claim("mine")))
+        decision, status = decided(capture(spec), surroundings(claim=claim("mine")))
         assert decision.writes.claim is None
         assert decision.writes.claim_metadata == {}
         assert status.claim == "mine"
@@ -312,25 +312,25 @@ class TestRetain:
 class TestSuspend:
     def test_a_running_capture_is_cancelled(self) -> None:
         body = capture(capture_spec(suspend=True))
-        decision, status = look(body, surroundings(job=job(), pods=[capture_pod()]))
+        decision, status = decided(body, surroundings(job=job(), pods=[capture_pod()]))
         assert decision.writes.job_suspended is True
         assert status.phase == "Cancelled"
         assert words(status)["Ready"] == ("True", "Suspended")
         assert words(status)["Succeeded"] == ("Unknown", "Suspended")
-        decision, _ = look(body, surroundings(job=job(suspend=True)))
+        decision, _ = decided(body, surroundings(job=job(suspend=True)))
         assert decision.writes.job_suspended is None, "once is enough"
 
     def test_it_begins_anew(self) -> None:
-        decision, _ = look(capture(), surroundings(job=job(suspend=True)))
+        decision, _ = decided(capture(), surroundings(job=job(suspend=True)))
         assert decision.writes.job_suspended is False
 
     def test_one_that_was_not_started_writes_nothing(self) -> None:
-        decision, status = look(capture(capture_spec(suspend=True)))
+        decision, status = decided(capture(capture_spec(suspend=True)))
         assert decision.writes.job is None
         assert status.phase == "Cancelled"
 
     def test_one_that_fails_while_it_is_cancelled_has_failed(self) -> None:
-        _, status = look(capture(capture_spec(suspend=True)), surroundings(job=job("Failed")))
+        _, status = decided(capture(capture_spec(suspend=True)), surroundings(job=job("Failed")))
         assert status.phase == "Failed"
 
 
@@ -340,7 +340,7 @@ BORROWS = capture_spec(deploymentDuringCapture="Suspend")
 
 class TestQueue:
     def test_the_job_waits_in_the_queue(self) -> None:
-        decision, _ = look(capture(labels=QUEUED))
+        decision, _ = decided(capture(labels=QUEUED))
         assert decision.writes.job is not None
         assert decision.writes.job["spec"]["suspend"] is True
         labels = decision.writes.job["metadata"]["labels"]
@@ -357,20 +357,20 @@ class TestQueue:
         assert preempting_capture([after(body, surroundings(job=job()))]) == "demo"
 
     def test_nobody_but_kueue_starts_it(self) -> None:
-        decision, status = look(capture(labels=QUEUED), surroundings(job=job(suspend=True)))
+        decision, status = decided(capture(labels=QUEUED), surroundings(job=job(suspend=True)))
         assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "Queued")
 
     def test_cancelled_it_leaves_the_queue(self) -> None:
         body = capture(capture_spec(suspend=True), labels=QUEUED)
-        decision, _ = look(body, surroundings(job=job()))
+        decision, _ = decided(body, surroundings(job=job()))
         assert decision.writes.remove_job
         assert decision.writes.job_suspended is None
 
 
 class TestBorrowing:
     def test_the_job_is_there_but_waits(self) -> None:
-        decision, _ = look(capture(BORROWS))
+        decision, _ = decided(capture(BORROWS))
         assert decision.writes.job is not None
         assert decision.writes.job["spec"]["suspend"] is True, "what stands in its way is known before GPUs are taken"
         assert decision.writes.job["spec"]["activeDeadlineSeconds"] > 1800, "it cannot keep them for ever"
@@ -378,19 +378,19 @@ class TestBorrowing:
     @pytest.mark.parametrize("held", [{"engines_wanted": 1}, {"pods": [{}]}])
     def test_it_waits_for_the_last_engine(self, held: dict[str, Any]) -> None:
         seen = surroundings(deployment=observed_deployment(**held), job=job(suspend=True))
-        decision, status = look(capture(BORROWS), seen)
+        decision, status = decided(capture(BORROWS), seen)
         assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
-        decision, _ = look(capture(BORROWS), surroundings(job=job(suspend=True)))
+        decision, _ = decided(capture(BORROWS), surroundings(job=job(suspend=True)))
         assert decision.writes.job_suspended is False
 
     def test_a_deployment_that_is_gone_has_no_gpus_to_wait_for(self) -> None:
-        decision, _ = look(capture(BORROWS), surroundings(deployment=None, job=job(suspend=True)))
+        decision, _ = decided(capture(BORROWS), surroundings(deployment=None, job=job(suspend=True)))
         assert decision.writes.job_suspended is False
 
 
 def test_what_hinders_the_start_takes_no_gpus_away() -> None:
-    decision, _ = look(capture())
+    decision, _ = decided(capture())
     subject = read_capture(capture())
     status = compose_status(subject, blocked_by_cluster(decision, stalled("ChildNameConflict", "taken")), NOW)
     assert words(status)["Accepted"] == ("Unknown", "ChildNameConflict")
@@ -398,7 +398,7 @@ def test_what_hinders_the_start_takes_no_gpus_away() -> None:
 
 
 def test_what_hinders_the_clean_up_does_not_undo_the_end() -> None:
-    decision, _ = look(capture(), surroundings(job=job("Complete")))
+    decision, _ = decided(capture(), surroundings(job=job("Complete")))
     assert blocked_by_cluster(decision, stalled("Forbidden", "no")) == decision
 
 
@@ -412,7 +412,7 @@ def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:
 
 
 def test_a_spec_of_another_version_of_the_crd_is_refused_by_name() -> None:
-    _, status = look(capture({"deployment": "llama", "seed": "seven"}))
+    _, status = decided(capture({"deployment": "llama", "seed": "seven"}))
     assert words(status)["Accepted"] == ("False", "Invalid")
     (message,) = (each.message for each in status.conditions if each.type == "Accepted")
     assert "spec.seed" in message

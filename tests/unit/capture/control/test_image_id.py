@@ -6,7 +6,7 @@ from typing import Any
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.job.image import IMAGE_ID_FILE, engine_image_id
-from tests.support.capture_decisions import NOW, look
+from tests.support.capture_decisions import NOW, decided
 from tests.support.captures import capture, capture_pod, capture_spec, job, running, surroundings
 from tests.support.objects import Body
 
@@ -18,7 +18,7 @@ def engine(image_id: str) -> dict[str, Any]:
 
 
 def note(*pods: Body, **seen: Any) -> Body | None:
-    decision, _ = look(capture(), surroundings(**{"job": job(), "pods": pods, **seen}))
+    decision, _ = decided(capture(), surroundings(**{"job": job(), "pods": pods, **seen}))
     return decision.writes.image_id
 
 
@@ -54,7 +54,7 @@ def test_nothing_is_told_when_nobody_listens_any_more() -> None:
         ended = capture_pod(phase=phase, initContainerStatuses=[engine(DIGEST)])
         assert note(ended, job=job(end)) is None
     pod = capture_pod(initContainerStatuses=[engine(DIGEST)])
-    cancelled, _ = look(capture(capture_spec(suspend=True)), surroundings(job=job(), pods=[pod]))
+    cancelled, _ = decided(capture(capture_spec(suspend=True)), surroundings(job=job(), pods=[pod]))
     assert cancelled.writes.image_id is None
 
 

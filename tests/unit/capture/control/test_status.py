@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.status import compose_status
-from tests.support.capture_decisions import NOW, after, look, words
+from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     capture,
     capture_pod,
@@ -53,24 +53,24 @@ class TestProgress:
             ([capture_pod(containerStatuses=[{**running("load"), "state": done}])], "Loading", "Finishing"),
         ]
         for pods, phase, reason in seen:
-            _, status = look(body, surroundings(job=job(), pods=pods))
+            _, status = decided(body, surroundings(job=job(), pods=pods))
             assert (status.phase, words(status)["Ready"]) == (phase, ("Unknown", reason))
             assert words(status)["WaitingForGPUs"][0] == str(phase == "WaitingForGPUs")
             assert words(status)["Accepted"][0] == "True"
 
     def test_a_pod_that_is_taken_from_its_node_is_no_load_under_way(self) -> None:
         pod = capture_pod(containerStatuses=[running("load")], conditions=[DRAINED])
-        _, status = look(capture(), surroundings(job=job(), pods=[pod]))
+        _, status = decided(capture(), surroundings(job=job(), pods=[pod]))
         assert words(status)["Ready"] == ("Unknown", "Loading"), "it is told to leave only when it is deleted"
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:05:00Z"
-        _, status = look(capture(), surroundings(job=job(), pods=[pod]))
+        _, status = decided(capture(), surroundings(job=job(), pods=[pod]))
         assert words(status)["Ready"] == ("Unknown", "NodeLost")
 
     @pytest.mark.parametrize("words_of_scheduler", NO_ROOM)
     def test_gpus_are_waited_for_in_the_schedulers_words(self, words_of_scheduler: str) -> None:
         unscheduled = {"type": "PodScheduled", "status": "False", "message": words_of_scheduler}
         pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
+        _, status = decided(capture(), surroundings(job=job(), pods=pods))
         (waits,) = (each for each in status.conditions if each.type == "WaitingForGPUs")
         assert waits.status.value == "True"
         assert words_of_scheduler in waits.message
@@ -79,7 +79,7 @@ class TestProgress:
     def test_a_volume_that_no_node_can_mount_is_no_lack_of_gpus(self, message: str) -> None:
         unscheduled = {"type": "PodScheduled", "status": "False", "message": message}
         pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
+        _, status = decided(capture(), surroundings(job=job(), pods=pods))
         assert (status.phase, words(status)["Ready"][1]) == ("Pending", "WaitingForVolume")
         (said,) = (each.message for each in status.conditions if each.type == "Ready")
         assert said.startswith(f"no node can mount the volumes: {message}; the claims of spec.storage, of a")
@@ -94,8 +94,8 @@ class TestProgress:
         }
         seen = surroundings(job=job(), pods=[capture_pod(phase="Pending", initContainerStatuses=[crashed])])
         body = after(capture(), seen)
-        assert words(look(body, seen)[1])["Succeeded"] == ("False", "EngineFailed")
-        decision, status = look(body, seen)
+        assert words(decided(body, seen)[1])["Succeeded"] == ("False", "EngineFailed")
+        decision, status = decided(body, seen)
         assert decision.writes.remove_job
         assert status.phase == "Failed"
         assert status.finished_at is not None
@@ -108,7 +108,7 @@ class TestProgress:
             "lastState": {"terminated": {"exitCode": 1, "message": "boom"}},
         }
         pods = [capture_pod(phase="Pending", initContainerStatuses=[crashed])]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
+        _, status = decided(capture(), surroundings(job=job(), pods=pods))
         assert (status.phase, words(status)["Ready"]) == ("Starting", ("Unknown", "EngineFailed"))
 
     def test_an_image_that_cannot_be_pulled_is_told(self) -> None:
@@ -117,14 +117,14 @@ class TestProgress:
                 phase="Pending", initContainerStatuses=[waiting("ErrImagePull", "no such image", container="prepare")]
             )
         ]
-        _, status = look(capture(), surroundings(job=job(), pods=pods))
+        _, status = decided(capture(), surroundings(job=job(), pods=pods))
         assert words(status)["Ready"] == ("Unknown", "ImagePullFailed")
 
 
 class TestEnd:
     def test_a_capture_that_succeeded_says_what_it_found_and_where(self) -> None:
         pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, SUMMARY)])]
-        _, status = look(capture(), surroundings(job=job("Complete"), pods=pods))
+        _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
         assert status.phase == "Succeeded"
         assert words(status)["Succeeded"] == ("True", "Captured")
         assert words(status)["Ready"][0] == "True"
@@ -136,13 +136,13 @@ class TestEnd:
 
     def test_the_end_of_the_job_waits_for_that_of_its_pod(self) -> None:
         pods = [capture_pod(containerStatuses=[running("load")])]
-        _, status = look(capture(), surroundings(job=job("Complete"), pods=pods))
+        _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
         assert words(status)["Succeeded"] == ("Unknown", "Finishing")
 
     def test_requests_that_were_not_answered_are_told(self) -> None:
         def told(**requests: int) -> str:
             pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, {"requests": requests})])]
-            _, status = look(capture(), surroundings(job=job("Complete"), pods=pods))
+            _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
             (ready,) = (each for each in status.conditions if each.type == "Ready")
             assert ready.reason == "Captured", "what became of each is what it was to find out"
             return ready.message
@@ -154,7 +154,7 @@ class TestEnd:
         )
 
     def test_words_that_were_lost_do_not_undo_a_success(self) -> None:
-        _, status = look(capture(), surroundings(job=job("Complete")))
+        _, status = decided(capture(), surroundings(job=job("Complete")))
         assert words(status)["Succeeded"][0] == "True"
         assert status.summary is None
 
@@ -163,7 +163,7 @@ class TestEnd:
         body = after(capture(), surroundings(job=job("Complete"), pods=pods))
         body["metadata"]["generation"] = 2
         body["spec"]["suspend"] = True
-        decision, status = look(body, surroundings(deployment=None))
+        decision, status = decided(body, surroundings(deployment=None))
         assert decision.writes.job is None
         assert status.observed_generation == 2
         assert status.phase == "Succeeded"
@@ -196,7 +196,7 @@ class TestEnd:
     ) -> None:
         status_field = "initContainerStatuses" if container == "prepare" else "containerStatuses"
         failed = capture_pod(phase="Failed", **{status_field: [ended(container, exit_code, message)]}, **pod)
-        _, status = look(capture(), surroundings(job=job("Failed"), pods=[failed]))
+        _, status = decided(capture(), surroundings(job=job("Failed"), pods=[failed]))
         assert status.phase == "Failed"
         assert words(status)["Succeeded"] == ("False", reason)
         assert words(status)["Stalled"][0] == "True"
@@ -214,7 +214,7 @@ class TestEnd:
     def test_what_is_wrong_with_the_volume_names_its_claim(self, storage: Body, claim_said: str, reason: str) -> None:
         said = {"error": {"reason": reason, "message": "the volume at /capture"}}
         pods = [capture_pod(phase="Failed", initContainerStatuses=[ended("prepare", 1, said)])]
-        _, status = look(capture(capture_spec(storage=storage)), surroundings(job=job("Failed"), pods=pods))
+        _, status = decided(capture(capture_spec(storage=storage)), surroundings(job=job("Failed"), pods=pods))
         (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
         assert text == f"{'' if reason == 'Dropped' else claim_said}the volume at /capture"
 
@@ -226,7 +226,7 @@ class TestEnd:
         }
         error = {"error": {"reason": "EngineInterrupted", "message": "another boot"}}
         pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
-        _, status = look(capture(), surroundings(job=job("Failed"), pods=[pod]))
+        _, status = decided(capture(), surroundings(job=job("Failed"), pods=[pod]))
         (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
         assert text.startswith("another boot; the engine had ended with 1: CUDA out of memory")
 
@@ -235,24 +235,24 @@ class TestEnd:
         engine = {"name": "engine", "restartCount": 1, "state": {"terminated": {"exitCode": 0}}, "lastState": {}}
         error = {"error": {"reason": "EngineExited", "message": "nothing listens"}}
         pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
-        _, status = look(capture(), surroundings(job=job("Failed"), pods=[pod]))
+        _, status = decided(capture(), surroundings(job=job("Failed"), pods=[pod]))
         (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
         assert text == "nothing listens; the engine was restarted (1)"
 
     def test_a_failed_job_without_a_pod_says_what_it_can(self) -> None:
-        _, status = look(capture(), surroundings(job=job("Failed")))
+        _, status = decided(capture(), surroundings(job=job("Failed")))
         assert words(status)["Succeeded"] == ("False", "Failed")
 
     def test_a_pod_that_was_taken_away_says_nothing_more(self) -> None:
         failed = job("Failed")
         failed["status"]["conditions"][0]["reason"] = "BackoffLimitExceeded"
-        _, status = look(capture(), surroundings(job=failed))
+        _, status = decided(capture(), surroundings(job=failed))
         assert words(status)["Succeeded"] == ("False", "NodeLost")
 
     def test_pods_of_an_earlier_job_say_nothing(self) -> None:
         stranger = capture_pod(containerStatuses=[running("load")])
         stranger["metadata"]["ownerReferences"][0]["uid"] = "another"
-        _, status = look(capture(), surroundings(job=job(), pods=[stranger]))
+        _, status = decided(capture(), surroundings(job=job(), pods=[stranger]))
         assert status.phase == "Pending"
 
 
