@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -38,10 +38,9 @@ class MatrixTable:
 def plan_config_map(key: Key, uid: str, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> Body:
     """Return the ConfigMap that holds the plan, wanted also where nothing fits."""
     table = matrix_table(matrix, plan.chosen.budget)
-    content = {
-        **{part.name: getattr(plan, part.name) for part in fields(plan)},
-        "matrixRowsLeftOut": table.rows_left_out,
-    }
+    content = msgspec.to_builtins(plan) | {"matrixRowsLeftOut": table.rows_left_out}
+    for row in (content["chosen"], *content["rows"]):
+        del row["spread"]["tensor"]  # of the plan's choosing: the row itself has it
     body = render_template("configmap", {"name": key.name})
     # Long texts take ten times as long to write as YAML and to read again as all the rest.
     body["data"] = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
