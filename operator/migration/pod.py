@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
 from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts

@@ -14,7 +14,7 @@ from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, observed_deployment, surroundings
 from tests.support.decisions import NOW, desired_state

@@ -10,7 +10,7 @@ from specdecode_operator.capture.recorder.shapes import NEWEST, OLDEST
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.sizing.choice.plan import Plan
 

@@ -10,7 +10,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.job.image import IMAGE_ID_FILE
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.kube.manifests import owned
 
 FOLDER: Final = str(IMAGE_ID_FILE.parent)

@@ -24,7 +24,7 @@ from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS
 from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timeouts
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.engine.environment import API_KEY_VARIABLE
 from specdecode_operator.kube.labels import CAPTURED_DEPLOYMENT_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.kube.manifests import child_labels, owned, render_template

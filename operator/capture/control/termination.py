@@ -11,7 +11,7 @@ from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 
 _TOLD_TO_STOP = frozenset({0, 137, 143})
 """Exit codes of an engine that ended because the load did."""

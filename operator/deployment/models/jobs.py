@@ -15,7 +15,7 @@ from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.deployment.spec.facts import engine_image, platform_of
 from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import hub_environment
-from specdecode_operator.deployment.spec.pod_template import merge
+from specdecode_operator.deployment.spec.pod_template_merge import merge
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, READS_FOR_LABEL

@@ -19,7 +19,7 @@ from specdecode_operator.deployment.spec.model_storage import (
     hub_environment,
     model_path,
 )
-from specdecode_operator.deployment.spec.pod_template import DOWNLOAD_DRAFT, DOWNLOAD_TARGET, merge
+from specdecode_operator.deployment.spec.pod_template_merge import DOWNLOAD_DRAFT, DOWNLOAD_TARGET, merge
 from specdecode_operator.deployment.spec.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
 from specdecode_operator.engine.arguments import TLS_PATH, command_line
 from specdecode_operator.engine.environment import (

@@ -4,7 +4,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
 from specdecode_operator.deployment.pods.missing_secret import told_with_field
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 
 _SIGNALLED = (137, 143)
 """Exit codes of a process that SIGKILL or SIGTERM ended."""

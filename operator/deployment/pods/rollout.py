@@ -6,7 +6,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.pods.blocked_pods import first_blocked
-from specdecode_operator.deployment.spec.pod_template import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 
 

@@ -17,7 +17,7 @@ from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import NO_MODELS, KnownModels, ModelSource
 from specdecode_operator.deployment.spec.pairing_rules import pairing_problems
-from specdecode_operator.deployment.spec.pod_template import pod_template_problems
+from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
 from specdecode_operator.engine.environment import env_problems
 from specdecode_operator.engine.profiles import EngineProfile

@@ -8,7 +8,7 @@ import pytest
 
 from specdecode_operator.cluster.cache import slim
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template import merge, pod_template_problems
+from specdecode_operator.deployment.spec.pod_template_merge import merge, pod_template_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.drift import content_digest, needs_apply
 from specdecode_operator.kube.nodes import NodeFacts

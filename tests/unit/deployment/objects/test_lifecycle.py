@@ -12,7 +12,7 @@ from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import summarize
 from specdecode_operator.deployment.pods.rollout import read_rollout
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template import pod_template_problems
+from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.decisions import desired_state
