@@ -1,7 +1,7 @@
 """Everything that can be wrong with a spec, in one list.
 
 What vLLM itself refuses stands in engine/rules, what a target and its draft have against each other in
-pairing_rules.py, what podTemplate may not touch in pod_template.py. What cannot even be looked up, such as a
+pairing_rules.py, what podTemplate may not touch in pod_template_merge.py. What cannot even be looked up, such as a
 model that nobody knows, facts.py and checkpoints.py say.
 """
 
