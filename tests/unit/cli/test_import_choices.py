@@ -61,6 +61,19 @@ def test_variables_of_the_script_are_the_engine_s() -> None:
     assert found == {"A": "2", "B": "x y", "C": "3", "E": "2x y", "F": "6", "G": "7"}
 
 
+@pytest.mark.parametrize(
+    ("written", "argument", "env"),
+    [("$(FLAVOR)", "vllm", []), ("$$(FLAVOR)", "$(FLAVOR)", [{"name": "FLAVOR", "value": "vllm"}])],
+    ids=["a variable", "its name as text"],
+)
+def test_only_variables_that_are_part_of_the_arguments_are_left_out(
+    written: str, argument: str, env: list[dict[str, str]]
+) -> None:
+    body = engine(LLAMA_8B, f"--generation-config={written}", env=[{"name": "FLAVOR", "value": "vllm"}])
+    found = spec_of(migrate(body))["engine"]
+    assert (found["extraArgs"], found.get("env", [])) == ([f"--generation-config={argument}"], env)
+
+
 OPEN = {
     "a variable of the image": (scripted(f"vllm serve {LLAMA_8B} --max-num-seqs $SEQS"), "--max-num-seqs"),
     "a variable from elsewhere": (engine("--model", "$(MODEL)"), "--model"),

@@ -21,6 +21,7 @@ OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "resolver/", "capture/control/schedules.py")
 OF_CAPTURES = ("capture/control/", "capture/files/", "capture/job/", "capture/merge/")
 OF_BOTH = ("handlers/", "problems.py", "deployment/pods/")
+OF_WRITES = "handlers/inventory.py"
 VERDICTS = {verdict.value for verdict in Verdict}
 
 OTHER_WORDS = {
@@ -75,8 +76,10 @@ def reasons(kind: str) -> list[str]:
         (words(*OF_DEPLOYMENTS), [DEPLOYMENT]),
         (words(*OF_CAPTURES) - words("capture/control/schedules.py"), [CAPTURE]),
         (words(*OF_BOTH), [DEPLOYMENT, CAPTURE]),
+        (words(OF_WRITES), [DEPLOYMENT]),
+        (words(OF_WRITES), [CAPTURE]),
     ],
-    ids=["deployments", "captures", "both"],
+    ids=["deployments", "captures", "both", "writes of deployments", "writes of captures"],
 )
 def test_every_reason_that_is_given_is_in_the_table(given: set[str], tables: list[str]) -> None:
     explained = set(chain.from_iterable(reasons(kind) for kind in tables))

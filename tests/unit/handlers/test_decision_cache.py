@@ -55,8 +55,8 @@ def reader(version: str) -> dict[str, Any]:
 
 def ask(cache: DecisionCache, **changes: Any) -> DesiredState:
     given = {"nodes": NODES, **changes}
-    body = given.pop("body", parent(pair_70b()))
-    return cache.decide(read_parent(body), ClusterState(**given))
+    owner = read_parent(given.pop("body", parent(pair_70b())), preempted_by=given.pop("preempted_by", None))
+    return cache.decide(owner, ClusterState(**given))
 
 
 def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> None:
@@ -72,6 +72,7 @@ def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> Non
     [
         {"body": parent(pair_70b(replicas=3), generation=2)},
         {"body": {**parent(pair_70b()), "metadata": {**parent(pair_70b())["metadata"], "uid": "uid-2"}}},
+        {"preempted_by": "demo"},
         {"nodes": NODES[:1]},
         {"model_facts": {"model": "{}"}},
         {"calibration": MEASURED},
@@ -84,6 +85,7 @@ def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> Non
     ids=[
         "spec",
         "another object of the name",
+        "a capture has its GPUs",
         "nodes",
         "facts of models",
         "calibration",

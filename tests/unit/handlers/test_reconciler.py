@@ -102,6 +102,20 @@ class World:
         pod = {"metadata": {**template, "namespace": "team", "name": name}, "status": status or ready}
         self.api.create(POD, pod)
 
+    async def measure(self, engine_port: int) -> None:
+        """Let engines on GPUs serve, and say how much KV cache they have."""
+        self.add(pair_70b(serving={"maxModelLen": 8192, "port": engine_port}))
+        node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
+        self.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+        await self.look()
+        self.start_engines()
+        self.serve()
+        await self.look()
+
+    def measured(self) -> list[float]:
+        """The residuals in the metrics."""
+        return [sample.value for family in self.residuals.collect() for sample in family.samples]
+
     def serve(self, engines: int = 1) -> None:
         """Let the Deployment's controller count engines that serve."""
         counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), engines)
@@ -172,6 +186,15 @@ class TestSteps:
         world.serve()
         assert await world.look() == ["patch configmaps llama-last-good", STATUS]
         assert await world.look() == []
+
+    async def test_what_a_stranger_remembers_by_that_name_is_left_alone(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.serve()
+        theirs = world.api.create(CONFIG_MAP, {"metadata": {"namespace": "team", "name": "llama-last-good"}})
+        assert await world.look() == [STATUS]
+        assert world.said()[:2] == ("False", "ChildNameConflict")
+        assert world.api.find(CONFIG_MAP, "llama-last-good") == theirs
 
     async def test_what_cannot_be_remembered_is_told_in_the_status(self, world: World) -> None:
         world.add(tiny_cpu())
@@ -335,17 +358,11 @@ class TestDeletion:
         assert STATUS in await world.look()
 
     async def test_its_residual_goes_from_the_metrics(self, world: World, engine_port: int) -> None:
-        world.add(pair_70b(serving={"maxModelLen": 8192, "port": engine_port}))
-        node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
-        world.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
-        await world.look()
-        world.start_engines()
-        world.serve()
-        await world.look()
-        assert [sample for family in world.residuals.collect() for sample in family.samples]
+        await world.measure(engine_port)
+        assert world.measured()
         world.cache.drop_parent(SPECDECODE_DEPLOYMENT.kind, world.object)
         await world.reconciler.reconcile(read_parent(world.object).key)
-        assert not [sample for family in world.residuals.collect() for sample in family.samples]
+        assert not world.measured()
 
 
 class TestEngines:
@@ -365,6 +382,14 @@ class TestEngines:
         known = reasons[0]
         assert known != "Unreachable"
         assert reasons == [known] * 6 + ["Unreachable", known]
+
+    async def test_an_engine_that_misses_a_question_keeps_its_residual(self, world: World, engine_port: int) -> None:
+        await world.measure(engine_port)
+        before = world.measured()
+        pod = world.api.find(POD, "llama-1") or {}
+        world.api.change(POD, "llama-1", status={**pod["status"], "podIP": "::1"})
+        await world.look()
+        assert world.measured() == before != []
 
     async def test_engines_of_an_earlier_spec_are_not_asked_for_this_one(self, world: World, engine_port: int) -> None:
         def spec(length: int) -> Body:

@@ -317,6 +317,14 @@ class TestMemory:
         assert peak_mib < 40, "60 MB were sorted"
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_scratch_database_is_in_its_folder_whatever_that_is_called(self, tmp_path: Path) -> None:
+        folder = tmp_path / "50%25? #1"
+        folder.mkdir()
+        with scratch_database(folder, "a") as database:
+            database.execute("CREATE TABLE lines (line)")
+            assert [path.name for path in folder.iterdir()] == ["a.scratch"]
+        assert list(tmp_path.rglob("*")) == [folder]
+
     def test_the_volume_needs_no_room_for_what_is_merged_already(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -17,6 +17,7 @@ from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, observe_groups
+from specdecode_operator.deployment.pods.readiness import stalled
 from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good, with_crashes
 from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -409,6 +410,13 @@ def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
     assert not ends_earlier(desired, None, [])
     assert not ends_earlier(desired, live(workload, ready=0), pods_of(workload, ready=False))
     assert ends_earlier(desired, live(workload), pods_of(workload))
+
+
+def test_what_was_seen_of_groups_stands_while_the_api_server_refuses_something() -> None:
+    """Then any live workload is looked at, which may be the Deployment that they are to replace."""
+    seen, earlier = GroupHistory("a", crashed=frozenset({("0", "0", "pod-1")})), workload_of(desired_state_of(EARLIER))
+    refused = Observation(live(earlier), blocked=stalled("ChildRefused", "no"))
+    assert update_group_history(seen, desired_state_of(spec_at(WIDE)), refused, None, 0.0) == seen
 
 
 def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_ends() -> None:

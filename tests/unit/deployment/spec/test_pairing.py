@@ -365,6 +365,13 @@ def test_what_ranges_mean_for_graphs_and_drafts_is_told(version: str, told: tupl
     assert all(words in message for words in told), message
 
 
+@pytest.mark.parametrize(("most", "other"), [(8, set()), (9, {0})])
+def test_ranges_count_from_the_batch_that_is_reached(most: int, other: set[int]) -> None:
+    spec = pair_70b(serving={"maxModelLen": 8192, "maxNumSeqs": most})
+    spec["speculation"] |= {"numSpeculativeTokens": 3, "numSpeculativeTokensByBatchSize": RANGES}
+    assert valid_facts(SpecDecodeDeploymentSpec.model_validate(spec)).pair.other_draft_lengths == other
+
+
 @pytest.mark.parametrize(("version", "told"), [("0.31", "still proposes 3 tokens"), ("0.32", "still runs once")])
 def test_heads_draft_fewer_from_0_32_on(version: str, told: str) -> None:
     spec = head("eagle3", None, engine={"version": version})
