@@ -34,6 +34,10 @@ def told(specdecode: Specdecode, path: Path, *arguments: object) -> str:
     return result.stderr + result.stdout
 
 
+def test_a_name_that_an_api_server_would_refuse_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+    assert "metadata.name" in told(specdecode, write("d.yaml", manifest("8b")))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -26,6 +26,7 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], Body] = {}
+        self.merges = 0
 
     async def get(self, resource: Any, _namespace: str, name: str) -> Body | None:
         return self.stored.get((resource.kind, name))
@@ -34,6 +35,7 @@ class FakeCluster:
         return self._store(body)
 
     async def merge(self, body: Body, change: Body) -> Body:
+        self.merges += 1
         return self._store({**body, "spec": {**body["spec"], **change["spec"]}})
 
     async def delete(self, body: Body) -> None:
@@ -85,6 +87,12 @@ def test_engines_that_a_pause_keeps_are_as_many_as_are_wanted(
 ) -> None:
     launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"paused": True}, **changes))
     assert cluster.engines() == {"Deployment": engines}
+
+
+def test_engines_that_are_as_many_as_are_wanted_are_not_scaled_again(cluster: FakeCluster) -> None:
+    paused = spec_at(WIDE, rollout={"paused": True}, replicas=3)
+    launch(cluster, ONE_NODE, paused, paused)
+    assert cluster.merges == 1
 
 
 def test_the_other_kind_takes_over_after_the_pause(cluster: FakeCluster) -> None:

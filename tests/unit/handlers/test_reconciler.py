@@ -151,6 +151,8 @@ class TestSteps:
         assert await world.look() == [*CHILD_WRITES, STATUS]
         assert (world.api.find(SERVICE, "llama") or {})["spec"]["clusterIP"]
         assert await world.look() == []
+        await world.reconciler.reconcile(read_parent(world.object).key)
+        assert world.api.requests == [], "of what is there nothing is asked either"
 
     async def test_another_process_applies_all_once_for_it_does_not_know_what_was_answered(self, world: World) -> None:
         world.add(tiny_cpu())
@@ -410,6 +412,8 @@ class TestEngines:
         world.add(tiny_cpu())
         world.add(tiny_cpu(), name="sharer")
         world.add(tiny_cpu(models=elsewhere), name="other")
+        theirs = {"namespace": "theirs", "name": "namesake", "uid": "u", "generation": 1, "resourceVersion": "1"}
+        world.cache.put_parent(SPECDECODE_DEPLOYMENT.kind, {"metadata": theirs, "spec": tiny_cpu()})
         claim = {"metadata": {"namespace": "team", "name": "tiny-models"}}
         world.api.create(PERSISTENT_VOLUME_CLAIM, claim)
         await world.look()

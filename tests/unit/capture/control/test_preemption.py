@@ -88,6 +88,13 @@ def test_a_capture_waits_for_pods_that_hold_gpus_and_for_no_others(name: str) ->
     assert holds_gpus(pod, NOW) is holds
 
 
+def test_what_is_wrong_with_a_spec_is_told_while_a_capture_has_its_gpus_too() -> None:
+    owner = read_parent(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
+    status = compose_status(owner, desired_state(owner, ()), Observation(), NOW)
+    (found,) = (each for each in status.conditions if each.type == "Ready")
+    assert (found.status, found.reason) == ("False", "Invalid")
+
+
 def ready(spec: Body, suspended_for: str | None) -> tuple[str, str]:
     owner = read_parent(parent(spec), preempted_by=suspended_for)
     desired = desired_state(owner, ())

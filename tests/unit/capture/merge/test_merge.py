@@ -352,6 +352,15 @@ class TestMemory:
         assert failure.value.errno == errno.ENOSPC
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_volume_that_fails_is_not_said_to_be_full(self, tmp_path: Path) -> None:
+        def fail() -> None:
+            with scratch_database(tmp_path, "a") as database:
+                database.execute("SELECT * FROM lines")
+
+        with pytest.raises(OSError, match="no such table") as failure:
+            fail()
+        assert failure.value.errno == errno.EIO
+
     def test_merging_and_validating_do_not_grow_with_the_capture(self, tmp_path: Path) -> None:
         """Five times the lines must not need half as much memory again: 8 bytes a measure and request are held."""
         few, many = (_peak_of_a_capture(tmp_path / str(requests), requests) for requests in (200, 1000))
