@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from devcluster.paths import engine_environment
+from devcluster.host.paths import engine_environment
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
 from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
 from specdecode_operator.capture.recorder.collector import Collector

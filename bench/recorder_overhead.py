@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_clients import ask_all, repetitive

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from devcluster import cli
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 
 
 def main() -> int:

@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from devcluster import nodes
-from devcluster.api import is_ready
-from devcluster.cluster import Cluster, existing
-from devcluster.errors import ClusterError
+from devcluster.cluster import nodes
+from devcluster.cluster.api import is_ready
+from devcluster.cluster.cluster import Cluster, existing
+from devcluster.host.errors import ClusterError
 
 Parser = argparse.ArgumentParser
 

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from devcluster import binaries
-from devcluster.cluster import Cluster
-from devcluster.errors import ClusterError
+from devcluster.builds import binaries
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.kubectl import Kubectl
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY
+from devcluster.host.progress import say, step
 from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
-from devcluster.kubectl import Kubectl
-from devcluster.paths import REPOSITORY
-from devcluster.progress import say, step
 
 NAME = "demo"
 CAPTURE = "demo"

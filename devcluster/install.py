@@ -10,15 +10,15 @@ import os
 import sys
 from collections.abc import Callable
 
-from devcluster.cluster import Cluster
-from devcluster.errors import ClusterError
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.kubectl import Kubectl
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY
+from devcluster.host.progress import say, step
 from devcluster.images import operator_image, store
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.images.engine_image import build_engine_image
 from devcluster.images.operator_image import build_operator_image
-from devcluster.kubectl import Kubectl
-from devcluster.paths import REPOSITORY
-from devcluster.progress import say, step
 
 NAMESPACE = "specdecode-system"
 OPERATOR = "specdecode-operator"

@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster import binaries
-from devcluster.errors import ClusterError
+from devcluster.builds import binaries
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.install import prepare_images
-from devcluster.paths import REPOSITORY
 
 _DEADLINE_S = 75 * 60
 """For a part that hangs: before CI ends everything, and the part's output with it."""

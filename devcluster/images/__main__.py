@@ -6,7 +6,7 @@ Prints the path of what was made (an image archive or a directory) on standard o
 import argparse
 import sys
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.images.engine_image import build_engine_image
 from devcluster.images.operator_image import build_operator_image

@@ -5,11 +5,11 @@ import platform
 import subprocess
 from pathlib import Path
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
+from devcluster.host.packages import apt_get
+from devcluster.host.paths import cache_dir
+from devcluster.host.progress import step
 from devcluster.images import store
-from devcluster.packages import apt_get
-from devcluster.paths import cache_dir
-from devcluster.progress import step
 
 PACKAGES = (
     "ca-certificates",

@@ -4,14 +4,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
+from devcluster.host.locks import exclusive
+from devcluster.host.paths import REPOSITORY, cache_dir, engine_environment
+from devcluster.host.progress import step
 from devcluster.images import store
 from devcluster.images.base import base_reference, ensure_base
 from devcluster.images.engine_image import CONTEXT, VLLM_VERSION
 from devcluster.images.fingerprint import fingerprint
-from devcluster.locks import exclusive
-from devcluster.paths import REPOSITORY, cache_dir, engine_environment
-from devcluster.progress import step
 
 REQUIREMENTS = REPOSITORY / "requirements" / "engine-cpu.txt"
 UV = (str(REPOSITORY / "just"), "--uv")

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from devcluster.host.locks import exclusive
+from devcluster.host.paths import cache_dir
+from devcluster.host.progress import step
 from devcluster.images import store
 from devcluster.images.base import base_reference, ensure_base
 from devcluster.images.fingerprint import fingerprint, forget_others
-from devcluster.locks import exclusive
-from devcluster.paths import cache_dir
-from devcluster.progress import step
 
 VLLM_VERSION = "0.32.0"
 REFERENCE = f"localhost/specdecode/engine-cpu:{VLLM_VERSION}"

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from devcluster.host.locks import exclusive
+from devcluster.host.paths import REPOSITORY, cache_dir
+from devcluster.host.progress import step
 from devcluster.images import store
 from devcluster.images.base import base_reference, ensure_base
 from devcluster.images.fingerprint import fingerprint, forget_others
 from devcluster.images.pip_settings import pip_volumes
-from devcluster.locks import exclusive
-from devcluster.paths import REPOSITORY, cache_dir
-from devcluster.progress import step
 
 REFERENCE = "localhost/specdecode/operator:dev"
 INPUTS = (

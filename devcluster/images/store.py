@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from devcluster.errors import ClusterError
-from devcluster.packages import IMAGE_BUILD, ensure
-from devcluster.paths import cache_dir
+from devcluster.host.errors import ClusterError
+from devcluster.host.packages import IMAGE_BUILD, ensure
+from devcluster.host.paths import cache_dir
 
 LOG_TAIL_LINES = 40
 """How much of a failed build's log the error shows."""

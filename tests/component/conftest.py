@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from devcluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
 from tests.support.played_node import PlayedNode
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from devcluster import binaries
-from devcluster.paths import TOOLS
+from devcluster.builds import binaries
+from devcluster.host.paths import TOOLS
 
 
 def program(directory: Path, name: str, says: str) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from devcluster import binaries, golang
-from devcluster.errors import ClusterError
-from devcluster.paths import TOOLS
+from devcluster.builds import binaries, golang
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import TOOLS
 
 pytestmark = pytest.mark.long
 

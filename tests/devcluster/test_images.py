@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY
 from devcluster.images import base, pip_settings, store
 from devcluster.images.engine_image import CONTEXT
 from devcluster.images.fingerprint import fingerprint, forget_others
 from devcluster.images.operator_image import INPUTS
-from devcluster.paths import REPOSITORY
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
-from devcluster.errors import ClusterError
-from devcluster.nodes import FakeNodes, NodePlan, manifests, parse
+from devcluster.cluster.nodes import FakeNodes, NodePlan, manifests, parse
+from devcluster.host.errors import ClusterError
 
 
 @pytest.mark.parametrize(

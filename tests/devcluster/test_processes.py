@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from devcluster import processes
+from devcluster.host import processes
 
 
 def test_a_daemon_is_found_also_while_it_becomes_another_program(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from devcluster import processes
-from devcluster.cluster import Cluster
-from devcluster.errors import ClusterError
-from devcluster.settings import Settings
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.settings import Settings
+from devcluster.host import processes
+from devcluster.host.errors import ClusterError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and cgroups need root")
 

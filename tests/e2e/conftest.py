@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from devcluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster
 from devcluster.install import (
     NAMESPACE,
     OPERATOR,

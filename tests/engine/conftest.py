@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
 from tests.engine.contract_cases import write_models

@@ -12,11 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY, cache_dir
+from devcluster.host.progress import step
 from devcluster.images.engine_environment import UV, install_engine_environment
 from devcluster.images.engine_image import VLLM_VERSION
-from devcluster.paths import REPOSITORY, cache_dir
-from devcluster.progress import step
 
 REQUIREMENTS = REPOSITORY / "requirements" / "engine-versions"
 NEWEST = ".".join(VLLM_VERSION.split(".")[:2])

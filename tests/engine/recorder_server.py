@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from devcluster.settings import free_ports
+from devcluster.cluster.settings import free_ports
 from specdecode_operator.capture.job.recorder_bundle import write_bundle
 from tests.engine import chunk_observer
 from tests.engine.engine_process import QUIET, Engine

@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import cache_dir
+from devcluster.host.progress import step
 from devcluster.images.engine_environment import UV
-from devcluster.paths import cache_dir
-from devcluster.progress import step
 
 SOURCE_SHA256 = "36857e2fbe3ead34821a04be98dfab95086050c1e38199c8fdfe308234fdcf63"
 REQUIREMENT = f"arctic-inference==0.1.1 --hash=sha256:{SOURCE_SHA256}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from devcluster.settings import free_ports
+from devcluster.cluster.settings import free_ports
 from specdecode_operator.resolver import warm_start
 from tests.engine.engine_process import QUIET, Engine
 from tests.support.waiting import eventually

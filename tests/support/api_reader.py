@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 
 Body = dict[str, Any]
 

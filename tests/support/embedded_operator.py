@@ -10,7 +10,7 @@ from typing import Any
 import kopf
 import pytest
 
-from devcluster.settings import free_ports
+from devcluster.cluster.settings import free_ports
 from specdecode_operator.handlers.main import run_operator
 from specdecode_operator.handlers.state import OperatorState
 

@@ -5,8 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from devcluster import binaries, kubectl
-from devcluster.kubectl import Answer
+from devcluster.builds import binaries
+from devcluster.cluster import kubectl
+from devcluster.cluster.kubectl import Answer
 from tests.support.api_reader import ApiReader, api_reader
 from tests.support.played_node import bind
 from tests.support.waiting import eventually

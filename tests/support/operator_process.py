@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from devcluster.settings import free_ports
+from devcluster.cluster.settings import free_ports
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 

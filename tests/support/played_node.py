@@ -10,8 +10,8 @@ import threading
 from contextlib import suppress
 from typing import Any, Self
 
-from devcluster.errors import ClusterError
-from devcluster.kubectl import Kubectl
+from devcluster.cluster.kubectl import Kubectl
+from devcluster.host.errors import ClusterError
 from tests.support.api_reader import api_reader
 
 NAME = "played"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from devcluster import binaries
-from devcluster.cluster import Cluster
+from devcluster.builds import binaries
+from devcluster.cluster.cluster import Cluster
 from tests.support.conformance import complaints, write_schemas
 from tests.support.kubectl import Kubectl, program
 

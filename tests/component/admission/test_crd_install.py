@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
 from tests.support.operator_process import may
 from tests.support.waiting import eventually

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from devcluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster
 from tests.component.admission.rejection_cases import BAD, Bad
 from tests.support.kubectl import Kubectl
 

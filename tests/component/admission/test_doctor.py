@@ -9,8 +9,8 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from devcluster import nodes
-from devcluster.cluster import Cluster
+from devcluster.cluster import nodes
+from devcluster.cluster.cluster import Cluster
 from specdecode_operator.cli.main import app
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
 from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
 from tests.support.rest import Rest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from devcluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from devcluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster
 from specdecode_operator.api.deployment import KIND
 from tests.support.conditions import condition
 from tests.support.golden import FLEET

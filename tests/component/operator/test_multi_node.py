@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from devcluster import binaries
-from devcluster.cluster import Cluster
+from devcluster.builds import binaries
+from devcluster.cluster.cluster import Cluster
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, pair_70b

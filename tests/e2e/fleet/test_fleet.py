@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.cluster import Cluster
-from devcluster.nodes import parse
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.nodes import parse
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200

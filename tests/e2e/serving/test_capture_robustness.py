@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import yaml
 
-from devcluster.cluster import Cluster
-from devcluster.control_plane import NODE_NAME
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.control_plane import NODE_NAME
+from devcluster.cluster.kubectl import Kubectl as BaseKubectl
+from devcluster.cluster.node import ctr
 from devcluster.install import NAMESPACE, OPERATOR
-from devcluster.kubectl import Kubectl as BaseKubectl
-from devcluster.node import ctr
 from specdecode_operator.capture.files.lines import read_lines
 from specdecode_operator.capture.files.manifest import Manifest, PartialManifest
 from specdecode_operator.capture.files.publish import verify

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.pki import Identity, create
+from devcluster.cluster.pki import Identity, create
 from tests.e2e.serving import hub_server
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl

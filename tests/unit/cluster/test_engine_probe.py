@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.pki import Identity, create
+from devcluster.cluster.pki import Identity, create
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.engine.metrics import EngineReading, Unreachable
 from specdecode_operator.engine.profiles import find_profile

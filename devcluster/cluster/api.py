@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 
 
 class Api:

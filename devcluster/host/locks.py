@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from devcluster.progress import say
+from devcluster.host.progress import say
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from devcluster.errors import ClusterError
-from devcluster.progress import say, step
+from devcluster.host.errors import ClusterError
+from devcluster.host.progress import say, step
 
 CNI_DIRS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
 """Where Debian, the upstream release and Fedora put the CNI plugins."""

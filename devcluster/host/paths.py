@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-TOOLS = Path(__file__).resolve().parent / "tools"
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
 def cache_dir() -> Path:

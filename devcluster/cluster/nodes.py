@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from devcluster.errors import ClusterError
+from devcluster.host.errors import ClusterError
 
 FORMAT = (
     "real, none, or kwok=<nodes>x<product>:<GPUs each>[,…] such as kwok=2xH100:8,1xH200:8; "

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster import cgroups, processes
-from devcluster.errors import ClusterError
+from devcluster.host import cgroups, processes
+from devcluster.host.errors import ClusterError
 
 HOLDER = "namespace"
 """The component whose only task is to keep the namespaces alive."""

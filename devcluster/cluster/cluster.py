@@ -17,13 +17,15 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from devcluster import binaries, control_plane, lws, node, nodes, oci, packages, processes, sandbox
-from devcluster.api import Api, is_ready
-from devcluster.errors import ClusterError
-from devcluster.locks import exclusive
-from devcluster.paths import state_root
-from devcluster.progress import say, step
-from devcluster.settings import Settings
+from devcluster.builds import binaries
+from devcluster.cluster import control_plane, lws, node, nodes, oci
+from devcluster.cluster.api import Api, is_ready
+from devcluster.cluster.settings import Settings
+from devcluster.host import packages, processes, sandbox
+from devcluster.host.errors import ClusterError
+from devcluster.host.locks import exclusive
+from devcluster.host.paths import state_root
+from devcluster.host.progress import say, step
 
 _MACHINE_LOCK = Path("/run/specdecode-devcluster.lock")
 _START_DEADLINE_S = 300.0

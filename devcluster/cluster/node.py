@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from devcluster import packages
-from devcluster.binaries import kwok_stages
-from devcluster.control_plane import NODE_NAME
-from devcluster.paths import engine_environment
-from devcluster.settings import Settings
+from devcluster.builds.binaries import kwok_stages
+from devcluster.cluster.control_plane import NODE_NAME
+from devcluster.cluster.settings import Settings
+from devcluster.host import packages
+from devcluster.host.paths import engine_environment
 
 COMPONENTS = ("containerd", "kubelet", "kube-proxy", "volume-modes")
 PAUSE_IMAGE = "localhost/specdecode-pause:1"

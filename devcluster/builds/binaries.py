@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster import golang
-from devcluster.locks import exclusive
-from devcluster.paths import TOOLS, cache_dir
-from devcluster.progress import say, step
+from devcluster.builds import golang
+from devcluster.host.locks import exclusive
+from devcluster.host.paths import TOOLS, cache_dir
+from devcluster.host.progress import say, step
 
 Version = tuple[int, int]
 
