@@ -46,6 +46,22 @@ def test_terms_add_up_to_what_the_plan_says(
     assert f"= {plan['kv_cache_tokens']:,}" in result.stdout
 
 
+def test_terms_on_cpu_add_up_to_the_memory_that_is_needed(specdecode: Specdecode, write: WriteObject) -> None:
+    """On a GPU torch's allocator takes a little more than this model's weights."""
+    spec = {
+        "target": {"model": "Qwen/Qwen3-4B"},
+        "speculation": None,
+        "parallelism": {},
+        "accelerator": {"type": "CPU", "cpuCores": 4, "memoryGiB": 16, "kvCacheGiB": 2},
+        "engine": {"image": "example.org/engine:1"},
+    }
+    result = specdecode("explain", "-f", write("a.yaml", manifest("a", **spec)))
+    assert result.exit_code == 0, result.output
+    terms = figures(result.stdout)
+    added = sum(size for name, size in terms.items() if name.startswith("+ "))
+    assert terms["KV cache"] + added == terms["= memory needed"]
+
+
 KINDS = {
     "dense": "meta-llama/Llama-3.1-8B-Instruct",
     "experts": "mistralai/Mixtral-8x7B-Instruct-v0.1",
