@@ -407,6 +407,19 @@ class TestEngines:
         await world.look()
         assert world.object["status"]["observed"]["engines"] == 1
 
+    async def test_figures_that_were_just_written_rest(self, world: World, engine_port: int) -> None:
+        world.add(tiny_cpu(replicas=2, serving={"maxModelLen": 1024, "port": engine_port}))
+        await world.look()
+        world.start_engines("llama-1")
+        await world.look()
+        assert world.object["status"]["observed"]["engines"] == 1
+        world.start_engines("llama-2")
+        await world.look()
+        assert world.object["status"]["observed"]["engines"] == 1, "they may change again in a minute"
+        world.restart()
+        await world.look()
+        assert world.object["status"]["observed"]["engines"] == 2
+
     async def test_who_names_a_claim_too_is_told_to_a_pod_that_waits_for_it(self, world: World) -> None:
         elsewhere = {"volume": {"persistentVolumeClaim": {"claimName": "else"}}}
         world.add(tiny_cpu())
