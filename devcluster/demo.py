@@ -6,6 +6,7 @@ Run as `./just demo`; `./just demo-full` lets a capture of it follow, through th
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -163,12 +164,19 @@ def _report(kubectl: Kubectl, status: dict[str, Any], answers: list[dict[str, An
     print(f"  {'in all':<32} {sum(times.values()):6.1f} s")
     print(f"""
 The cluster stays up. Try:
-  export KUBECONFIG={kubectl.kubeconfig}
+  export KUBECONFIG={kubectl.kubeconfig}{_path_of_kubectl()}
   kubectl describe sdd {DEPLOYMENT}
   kubectl patch sdd {DEPLOYMENT} --type=merge -p '{{"spec":{{"speculation":{{"numSpeculativeTokens":5}}}}}}'
   kubectl patch sdd {DEPLOYMENT} --type=merge -p '{{"spec":{{"suspend":true}}}}'
   kubectl apply -f examples/llama-70b.yaml && kubectl describe sdd llama-70b
   ./just down""")
+
+
+def _path_of_kubectl() -> str:
+    """Return what puts the kubectl that was built here on a person's PATH; empty where there is one already."""
+    if shutil.which("kubectl"):
+        return ""
+    return f' PATH="{binaries.find("kubectl")["kubectl"].parent}:$PATH"'
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture import CaptureRun
 
 ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
-CronLine = Annotated[str, StringConstraints(max_length=128, pattern=r"^\S+ +\S+ +\S+ +\S+ +\S+$")]
+CRON_PATTERN = r"^\S+ +\S+ +\S+ +\S+ +\S+$"
+CRON_FIX = "write minute, hour, day, month and weekday, such as 0 3 * * 1-5"
+CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_PATTERN)]
 TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9_+/-]+$")]
 
 

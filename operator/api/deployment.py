@@ -191,7 +191,7 @@ class Rollout(ApiModel):
 
 
 class PodTemplate(ApiModel):
-    """Strategic-merge overlay over the engine pods."""
+    """What is merged into the engine pods."""
 
     metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
     """Labels and annotations to add."""
@@ -251,4 +251,5 @@ class SpecDecodeDeploymentSpec(ApiModel):
     """Captures of this deployment that are started by the clock."""
 
     pod_template: PodTemplate | None = None
-    """Strategic-merge overlay over the engine pods."""
+    """Merged into the engine pods, lists by the names of their elements: the engine's container is called engine, any
+    other is a further container and needs an image."""

@@ -70,7 +70,7 @@ def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None) -> 
 def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:
     """Fields of a newer CRD are passed over, as the API server passes over fields of no CRD."""
     try:
-        return SpecDecodeDeploymentSpec.model_validate(spec, extra="ignore")
+        return SpecDecodeDeploymentSpec.model_validate(spec, extra="ignore", by_alias=True, by_name=False)
     except ValidationError as error:
         return InvalidSpecError(spec_problems(error))
 

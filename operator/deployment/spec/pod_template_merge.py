@@ -174,6 +174,9 @@ def _download_problems(spec: dict[str, Any]) -> Iterator[Problem]:
 def _engine_problems(spec: dict[str, Any], planned_resources: Mapping[str, str]) -> Iterator[Problem]:
     for where, container in _elements(spec, "containers"):
         if container.get("name") != ENGINE_CONTAINER:
+            if "image" not in container:
+                message = f"is a further container without an image: give it one, or name it {ENGINE_CONTAINER}"
+                yield Problem(where, str(container.get("name")), f"{message} to change the engine's")
             continue
         for field, fix in _PROTECTED_IN_ENGINE.items():
             if field in container:

@@ -6,6 +6,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from specdecode_operator.api.capture_schedule import CRON_FIX, CRON_PATTERN
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.problems import Problem
 
@@ -55,6 +56,8 @@ def _problem(detail: ErrorDetails) -> Problem:
     words = _WORDS.get(detail["type"])
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     message = detail["msg"] if words is None else words.format_map(context)
+    if context.get("pattern") == CRON_PATTERN:
+        message = CRON_FIX
     if isinstance(detail["input"], str) and detail["type"] in _NOT_TEXT:
         message += ", without quotes"
     return Problem(field, _shown(detail["input"]), message)

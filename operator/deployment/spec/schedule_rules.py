@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from cronsim import CronSim, CronSimError
 
-from specdecode_operator.api.capture_schedule import CaptureSchedule
+from specdecode_operator.api.capture_schedule import CRON_FIX, CaptureSchedule
 from specdecode_operator.problems import Problem
 
 
@@ -18,7 +18,7 @@ def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:
         try:
             next(CronSim(schedule.schedule, datetime.now(UTC)))
         except (CronSimError, StopIteration) as error:
-            fix = f"{error or 'it never comes'}: write minute, hour, day, month and weekday, such as 0 3 * * 1-5"
+            fix = f"{error or 'it never comes'}: {CRON_FIX}"
             problems.append(Problem(f"{where}.schedule", schedule.schedule, fix))
         try:
             zoneinfo.ZoneInfo(schedule.time_zone)

@@ -51,8 +51,8 @@ def vocabulary_problems(target_vocab_size: int, draft_vocab_size: int) -> list[P
     if target_vocab_size == draft_vocab_size:
         return []
     message = (
-        f"the target's vocabulary has {target_vocab_size}; choose a draft of the target's family, "
-        "which shares its tokenizer"
+        f"the target's vocabulary has {target_vocab_size}, and vLLM wants the same: choose a draft of the target's "
+        f"family whose vocab_size is {target_vocab_size} (sizes of one family may be padded differently)"
     )
     return [Problem(f"{_SPECULATION}.draft.model", f"vocabulary of {draft_vocab_size} tokens", message)]
 

@@ -145,6 +145,18 @@ def test_a_bad_number_is_told_with_its_bound(
         (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: must be at most 32"),
         (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 32"),
         (manifest("a", serving={"maxModelLength": 1}), "no field of spec.serving: did you mean maxModelLen?"),
+        (
+            speculation(num_speculative_tokens=3),
+            "spec.speculation.num_speculative_tokens: 3: is no field of spec.speculation: did you mean numSp",
+        ),
+        (
+            manifest("a", captures=[{"name": "nightly", "schedule": "@daily", "capture": {}}]),
+            "spec.captures[0].schedule: @daily: write minute, hour, day, month and weekday, such as 0 3 * * 1-5",
+        ),
+        (
+            manifest("a", podTemplate={"spec": {"containers": [{"name": "vllm", "resources": {}}]}}),
+            "spec.podTemplate.spec.containers[0]: vllm: is a further container without an image: give it one, or name",
+        ),
         (speculation(drat={}), "spec.speculation.drat: {}: is no field of spec.speculation: did you mean draft?"),
         (manifest("a", zzz=1), "spec.zzz: 1: is no field of spec: use one of "),
         (manifest("a", target={}), "spec.target.model: nothing: is missing"),
@@ -152,7 +164,10 @@ def test_a_bad_number_is_told_with_its_bound(
         (manifest("a", target={"model": 7}), "spec.target.model: 7: must be text: put it in quotes"),
         (manifest("a", target={"model": LLAMA_70B, "quantization": "INT3"}), "INT3: use one of 'AsCheckpoint', 'BF16'"),
         (manifest("a", parallelism={"tensor": 3}), "tensor: 3: target: num_attention_heads 64 of"),
-        (speculation(draft={"model": "Qwen/Qwen3-8B"}), "the target's vocabulary has 128256; choose a draft of the"),
+        (
+            speculation(draft={"model": "Qwen/Qwen3-8B"}),
+            "the target's vocabulary has 128256, and vLLM wants the same: choose",
+        ),
     ],
 )
 def test_a_bad_field_is_told_with_its_fix(
