@@ -60,7 +60,7 @@ def _specdecode(command: str, shown: list[str]) -> str | None:
     A YAML file that is not in the project is the last one that the document shows above.
     """
     program, *arguments = command.split()
-    if program != "specdecode":
+    if program not in ("specdecode", ".venv/bin/specdecode"):
         return None
     with TemporaryDirectory() as folder:
         for position, each in enumerate(arguments):

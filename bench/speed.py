@@ -99,7 +99,7 @@ def main() -> None:
     lines = (
         f"full matrix, first call: {seconds * 1000:.0f} ms, {rows} rows",
         f"estimates a second, one core, best of {ROUNDS}: {estimates_per_second():,.0f}",
-        f"import of sizing.budget, fresh process, best of {ROUNDS}: {import_s() * 1000:.0f} ms",
+        f"import of sizing.memory.budget, fresh process, best of {ROUNDS}: {import_s() * 1000:.0f} ms",
     )
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -171,7 +171,7 @@ class ObservedStatus(ApiModel):
     """Requests of maxModelLen that fit in it at once, as a decimal."""
 
     num_speculative_tokens: int | None = None
-    """K in force."""
+    """The spec's number; what is drafted at present may be less."""
 
     draft_tokens: int | None = None
     """Tokens proposed since the engines started."""

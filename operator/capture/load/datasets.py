@@ -146,7 +146,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
         # Only parquet needs it, and it is large.
         from pyarrow import ArrowInvalid, parquet  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError as error:
-        message = f"{path}: reading parquet needs pyarrow: install specdecode-operator[parquet]"
+        message = f"{path}: reading parquet needs pyarrow: pip install '.[parquet]' in a clone"
         raise BadDatasetError(message) from error
     try:
         with parquet.ParquetFile(path) as file:

@@ -90,7 +90,7 @@ def runs_of(
     """
     program = shutil.which("vllm")
     if program is None:
-        raise ValueError("vllm is not installed here: pip install 'specdecode-operator[engine]' where the GPUs are")
+        raise ValueError("vllm is not installed here: pip install '.[engine]' in a clone, where the GPUs are")
     common = ["--load-format", "dummy", "--tensor-parallel-size", str(given.tensor or 1)]
     common += ["--max-model-len", str(given.max_model_len)] if given.max_model_len else []
     speculations: list[dict[str, str | int] | None] = [None, {"method": "ngram"}]

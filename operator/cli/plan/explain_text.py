@@ -89,7 +89,7 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
             "margin",
             budget.margin_bytes,
             "to spare at least for Fits: how far the estimates may be off",
-            "sizing/data/memory.json; docs/accuracy.md",
+            "sizing/data/memory.json; docs/explanation/accuracy.md",
         ),
         *([] if facts.on_cpu else outside_terms(facts.pair, chosen.split, budget)),
     ]

@@ -95,7 +95,7 @@ def _figure(bars: int) -> tuple[Any, "Axes"]:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
     except ImportError as error:
-        raise PlotError("matplotlib is not installed: pip install 'specdecode-operator[plot]'") from error
+        raise PlotError("matplotlib is not installed: pip install '.[plot]' in a clone") from error
     # Without pyplot no display is needed and nothing is kept.
     figure = Figure(figsize=(max(7, 2.5 + 1.35 * bars), 5.5), layout="constrained")
     return figure, figure.add_subplot()

@@ -146,4 +146,4 @@ def test_an_engine_that_ends_is_told_with_its_last_words(fake_vllm: Path, tmp_pa
 def test_without_vllm_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = calibrate(tmp_path / "calibration.json", "--model", "meta-llama/Llama-3.1-8B-Instruct")
-    assert "specdecode-operator[engine]" in done.output
+    assert "pip install '.[engine]'" in done.output

@@ -341,7 +341,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", tmp_path / "plan.png")
     assert result.exit_code == 2
-    assert "pip install 'specdecode-operator[plot]'" in result.stderr
+    assert "pip install '.[plot]'" in result.stderr
 
 
 def test_a_plan_loads_no_cluster_client(write: WriteObject) -> None:

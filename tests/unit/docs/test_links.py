@@ -74,3 +74,13 @@ def test_every_room_is_in_the_map() -> None:
     rooms = re.findall(r"^\| `([\w/]+)/` \|", ROOMS.read_text(), re.MULTILINE)
     assert len(rooms) == len(set(rooms))
     assert set(rooms) == folders - {""}
+
+
+def test_documents_that_the_code_and_the_chart_name_exist() -> None:
+    """Messages and descriptions point to them. Data names documents of other projects, as sources."""
+    endings = {".py", ".toml", ".yaml", ".txt", ".tpl", ".j2"}
+    files = [path for folder in ("operator", "charts", "manifests") for path in (ROOT / folder).rglob("*")]
+    texts = [path.read_text() for path in files if path.suffix in endings]
+    named = {path for text in texts for path in re.findall(r"(?<![\w/.-])docs/[\w/-]+\.md", text)}
+    assert len(named) > 5
+    assert {path for path in named if not (ROOT / path).exists()} == set()
