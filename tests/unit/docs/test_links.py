@@ -77,10 +77,11 @@ def test_every_room_is_in_the_map() -> None:
 
 
 def test_documents_that_the_code_and_the_chart_name_exist() -> None:
-    """Messages and descriptions point to them. Data names documents of other projects, as sources."""
+    """Messages and descriptions point to them. Sources name documents of other projects, in folders of theirs."""
+    folders = "|".join(path.name for path in (ROOT / "docs").iterdir() if path.is_dir())
     endings = {".py", ".toml", ".yaml", ".txt", ".tpl", ".j2"}
     files = [path for folder in ("operator", "charts", "manifests") for path in (ROOT / folder).rglob("*")]
     texts = [path.read_text() for path in files if path.suffix in endings]
-    named = {path for text in texts for path in re.findall(r"(?<![\w/.-])docs/[\w/-]+\.md", text)}
+    named = {path for text in texts for path in re.findall(rf"(?<![\w/.-])docs/(?:(?:{folders})/)?[\w-]+\.md", text)}
     assert len(named) > 5
     assert {path for path in named if not (ROOT / path).exists()} == set()
