@@ -67,7 +67,7 @@ def download(model: str, revision: str | None, cache: str) -> str:
     except DownloadError:
         raise
     except Exception as error:
-        raise _as_download_error(where, cache, error) from error
+        raise _told(where, cache, error) from error
 
 
 def left_out(names: list[str]) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def _check_space(cache: str, lacking: Mapping[str, int]) -> None:
         raise DownloadError("NoSpaceLeft", message)
 
 
-def _as_download_error(where: str, cache: str, error: Exception) -> DownloadError:
+def _told(where: str, cache: str, error: Exception) -> DownloadError:
     """Our own error for whatever went wrong."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return DownloadError("NoSpaceLeft", f"{where}: the volume is full: {error.strerror}")

@@ -357,8 +357,8 @@ def _smaller_and_smaller(checkpoint: Checkpoint) -> Iterable[Checkpoint]:
 
 def pack_error(error: CheckpointError) -> str:
     """Return the termination message that tells why there are no facts."""
-    failure = {"reason": error.reason, "message": error.message[:ERROR_LIMIT]}
-    return json.dumps({"error": failure}, ensure_ascii=False)
+    told = {"reason": error.reason, "message": error.message[:ERROR_LIMIT]}
+    return json.dumps({"error": told}, ensure_ascii=False)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -69,7 +69,12 @@ def _plain(value: Any) -> Any:
         return as_stored(value)
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    return value.value if isinstance(value, Enum) else value
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    # YAML has dates and more, which are text once they are JSON.
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def broken_rules(model: ApiModel, place: str) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ def evaluate(text: str, self: Any) -> Any:
     """
     try:
         return _compiled(text).execute(cel.Context({"self": self}, dict(_KUBERNETES)))
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+    except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise CelError(str(error)) from error
 
 

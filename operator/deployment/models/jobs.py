@@ -107,11 +107,12 @@ class ModelJob(Generic[_Answer]):
         return owned(job, key, uid)
 
     def _pod(self, pods: Sequence[Body], source: ModelSource) -> Body | None:
-        """Return the newest pod for a model."""
+        """Return the newest pod for a model; of those of one second the last."""
         mine = [
             pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(self.key_annotation) == source.key
         ]
-        return max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+        ordered = sorted(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        return ordered[-1] if ordered else None
 
     def _terminated(self, pod: Body | None) -> Body | None:
         """Return how the container terminated last, this time or the time before."""

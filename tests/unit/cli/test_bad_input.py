@@ -245,6 +245,13 @@ def test_a_precision_that_the_checkpoint_contradicts_is_refused(
     assert f"spec.target.quantization: {words}" in told(specdecode, path)
 
 
+def test_a_date_in_a_part_that_kubernetes_defines_is_text(specdecode: Specdecode, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    dated = manifest("a", podTemplate={"metadata": {"annotations": {"built": "DATE"}}})
+    path.write_text(yaml.safe_dump(dated).replace("DATE", "2026-11-22"))
+    assert specdecode("plan", "-f", path).exit_code == 0
+
+
 def test_a_draft_larger_than_the_target_is_planned_and_told(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", target={"model": LLAMA_8B}, accelerator={"product": ["NVIDIA-H200"]})
     body["spec"]["speculation"]["draft"] = {"model": LLAMA_70B}

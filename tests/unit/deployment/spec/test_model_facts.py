@@ -262,6 +262,8 @@ def test_the_newest_pod_speaks() -> None:
     old = pod(job, message=pack_error(CheckpointError("ModelNotFound", "gone")), exit_code=1)
     new = pod(job, message=pack_facts(Checkpoint(TINY_CONFIG, WEIGHTS)), created="2026-01-02T00:00:00Z")
     assert len(newly_read_models(read_parent(parent(spec)), {}, [new, old])) == 1
+    same_second = pod(job, message=pack_facts(Checkpoint(TINY_CONFIG, WEIGHTS)))
+    assert len(newly_read_models(read_parent(parent(spec)), {}, [old, same_second])) == 1
     said = outcome(desired_state(read_parent(parent(spec)), (), pods=[new, old]), spec)
     assert said["Ready"][1] == "ResolvingModel"
 
