@@ -57,7 +57,7 @@ def _problem(detail: ErrorDetails) -> Problem:
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     message = detail["msg"] if words is None else words.format_map(context)
     if context.get("pattern") == CRON_PATTERN:
-        message = CRON_FIX
+        message = f"must match the pattern of a cron line: {CRON_FIX}"
     if isinstance(detail["input"], str) and detail["type"] in _NOT_TEXT:
         message += ", without quotes"
     return Problem(field, _shown(detail["input"]), message)

@@ -151,7 +151,7 @@ def test_a_bad_number_is_told_with_its_bound(
         ),
         (
             manifest("a", captures=[{"name": "nightly", "schedule": "@daily", "capture": {}}]),
-            "spec.captures[0].schedule: @daily: write minute, hour, day, month and weekday, such as 0 3 * * 1-5",
+            "@daily: must match the pattern of a cron line: write minute, hour, day, month and weekday",
         ),
         (
             manifest("a", podTemplate={"spec": {"containers": [{"name": "vllm", "resources": {}}]}}),
