@@ -6,7 +6,7 @@ INT4, and a quantized checkpoint is served as it is: another precision is
 refused ("does not match the quantization method specified", config/model.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
@@ -29,13 +29,13 @@ From vLLM 0.32: 4-bit weights go through Marlin or Machete wherever the tensor c
 capability 8.9 (schemes/compressed_tensors_w8a8_fp8.py).
 """
 
-_GENERATIONS: Final = {
+GENERATIONS: Final[Mapping[str, str | None]] = {
     "NVIDIA-A100": "Ampere",
     "NVIDIA-H100": "Hopper",
     "NVIDIA-H20": "Hopper",
     "NVIDIA-H200": "Hopper",
 }
-"""Generation of a product by the start of its label."""
+"""Generation of a product by the start of its label; None where no precision of it is weight-only."""
 
 
 @dataclass(frozen=True)
@@ -108,4 +108,4 @@ def kernel_note(product: str, precision: Precision) -> str | None:
 
 
 def _generation(product: str) -> str | None:
-    return next((name for start, name in _GENERATIONS.items() if product.startswith(start)), None)
+    return next((name for start, name in GENERATIONS.items() if product.startswith(start)), None)

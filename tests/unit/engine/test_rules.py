@@ -15,7 +15,7 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import Method
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
-PROFILE = find_profile("0.32")
+PROFILE = find_profile(KNOWN_VERSIONS[-1])
 SPECULATION = "spec.speculation"
 SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
 
@@ -261,7 +261,7 @@ def test_an_image_is_asked_for_where_none_is_known() -> None:
         (problem,) = image_problems(None, platform, profile)
         assert problem.field == "spec.engine.image"
         assert f"no {platform.upper()} image of vLLM {profile.version}" in problem.message
-        assert ("or write spec.engine.version: 0.32" in problem.message) == (profile.version == "0.99")
+        assert (f"or write spec.engine.version: {KNOWN_VERSIONS[-1]}" in problem.message) == (profile.version == "0.99")
 
 
 CONTRADICTIONS = {

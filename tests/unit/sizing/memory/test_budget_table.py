@@ -4,12 +4,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.devices import Device, find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.choice.precision_rules import GENERATIONS
 from specdecode_operator.sizing.kv.layout import stage_weights
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
@@ -17,6 +20,7 @@ from specdecode_operator.sizing.pair.pair import Parallelism
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 H200 = "NVIDIA-H200"
+DEVICES = read_data("devices.json")["devices"]
 
 # product, target, draft, weights GiB, available GiB, tokens, concurrency
 FITTING_ROWS = [
@@ -201,6 +205,21 @@ def test_a_split_that_does_not_divide_is_refused(make_pair: PairFactory) -> None
     assert (caught.value.field, caught.value.value) == ("parallelism.tensor", 3)
     with pytest.raises(PlanError, match="1 or more"):
         estimate(make_pair(), _device(H100), 0)
+
+
+@pytest.mark.parametrize("entry", DEVICES, ids=lambda entry: entry["product"])
+def test_an_entry_of_a_device_is_whole(entry: dict[str, Any]) -> None:
+    assert set(entry) == {"product", "nvlink_gpus", "total_gib", "source"}, "it needs these, all of them"
+    assert isinstance(entry["nvlink_gpus"], int)
+    assert entry["nvlink_gpus"] >= 1
+    assert entry["total_gib"] > 0
+
+
+@pytest.mark.parametrize("product", [entry["product"] for entry in DEVICES])
+def test_the_generation_of_a_device_is_stated(product: str) -> None:
+    """The first that fits is taken, so those that fit agree."""
+    stated = {generation for start, generation in GENERATIONS.items() if product.startswith(start)}
+    assert len(stated) == 1, "name it, or None, in operator/sizing/choice/precision_rules.py"
 
 
 def test_devices_are_known_by_exact_label() -> None:
