@@ -6,12 +6,13 @@ other words below: a new reason is found wherever it is written and however it i
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from itertools import chain
 
 import pytest
 
-from bench.reason_tables import read_reasons
+from bench.reason_tables import FILE, read_conditions, read_reasons
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 from specdecode_operator.sizing.memory.budget import Verdict
@@ -89,6 +90,50 @@ def test_every_reason_that_is_given_is_in_the_table(given: set[str], tables: lis
 @pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, OF_CAPTURES)])
 def test_every_reason_of_the_table_is_given(kind: str, rooms: tuple[str, ...]) -> None:
     assert set(reasons(kind)) - words(*rooms, *OF_BOTH) - VERDICTS == set()
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+def test_the_conditions_of_every_reason_are_told(kind: str) -> None:
+    groups = tomllib.loads(FILE.read_text())["conditions"][kind]
+    assert sorted(chain.from_iterable(groups.values())) == sorted(reasons(kind)), "operator/api/reasons.toml"
+
+
+def calls(*rooms: str) -> Iterator[ast.Call]:
+    """Calls of a plain name with a reason in them, in the code of some rooms."""
+    for path in OPERATOR.rglob("*.py"):
+        if path.relative_to(OPERATOR).as_posix().startswith(rooms):
+            yield from (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+
+
+def literal(call: ast.Call, position: int) -> str:
+    """The string at a position of a call; empty where it is none."""
+    value = call.args[position] if len(call.args) > position else None
+    return str(value.value) if isinstance(value, ast.Constant) else ""
+
+
+@pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, ("capture/control/",))])
+def test_what_the_code_says_of_a_reason_is_in_the_table(kind: str, rooms: tuple[str, ...]) -> None:
+    """Where condition or permanence stand beside the reason in the code."""
+    conditions, found = read_conditions(kind), 0
+    for call in calls(*rooms):
+        permanent = {word.arg: word.value for word in call.keywords}.get("permanent")
+        match call.func:
+            case ast.Name(id="ConditionUpdate") if reason := literal(call, 2):
+                assert literal(call, 0) in conditions[reason], reason
+            case ast.Name(id="stalled") if reason := literal(call, 0):
+                assert "Stalled" in conditions[reason], reason
+            case ast.Name(id="Blocked") if (reason := literal(call, 0)) and permanent is None:
+                assert not conditions[reason].endswith(", Stalled"), reason
+            case ast.Name(id="Blocked" | "EngineError") if (reason := literal(call, 0)) and literal_true(permanent):
+                assert "Stalled" in conditions[reason], reason
+            case _:
+                continue
+        found += 1
+    assert found > 15
+
+
+def literal_true(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is True
 
 
 def test_no_other_word_is_left_over() -> None:
