@@ -12,6 +12,11 @@ _DONE = b"[DONE]"
 _ERROR = b'{"error"'
 _USAGE = b'"usage"'
 _LONGEST_ERROR = 200
+_LONGEST_EVENT_BYTES = 1024 * 1024
+
+
+class UnreadableStreamError(Exception):
+    """What arrives is no stream of events."""
 
 
 class CompletionStream:
@@ -34,11 +39,26 @@ class CompletionStream:
         self._keep_answer = keep_answer
         self._ids: list[int] = []
         self._texts: list[str] = []
-        self._tail = b""
+        self._tail = bytearray()  # of an event whose end has not arrived
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Read what arrived now."""
-        *events, self._tail = (self._tail + data).split(_EVENT_END)
+        """Read what arrived now.
+
+        Raises
+        ------
+        UnreadableStreamError
+            An event is longer than any of an engine.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, TypeError
+            An event is not what an engine sends.
+        """
+        # Only what is new is searched, and nothing is copied: an event may arrive in very many pieces.
+        searched = max(len(self._tail) - len(_EVENT_END) + 1, 0)
+        self._tail += data
+        if self._tail.find(_EVENT_END, searched) < 0:
+            if len(self._tail) > _LONGEST_EVENT_BYTES:
+                raise UnreadableStreamError(f"an event has no end after {_LONGEST_EVENT_BYTES} bytes")
+            return
+        *events, self._tail = self._tail.split(_EVENT_END)
         for event in events:
             if event.startswith(_DATA):
                 self._read(event[len(_DATA) :], now_s)
@@ -47,7 +67,7 @@ class CompletionStream:
         """Return what was answered; only of a stream that was to keep it."""
         return Prompt("".join(self._texts) if as_text else self._ids)
 
-    def _read(self, payload: bytes, now_s: float) -> None:
+    def _read(self, payload: bytearray, now_s: float) -> None:
         if payload == _DONE:
             self.done = True
         elif payload.startswith(_ERROR):
@@ -57,7 +77,7 @@ class CompletionStream:
         else:
             self._count_chunk(now_s)
 
-    def _read_document(self, payload: bytes, now_s: float) -> None:
+    def _read_document(self, payload: bytearray, now_s: float) -> None:
         document: dict[str, Any] = msgspec.json.decode(payload)
         if usage := document.get("usage"):
             self.prompt_tokens = usage.get("prompt_tokens")
@@ -75,23 +95,27 @@ class CompletionStream:
         self.last_token_s = now_s
 
 
-def error_text(body: bytes) -> str:
+def error_text(body: bytes | bytearray) -> str:
     """Return the short reason in an engine's error document, without anything of the prompt that it may repeat.
 
     vLLM says ``{"error": {"message": ...}}``, FastAPI ``{"detail": ...}``;
     a document on a field that it does not take ends with the field's input.
     """
     try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _shortened(body.decode(errors="replace"))
+        return shortened(_reason(msgspec.json.decode(body)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # no JSON, or nested too deep
+        return shortened(body.decode(errors="replace"))
+
+
+def _reason(document: Any) -> str:
     if isinstance(document, dict):
         error = document.get("error", document.get("detail", document))
         document = error.get("message", error) if isinstance(error, dict) else error
-    return _shortened(document if isinstance(document, str) else msgspec.json.encode(document).decode())
+    return document if isinstance(document, str) else msgspec.json.encode(document).decode()
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """Return the beginning of a text from the engine, without anything of the prompt that it may repeat."""
     for mark in ("'input'", '"input"'):
         text = text.partition(mark)[0]
     text = " ".join(text.split())

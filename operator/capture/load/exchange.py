@@ -19,11 +19,25 @@ import h11
 import msgspec
 
 from specdecode_operator.capture.files.formats import Outcome
-from specdecode_operator.capture.load.completion_stream import CompletionStream, error_text
+from specdecode_operator.capture.load.completion_stream import (
+    CompletionStream,
+    UnreadableStreamError,
+    error_text,
+    shortened,
+)
 from specdecode_operator.capture.load.http_response import HttpResponse
 
 _OK = 200
 _MOST_ERROR_BYTES = 64 * 1024
+_UNREADABLE = (
+    h11.RemoteProtocolError,
+    UnreadableStreamError,
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    RecursionError,
+    AttributeError,
+    TypeError,
+)
 
 
 class Exchange(asyncio.Protocol):
@@ -103,8 +117,9 @@ class Exchange(asyncio.Protocol):
                 self.stream.feed(body, now_s)
             elif len(self._rejection) < _MOST_ERROR_BYTES:
                 self._rejection += body
-        except (h11.RemoteProtocolError, msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
-            self.end("disconnected", f"unreadable answer: {error}")
+        except _UNREADABLE as error:
+            # h11 repeats the whole line that it cannot read.
+            self.end("disconnected", f"unreadable answer: {shortened(str(error))}")
         else:
             if self._response.complete:
                 self._end_of_response()

@@ -8,6 +8,9 @@ import h11
 LONGEST_HEAD_BYTES: Final = 64 * 1024
 """Of the head, and of the line before a chunk: an answer that is longer is none."""
 
+_MOST_INFORMATIONAL: Final = 16
+"""Responses like ``100 Continue`` before the response itself; an engine sends one at most."""
+
 # What a response may be depends on what was asked. The requests themselves are made before their time (`EngineClient`).
 _ASKED: Final = h11.Request(
     method="POST", target="/", headers=[("Host", "engine"), ("Content-Length", "0"), ("Connection", "close")]
@@ -20,6 +23,7 @@ class HttpResponse:
     def __init__(self) -> None:
         self.status: int | None = None
         self.complete = False  # the body's end was seen
+        self._informational = 0
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD_BYTES)
         self._connection.send(_ASKED)
         self._connection.send(h11.EndOfMessage())
@@ -30,7 +34,7 @@ class HttpResponse:
         Raises
         ------
         h11.RemoteProtocolError
-            It is not HTTP.
+            It is not HTTP, or never comes to the response itself.
         """
         if data:  # nothing would be the end of the connection
             self._connection.receive_data(data)
@@ -47,6 +51,10 @@ class HttpResponse:
         while not self.complete and (event := self._connection.next_event()) is not h11.NEED_DATA:
             if isinstance(event, h11.Data):
                 body.append(event.data)
+            elif isinstance(event, h11.InformationalResponse):
+                self._informational += 1
+                if self._informational > _MOST_INFORMATIONAL:
+                    raise h11.RemoteProtocolError("too many informational responses")
             elif isinstance(event, h11.Response):
                 self.status = event.status_code
             elif isinstance(event, h11.EndOfMessage):

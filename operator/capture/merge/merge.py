@@ -49,7 +49,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 _REQUEST_TABLE: Final = "CREATE TABLE requests (client TEXT, has_tokens INTEGER, moment_s REAL, line BLOB)"
 _CLIENT_TABLE: Final = "CREATE TABLE clients (id TEXT PRIMARY KEY, line BLOB)"
 _STEP_TABLE: Final = "CREATE TABLE steps (stamp_s REAL, line BLOB)"
-# Made when all lines are there: that sorts the keys alone, and once.
+# Lines come nearly in these orders, so an index mostly grows at its end.
 _REQUEST_INDEX: Final = "CREATE INDEX in_order ON requests (has_tokens, moment_s, client)"
 _STEP_INDEX: Final = "CREATE INDEX in_order ON steps (stamp_s)"
 
@@ -109,8 +109,10 @@ class _Merge:
         self._whole: WholeEngine | None = None
 
     def read_segments(self, requests: sqlite3.Connection, steps: sqlite3.Connection) -> None:
-        requests.execute(_REQUEST_TABLE)
-        steps.execute(_STEP_TABLE)
+        for statement in (_REQUEST_TABLE, _REQUEST_INDEX):
+            requests.execute(statement)
+        for statement in (_STEP_TABLE, _STEP_INDEX):
+            steps.execute(statement)
         segments = list_segments(self._folder / FOLDER)
         whole = WholeEngine() if any(each.header.client_count > 1 for each in segments) else None
         for number, segment in enumerate(segments):
@@ -130,8 +132,6 @@ class _Merge:
         if whole:
             whole.freeze()
         self._whole = whole
-        requests.execute(_REQUEST_INDEX)
-        steps.execute(_STEP_INDEX)
 
     def _add_step(self, steps: sqlite3.Connection, step: Step) -> None:
         if step.scheduler is None:

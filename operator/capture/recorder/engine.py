@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .lines import EngineConfig, Header, Speculative
+from .lines import RECORDER_VERSION, SCHEMA, EngineConfig, Header, Speculative
 from .settings import Settings
 from .shapes import EngineClasses
 
@@ -55,6 +55,8 @@ def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) 
     config = _config(vllm_config)
     client_count = getattr(parallel, "_api_process_count", 1)
     return Header(
+        schema=SCHEMA,
+        recorder=RECORDER_VERSION,
         vllm=engine_version(),
         boot=boot,
         host=socket.gethostname(),

@@ -45,8 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=True):
     """First line: who records, where, and with which settings the engine runs."""
 
-    schema: int = SCHEMA
-    recorder: str = RECORDER_VERSION
+    schema: int
+    recorder: str  # RECORDER_VERSION
     vllm: str
     boot: str  # random, one for each start of a process
     host: str

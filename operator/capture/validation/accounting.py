@@ -147,13 +147,13 @@ def account(client: Path, trace: Path, aborted: Path | None, scratch: Path) -> A
     accounting = Accounting()
     with scratch_database(scratch, "accounting") as database:
         database.execute("CREATE TABLE lines (id TEXT, is_engine INTEGER, line BLOB)")
+        database.execute("CREATE INDEX in_order ON lines (id, is_engine)")
         for found, line in read_client(client):
             database.execute("INSERT INTO lines VALUES (?, 0, ?)", (found.id, line))
         for path in (trace, aborted):
             for side in _engine_side(path) if path else ():
                 row = (side.request_id or "", msgspec.json.encode(side))
                 database.execute("INSERT INTO lines VALUES (?, 1, ?)", row)
-        database.execute("CREATE INDEX in_order ON lines (id, is_engine)")
         rows = database.execute("SELECT id, is_engine, line FROM lines ORDER BY id, is_engine, rowid")
         for key, of_key in groupby(rows, itemgetter(0)):
             of_client, of_engine = [], []

@@ -13,7 +13,7 @@ from specdecode_operator.capture.load import phases
 from specdecode_operator.capture.recorder.bounded_queue import CAPACITY_BYTES, BoundedQueue
 from specdecode_operator.capture.recorder.collector import Collector
 from specdecode_operator.capture.recorder.hooks import Hooks
-from specdecode_operator.capture.recorder.lines import EngineConfig, Header, SegmentLine
+from specdecode_operator.capture.recorder.lines import RECORDER_VERSION, SCHEMA, EngineConfig, Header, SegmentLine
 from specdecode_operator.capture.recorder.segment import Segment
 from specdecode_operator.capture.recorder.writer import Writer
 from tests.support.capture_pods import Pod, healthy_engine
@@ -23,6 +23,8 @@ from tests.support.engine_standins import ApiServer, OlderOutputProcessor, Outpu
 
 BLOCK_SIZE = 4
 HEADER = Header(
+    schema=SCHEMA,
+    recorder=RECORDER_VERSION,
     vllm="0.32.0",
     boot="b007",
     host="node",

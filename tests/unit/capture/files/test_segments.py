@@ -75,6 +75,12 @@ class TestReading:
         assert first_header(path) is None
         assert list_segments(tmp_path) == []
 
+    @pytest.mark.parametrize("field", ["schema", "recorder"])
+    def test_a_header_says_what_made_it(self, tmp_path: Path, field: str) -> None:
+        path = write(tmp_path, "a", {name: value for name, value in header().items() if name != field})
+        with pytest.raises(CaptureError, match=rf"line 1: Object missing required field `{field}`"):
+            first_header(path)
+
     def test_last_line_is_found_behind_many(self, tmp_path: Path) -> None:
         anchors = [{"k": "anchor", "monotonic_s": float(n), "wall_s": float(n)} for n in range(5000)]
         path = write(tmp_path, "a", header(), *anchors, closed(7, 8))

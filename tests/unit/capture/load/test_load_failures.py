@@ -47,6 +47,15 @@ TOO_LONG = b'{"error":{"message":"maximum context length is 4096 tokens","type":
         (answer_with(b""), ("disconnected", None), "closed the connection"),
         (answer_with(OK_HEAD + chunk(token_event([1]))), ("disconnected", 200), "closed the connection"),
         (answer_with(b"hello\r\n\r\n"), ("disconnected", None), "unreadable answer"),
+        (answer_with(OK_HEAD + b"z" * 60_000 + b"\r\n"), ("disconnected", 200), "illegal chunk header"),
+        (answer_with(OK_HEAD[:-2] + b"z" * 60_000 + b"\r\n\r\n"), ("disconnected", None), "illegal header line"),
+        (answer_with(b"z" * 60_000 + b"\r\n\r\n"), ("disconnected", None), "illegal status line"),
+        (answer_with(rejection(400, b"[" * 60_000)), ("http_rejected", 400), "[[[..."),
+        (
+            answer_with(OK_HEAD + chunk(b'data: {"usage": ' + b"[" * 60_000 + b"\n\n")),
+            ("disconnected", 200),
+            "unreadable answer",
+        ),
         (
             answer_with(OK_HEAD + chunk(b'data: {"usage": {\n\n')),
             ("disconnected", 200),
@@ -89,6 +98,7 @@ async def test_what_goes_wrong_is_an_outcome(
     for line in lines:
         assert (line["outcome"], line.get("http_status")) == seen
         assert error in line["error"]
+        assert len(line["error"]) < 300
         assert "finished_ms" in line
         assert ("latency_ms" in line) == ("first_token_ms" in line)
 

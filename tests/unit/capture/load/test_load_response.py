@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.capture.load.completion_stream import CompletionStream, error_text
+from specdecode_operator.capture.load.completion_stream import CompletionStream, UnreadableStreamError, error_text
 from specdecode_operator.capture.load.http_response import HttpResponse
 from specdecode_operator.capture.load.prompts import Prompt
 from tests.support.completion_server import OK_HEAD, chunk, token_event, usage_event
@@ -63,6 +63,7 @@ def test_a_response_without_a_body_is_complete() -> None:
         (OK_HEAD + b"2\r\nabcd\r\n", "malformed chunk footer"),
         (OK_HEAD + b"1" * 70_000, "too long"),
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000, "too long"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 17, "too many informational"),
     ],
 )
 def test_what_is_not_http_is_refused(data: bytes, complaint: str) -> None:
@@ -107,6 +108,13 @@ def test_comments_between_events_are_not_counted() -> None:
     assert (stream.chunks, stream.first_token_s, stream.completion_tokens) == (0, None, 0)
 
 
+def test_an_event_that_never_ends_is_refused_at_once() -> None:
+    stream = CompletionStream(keep_answer=False)
+    stream.feed(b"x" * 1024 * 1024, 1.0)
+    with pytest.raises(UnreadableStreamError, match="no end after 1048576 bytes"):
+        stream.feed(b"x", 2.0)
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -117,6 +125,7 @@ def test_comments_between_events_are_not_counted() -> None:
         (b"Unauthorized", "Unauthorized"),
         (b"[1]", "[1]"),
         (b"", ""),
+        (b"[" * 60_000, "[" * 200 + "..."),
         (b"x" * 300, "x" * 200 + "..."),
     ],
 )

@@ -1,9 +1,11 @@
 """Segments and client lines become the files of a capture."""
 
 import errno
+import sqlite3
 import subprocess
 import sys
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import pytest
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.formats import TraceMeta, encode
 from specdecode_operator.capture.merge import merge as merging
+from specdecode_operator.capture.merge import scratch
 from specdecode_operator.capture.merge.merge import Merged, merge
 from specdecode_operator.capture.merge.request_ids import client_id
 from specdecode_operator.capture.merge.scratch import scratch_database
+from specdecode_operator.capture.validation.accounting import account
 from specdecode_operator.capture.validation.validate import validate_capture
 from tests.support.recordings import (
     ZERO_S,
@@ -297,9 +301,9 @@ def peak_kib():
 with scratch_database(Path(sys.argv[1]), "test") as database:
     before_kib = peak_kib()
     database.execute("CREATE TABLE lines (key REAL, line BLOB)")
+    database.execute("CREATE INDEX in_order ON lines (key)")
     for number in range(60_000):
         database.execute("INSERT INTO lines VALUES (?, ?)", (-float(number), b"x" * 1000))
-    database.execute("CREATE INDEX in_order ON lines (key)")
     last, rows = float("-inf"), 0
     for key, line in database.execute("SELECT key, line FROM lines ORDER BY key, rowid"):
         assert last < key and len(line) == 1000
@@ -324,6 +328,56 @@ class TestMemory:
             database.execute("CREATE TABLE lines (line)")
             assert [path.name for path in folder.iterdir()] == ["a.scratch"]
         assert list(tmp_path.rglob("*")) == [folder]
+
+    @pytest.mark.parametrize("link", [False, True])
+    def test_what_a_killed_merge_left_is_replaced(self, tmp_path: Path, *, link: bool) -> None:
+        (tmp_path / "other").write_bytes(b"no database" * 1000)
+        path = tmp_path / "a.scratch"
+        if link:
+            path.symlink_to("other")
+        else:
+            path.write_bytes(b"no database" * 1000)
+        with scratch_database(tmp_path, "a") as database:
+            database.execute("CREATE TABLE lines (line)")
+        assert list(tmp_path.iterdir()) == [tmp_path / "other"]
+        assert (tmp_path / "other").read_bytes() == b"no database" * 1000
+
+    def test_a_scratch_database_that_another_overwrites_is_an_error_of_the_volume(self, tmp_path: Path) -> None:
+        def overwrite() -> None:
+            with scratch_database(tmp_path, "a") as database:
+                (tmp_path / "a.scratch").write_bytes(b"no database" * 1000)
+                database.execute("CREATE TABLE lines (line)")
+
+        with pytest.raises(OSError, match=r"not a database.*a\.scratch") as failure:
+            overwrite()
+        assert failure.value.errno == errno.EIO
+        assert list(tmp_path.iterdir()) == []
+
+    def test_nothing_is_sorted_outside_the_volume(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """SQLite's own temporary files are in the system's folder for them, and have no name any more."""
+        opened: set[str] = set()
+
+        def look() -> None:
+            for descriptor in Path("/proc/self/fd").iterdir():
+                with suppress(FileNotFoundError):  # the folder's own
+                    opened.add(str(descriptor.readlink()))
+
+        def watched(*arguments: Any, **options: Any) -> sqlite3.Connection:
+            database = connect(*arguments, **options)
+            database.set_progress_handler(look, 20_000)
+            return database
+
+        connect = sqlite3.connect
+        monkeypatch.setattr(sqlite3, "connect", watched)
+        monkeypatch.setattr(scratch, "CACHE_KIB", 64)
+        _write_many(tmp_path, 20_000)
+        look()
+        before = opened.copy()
+        merge(tmp_path, META, ZERO_S)
+        account(tmp_path / "client.jsonl.part", tmp_path / "trace.jsonl.part", None, tmp_path)
+        new = opened - before
+        assert {f"{tmp_path}/{name}.scratch" for name in ("requests", "steps", "accounting")} <= new
+        assert [path for path in new if path.startswith("/") and not path.startswith(f"{tmp_path}/")] == []
 
     def test_the_volume_needs_no_room_for_what_is_merged_already(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
