@@ -24,7 +24,6 @@ from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
 from specdecode_operator.migration.serving import settle_precision, take_flags, take_tls
-from specdecode_operator.migration.shell import shown
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -145,10 +144,10 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
     if command.program is not None:
         builder.drop(f"program {command.program}", "the operator starts vllm, which must be on the image's PATH")
     for other in command.harmless:
-        builder.drop(f"shell command {shown(other)}", "the operator starts vllm without a shell")
+        builder.drop(f"shell command {other}", "the operator starts vllm without a shell")
     if command.others:
         fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
-        builder.decide(f"{server.where}.args", "; ".join(map(shown, command.others)), fix)
+        builder.decide(f"{server.where}.args", "; ".join(command.others), fix)
     known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
     given, certificate_volumes = take_tls(known, pod, container, builder)
     flags = take_flags(given, builder, profile, secret_keys(container))

@@ -42,8 +42,8 @@ def find_platform(container: Mapping[str, Any], where: str) -> tuple[Platform, i
             fix = f"only whole NVIDIA GPUs ({GPU_RESOURCE}) and CPUs are planned for: keep this Deployment as it is"
             raise MigrationError(f"{place}.{name}", str(amount), fix)
     gpus = str(amounts.get(GPU_RESOURCE, "0"))
-    if not gpus.isdecimal():
-        raise MigrationError(f"{place}.{GPU_RESOURCE}", gpus, "must be a whole number")
+    if not re.fullmatch(r"\d{1,6}", gpus):
+        raise MigrationError(f"{place}.{GPU_RESOURCE}", gpus[:32], "must be a whole number of GPUs, such as 8")
     if int(gpus) > 0:
         return Platform.GPU, int(gpus)
     env, image = plain_environment(container), str(container.get("image") or "").lower()
@@ -131,12 +131,12 @@ def _amounts(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cores(amount: Any) -> int | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", str(amount))
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(m?)", str(amount))
     return max(1, math.floor(float(match[1]) / (1000 if match[2] else 1))) if match else None
 
 
 def _gib(amount: Any) -> int | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]?i?)", str(amount))
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kMGT]?i?)", str(amount))
     if match is None or match[2] not in _UNIT_BYTES:
         return None
     return max(1, math.floor(float(match[1]) * _UNIT_BYTES[match[2]] / 2**30))

@@ -1,5 +1,6 @@
 """Takes the environment of an engine to its places."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -7,7 +8,7 @@ from specdecode_operator.engine.environment import API_KEY_VARIABLE, FIXED_VARIA
 from specdecode_operator.engine.logging_config import LOGGING_CONFIG_PATH, LOGGING_CONFIG_VARIABLE
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
-from specdecode_operator.migration.server_command import ServerCommand
+from specdecode_operator.migration.server_command import ServerCommand, environment, variables_in
 
 TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 CACHE_VARIABLES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
@@ -35,6 +36,7 @@ def secret_keys(container: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def take_variables(container: Mapping[str, Any], command: ServerCommand, builder: SpecBuilder) -> list[dict[str, Any]]:
     """Take plain variables into ``spec.engine.env``; return those that only a podTemplate can hold."""
     secrets = secret_keys(container)
+    values = environment(container)
     plain: dict[str, str] = {}
     overlay: list[dict[str, Any]] = []
     # What a start script sets takes the place of the container's own.
@@ -52,6 +54,13 @@ def take_variables(container: Mapping[str, Any], command: ServerCommand, builder
             builder.note(Outcome.POD, f"env {name}", "spec.podTemplate.spec.containers[engine].env")
             overlay.append(each)
         elif _SET_BY_OPERATOR.get(name) != (value := str(each.get("value") or "")):
+            if name not in command.env and not values.keys().isdisjoint(variables_in(value)):
+                if values[name] is None:
+                    message = "holds a variable that only the running container knows: set it in spec.podTemplate"
+                    builder.decide("spec.engine.env", name, message)
+                    continue
+                # The kubelet knows a variable only below the one it names, and that one may go elsewhere.
+                value = values[name] or ""
             plain[name] = value
             builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
     if plain:
@@ -70,9 +79,10 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
             take_secret(what, name, path, secrets, builder)
     elif name == "VLLM_CPU_KVCACHE_SPACE" and on_cpu:
         text = str(variable.get("value") or "")
+        number = int(text) if re.fullmatch(r"\d{1,9}", text) else None
         # What the variable says is each rank's.
         ranks = builder.get("parallelism.tensor") or 1
-        builder.take(what, "accelerator.kvCacheGiB", int(text) * ranks if text.isdecimal() else text)
+        builder.take(what, "accelerator.kvCacheGiB", text if number is None else number * ranks)
     elif name in _OF_CPU and on_cpu:
         builder.note(Outcome.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
     elif name in {*CACHE_VARIABLES, "HF_HUB_ENABLE_HF_TRANSFER"}:

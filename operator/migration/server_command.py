@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from specdecode_operator.kube.untyped import name_of, objects
 from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.shell import Command, ScriptError, read_script, shown
+from specdecode_operator.migration.shell import KUBELET_DOLLAR, Command, ScriptError, read_script, refuse_signs, shown
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 _SERVER_TEXT: Final = re.compile(r"\bvllm\s|vllm[./]entrypoints")
-_KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]*)\)")
+_KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]{0,255}+)\)")
 """third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
 
 _NAMED_VARIABLE: Final = re.compile(r"\$[({]?(\w+)")
@@ -41,10 +41,10 @@ class ServerCommand:
     """Variables of the container that the command line names."""
 
     harmless: list[str] = field(default_factory=list)
-    """Commands beside it that are left out, such as ``ulimit``."""
+    """Commands beside it that are left out, such as ``ulimit``, as they may be printed."""
 
     others: list[str] = field(default_factory=list)
-    """Commands beside it that may matter."""
+    """Commands beside it that may matter, as they may be printed."""
 
 
 def find_server_command(container: Mapping[str, Any], where: str) -> ServerCommand | None:
@@ -64,23 +64,24 @@ def find_server_command(container: Mapping[str, Any], where: str) -> ServerComma
             return None
         raise MigrationError(f"{where}.args", error.text, str(error)) from error
     server: ServerCommand | None = None
-    other: list[str] = []
+    other: list[Command] = []
     for command in commands:
         found = _server_of(command)
         if found is None:
-            other.append(" ".join(command.words))
+            other.append(command)
         elif server is not None:
-            what = shown(" ".join(command.words))
-            raise MigrationError(f"{where}.args", what, "starts vLLM more than once: keep the one to import")
+            fix = "starts vLLM more than once: keep the one to import"
+            raise MigrationError(f"{where}.args", shown(command.words), fix)
         else:
             server = found
     if server is None and any(_is_vllm(word) for command in commands for word in command.words[:4]):
         fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
-        raise MigrationError(f"{where}.command", shown(" ".join(other)), fix)
+        raise MigrationError(f"{where}.command", "; ".join(shown(each.words) for each in other), fix)
     if server is not None:
         server.used_variables = {found[1] for found in _NAMED_VARIABLE.finditer(written.replace("$$", ""))}
-        server.harmless = [each for each in other if _HARMLESS.fullmatch(each)]
-        server.others = [each for each in other if not _HARMLESS.fullmatch(each)]
+        for each in other:
+            is_harmless = _HARMLESS.fullmatch(" ".join(each.words))
+            (server.harmless if is_harmless else server.others).append(shown(each.words))
     return server
 
 
@@ -100,23 +101,24 @@ def container_commands(container: Mapping[str, Any], where: str) -> list[Command
             return []
         # The image's own entrypoint is the server.
         command = ["vllm"] if args[:1] == ["serve"] else ["vllm", "serve"]
-    env = _environment(container)
+    env = environment(container)
     written = [*command, *args]
     script_at = _script_index(written)
     if script_at is not None:
-        return read_script(_by_kubelet(written[script_at], env, unknown="${%s}"), env)
+        refuse_signs(written[script_at], *(value for value in env.values() if value is not None))
+        return read_script(_by_kubelet(written[script_at], env, unknown=f"{KUBELET_DOLLAR}{{%s}}"), env)
     words = tuple(_by_kubelet(word, env, unknown="$(%s)") for word in written)
     unknown = [
         word
         for word, before in zip(words, written, strict=True)
-        if any(found[1] is not None and env.get(found[1]) is None for found in _KUBELET_VARIABLE.finditer(before))
+        if any(env.get(name) is None for name in variables_in(before))
     ]
     return [Command(words, {}, frozenset(unknown))]
 
 
 def plain_environment(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the container's variables that have their value in the object."""
-    return {name: value for name, value in _environment(container).items() if value is not None}
+    return {name: value for name, value in environment(container).items() if value is not None}
 
 
 def secret_variable(word: str) -> str | None:
@@ -125,13 +127,22 @@ def secret_variable(word: str) -> str | None:
     return (found[1] or found[2]) if found else None
 
 
-def _environment(container: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the container's variables; None for a value from elsewhere."""
-    return {
-        name_of(each): None if "valueFrom" in each else str(each.get("value") or "")
-        for each in objects(container, "env")
-        if "name" in each
-    }
+def variables_in(text: str) -> set[str]:
+    """Return the variables that the kubelet replaces in a word, or in the value of another variable."""
+    return {found[1] for found in _KUBELET_VARIABLE.finditer(text) if found[1] is not None}
+
+
+def environment(container: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the container's variables as its kubelet sets them; None for a value from elsewhere."""
+    env: dict[str, str | None] = {}
+    for each in objects(container, "env"):
+        if "name" not in each:
+            continue
+        value = str(each.get("value") or "")
+        unknown = any(name in env and env[name] is None for name in variables_in(value))
+        # A value may name the variables above it.
+        env[name_of(each)] = None if "valueFrom" in each or unknown else _by_kubelet(value, env, unknown="")
+    return env
 
 
 def _words(container: Mapping[str, Any], key: str, where: str) -> list[str]:
@@ -139,7 +150,7 @@ def _words(container: Mapping[str, Any], key: str, where: str) -> list[str]:
     if given is None:
         return []
     if not isinstance(given, list):
-        raise MigrationError(f"{where}.{key}", shown(str(given)), "must be a list of text, one argument each")
+        raise MigrationError(f"{where}.{key}", shown(str(given).split()), "must be a list of text, one argument each")
     return [str(word) for word in given]
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_FLOOR, Decimal, InvalidOperation
+from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final
 
 from specdecode_operator.engine.arguments import ARGUMENTS, COMPILATION_CONFIG
@@ -51,6 +51,11 @@ _SETTLED: Final = {
     "--disable-log-stats": "statistics stay on: they show whether the engine drafts",
 }
 _HOLDS_ANYWAY: Final = "is what holds without it"
+_MOST_PERCENT: Final = 1000
+"""Above it a share of memory is not even a slip."""
+
+_JSON_LEVELS: Final = 16
+_TOO_DEEP: Final = f"nested more than {_JSON_LEVELS} levels deep"
 
 
 def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfile, secrets: Secrets) -> list[Argument]:
@@ -95,7 +100,7 @@ def _keys(given: Argument) -> list[Argument]:
         values: Any = {".".join(given.path): given.value}
     else:
         try:
-            values = json.loads(given.value)
+            values = read_json(given.value)
         except ValueError:
             return [given]
     if not isinstance(values, dict):
@@ -141,10 +146,32 @@ def _take_plain(given: Argument, builder: SpecBuilder) -> None:
 
 def read_number(text: str) -> int | None:
     """Return a count as vLLM reads it, such as 8192, 8k (8000) or 8K (8192); None for anything else."""
-    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgGtT]?)", text)
+    match = re.fullmatch(r"(-?\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT]?)", text)
     if match is None or ("." in match[1] and (not match[2] or match[2].isupper())):
         return None
     return int(Decimal(match[1]) * _SCALES.get(match[2], 1))
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a flag that takes JSON.
+
+    Raises
+    ------
+    ValueError
+        When it is none, or nested deeper than any setting of vLLM.
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    if _is_deeper(found, _JSON_LEVELS):
+        raise ValueError(_TOO_DEEP)
+    return found
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
 def _take_special(given: Argument, builder: SpecBuilder) -> bool:
@@ -191,7 +218,10 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
 def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:
     try:
         percent = Decimal(text) * 100
-    except InvalidOperation:
+        is_share = 0 <= percent <= _MOST_PERCENT
+    except ArithmeticError:
+        is_share = False
+    if not is_share:
         # The checks of the spec name it.
         builder.set("serving.memoryUtilizationPercent", text)
         return

@@ -5,7 +5,7 @@ Whatever else a shell can do is refused by name, never followed: a person then w
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,18 +13,25 @@ _PART: Final = re.compile(
     r"""
       (?P<single>'[^']*')
     | (?P<double>"(?:[^"\\]|\\.)*")
-    | (?P<comment>(?:\A|(?:\\\n)*[\s;](?:[\s;]|\\\n)*)\#[^\n]*)
+    | (?P<gap>(?:\A|(?:\\\n)*+[\s;])(?:[\s;]|\\\n)*+)(?P<comment>\#[^\n]*)?
+    | (?P<joint>(?:\\\n)++)
     | \\(?P<escaped>.)
-    | (?P<end>[;\n]+)
     """,
     re.VERBOSE | re.DOTALL,
 )
+"""Quotes, what divides words and commands (a comment can only follow that), lines that go on, escapes. Each part takes
+its run as a whole and gives nothing back: a long script takes no longer for each of its blanks."""
+
 _LITERAL, _QUOTED, _END, _BLANK, _EMPTY = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
 """Stand in for a dollar that is text, a dollar in double quotes, the end of a command, a blank that divides a
 variable's value into words, and quotes around nothing: shlex drops the quotes that tell these apart."""
 
+KUBELET_DOLLAR: Final = "\ue005"
+"""Stands in for the dollar of a variable that the kubelet replaces, whatever quotes are around it."""
+
+_SIGNS: Final = (_LITERAL, _QUOTED, _END, _BLANK, _EMPTY, KUBELET_DOLLAR)
 _ESCAPED: Final = {"$": _LITERAL, "`": "`", "\n": ""}
-_VARIABLE: Final = re.compile(rf"([${_QUOTED}])(?:\{{(\w+)\}}|([A-Za-z_]\w*))")
+_VARIABLE: Final = re.compile(rf"([${_QUOTED}{KUBELET_DOLLAR}])(?:\{{(\w+)\}}|([A-Za-z_]\w*))")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SUBSTITUTION: Final = re.compile(r"`|\$(?![A-Za-z_]|\{[A-Za-z_]\w*\})")
 _BEYOND: Final = {
@@ -36,23 +43,24 @@ _BEYOND: Final = {
     "a command in the background": re.compile(r"(?<![<>])&(?!>)"),
     "a redirection": re.compile(r"[<>]"),
     "a function, an array or a subshell": re.compile(r"[()]|(?m:(?:^|;)[ \t]*function\s)"),
-    "a pattern or a group": re.compile(r"[*?]|(?<!\$)\{"),
+    "a pattern or a group": re.compile(rf"[*?]|(?<![${KUBELET_DOLLAR}])\{{"),
 }
 """What a plain script does not have."""
 
-_SECRET: Final = re.compile(r"(?i)([\w-]*(?:key|token|secret|password)\w*[=\s](?:\s|\\\n)*)\S+")
-_SHOWN: Final = 80
+_MAX_CHARACTERS: Final = 65_536
+_PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare", "local", "read"})
+"""Programs whose first word is never a subcommand."""
 
 
 class ScriptError(ValueError):
-    """A script is more than plain commands; ``text`` is the line that shows it, without values of secrets."""
+    """A script is more than plain commands; ``text`` says where, and holds no word of the script: it may be secret."""
 
     def __init__(self, text: str, what: str) -> None:
         super().__init__(
             f"holds {what}, which is not followed here: write the server's command with its values, such as"
             " exec vllm serve MODEL --port 8000, in a copy of the Deployment, and import that with -f"
         )
-        self.text = shown(text)
+        self.text = text
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
     ScriptError
         When it is more than plain commands.
     """
+    _refuse_length(text)
     _refuse_beyond(text)
     variables, exported = dict(env), set[str]()
     commands = []
@@ -97,10 +106,24 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
     return commands
 
 
-def shown(text: str) -> str:
-    """Return a script's text as it may be printed: short, and without values of secrets."""
-    line = _SECRET.sub(r"\1…", " ".join(text.split()))
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+def shown(words: Sequence[str]) -> str:
+    """Return a command as it may be printed: its program, and a subcommand; any other word may be a secret."""
+    program = words[0].rpartition("/")[2] if words else ""
+    if not re.fullmatch(r"[$\w.{}+-]{1,40}", program):
+        return "…"
+    has_subcommand = program not in _PRINTING and len(words) > 1 and re.fullmatch(r"[a-z][a-z-]{0,19}", words[1])
+    return f"{program} {words[1]}" if has_subcommand else program
+
+
+def refuse_signs(*texts: str) -> None:
+    """Refuse the characters that stand for syntax in here; no script has a use for them."""
+    if any(sign in text for text in texts for sign in _SIGNS):
+        raise ScriptError("the script", f"one of the private characters U+E000 to U+E00{len(_SIGNS) - 1}")
+
+
+def _refuse_length(text: str) -> None:
+    if len(text) > _MAX_CHARACTERS:
+        raise ScriptError(f"{len(text)} characters", f"more than {_MAX_CHARACTERS} characters")
 
 
 def _refuse_beyond(text: str) -> None:
@@ -110,18 +133,17 @@ def _refuse_beyond(text: str) -> None:
         # Double quotes keep a shell from all but substitutions.
         found = pattern.search(with_double if pattern is _SUBSTITUTION else plain)
         if found is not None:
-            start = text.rfind("\n", 0, found.start()) + 1
-            # The name of a secret may stand on the line before.
-            masked = _SECRET.sub(lambda secret: secret[1] + "…" * (len(secret[0]) - len(secret[1])), text)
-            raise ScriptError(masked[start:].partition("\n")[0], what)
+            sign = found[0].strip("; \t\n")
+            line = text.count("\n", 0, found.end() - len(found[0].lstrip())) + 1
+            raise ScriptError(f"line {line}, {sign}", what)
 
 
 def _blank(found: re.Match[str], *, keep_double: bool) -> str:
     """Return as many dots as a quoted part has characters: places stay what they are."""
-    if found.lastgroup == "end" or found["escaped"] == "\n":
+    if found.lastgroup in {"gap", "joint"}:
         return found[0]
     if found.lastgroup == "comment":
-        return found[0].partition("#")[0].ljust(len(found[0]))
+        return found["gap"].ljust(len(found[0]))
     if found.lastgroup == "double" and keep_double:
         return re.sub(r"\\.", "..", found[0], flags=re.DOTALL)
     return "." * len(found[0])
@@ -132,7 +154,7 @@ def _split(text: str) -> Iterator[list[str]]:
     try:
         words = shlex.split(_PART.sub(_mark, text))
     except ValueError as error:
-        raise ScriptError(text, f"an open quote ({error})") from error
+        raise ScriptError("the script", f"an open quote ({error})") from error
     command: list[str] = []
     for word in [*words, _END]:
         if word != _END:
@@ -152,8 +174,11 @@ def _mark(found: re.Match[str]) -> str:
         case "comment":
             # The line ends behind it, and with it the command.
             return f" {_END} "
-        case "end":
-            return f" {_END} "
+        case "gap":
+            blanks = found[0].replace("\\\n", "")
+            return f" {_END} " if ";" in blanks or "\n" in blanks else blanks
+        case "joint":
+            return ""
         case _:
             return _ESCAPED.get(found["escaped"], found[0])
 
@@ -166,7 +191,8 @@ def _assigned(
     for index, word in enumerate(words):
         match = _ASSIGNMENT.fullmatch(word)
         if match is not None:
-            assigned[match[1]] = _value(match[2], variables)
+            # The words of export are all read before the first of them is set.
+            assigned[match[1]] = _value(match[2], variables if bare_names else {**variables, **assigned})
         elif bare_names:
             assigned[word] = variables.get(word)
         else:
@@ -177,6 +203,8 @@ def _assigned(
 def _value(word: str, variables: Mapping[str, str | None]) -> str | None:
     """Return what is assigned, which is not divided into words; None where nobody can tell."""
     text, known = _substitute(word.replace("$", _QUOTED), variables)
+    # Values that are put together from themselves double.
+    _refuse_length(text)
     return text.replace(_EMPTY, "") if known else None
 
 
@@ -195,7 +223,7 @@ def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bo
         value = variables.get(found[2] or found[3])
         if value is None:
             known = False
-            return found[0].replace(_QUOTED, "$")
+            return f"${found[0][1:]}"
         return _EMPTY + value if found[1] == _QUOTED else re.sub(r"\s+", _BLANK, value)
 
     return _VARIABLE.sub(value_of, word).replace(_LITERAL, "$"), known

@@ -1,6 +1,6 @@
 """Takes speculation into ``spec.speculation``, from JSON, from dotted flags, and from the flags of 2024."""
 
-import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
-from specdecode_operator.migration.serving import read_number
+from specdecode_operator.migration.serving import read_json, read_number
 from specdecode_operator.vocabulary import Method
 
 _CONFIG: Final = "--speculative-config"
@@ -108,7 +108,7 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
     if method not in {each.value for each in Method}:
         have = ", ".join(each.value for each in Method)
         why = _DEAD.get(method, "the operator does not have this method")
-        builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
+        builder.decide("spec.speculation.method", method[:64], f"{why}: use one of {have}, or keep the Deployment")
         return
     if method != Method.NONE and "num_speculative_tokens" not in config:
         builder.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
@@ -134,7 +134,7 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
         builder.note(Outcome.OPERATOR, what, "is what holds without it")
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)
-    elif key in _PERCENT_FIELDS and isinstance(value, int | float):
+    elif key in _PERCENT_FIELDS and isinstance(value, int | float) and math.isfinite(value):
         builder.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
     elif key in _SAMPLING and value in _SAMPLING[key][1]:
         builder.take(what, _SAMPLING[key][0], value)
@@ -166,7 +166,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
     """Take ranges, and say what vLLM does between and after them: a range goes on until the next begins."""
     try:
         given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         given = []
     if not given:
         message = "must be a list of [first, last, tokens]"
@@ -209,7 +209,7 @@ def _most_requests(builder: SpecBuilder) -> int:
 def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
     text = given.value
     try:
-        found = json.loads(text)
+        found = read_json(text)
     except ValueError as error:
         builder.decide("spec.speculation", f"{_CONFIG} {text[:64]}", f"is no JSON ({error}): write one JSON object")
         return {}
@@ -225,7 +225,7 @@ def _scalar(text: str) -> Any:
     if number is not None:
         return number
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return text
 

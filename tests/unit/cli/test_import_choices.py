@@ -61,6 +61,18 @@ def test_variables_of_the_script_are_the_engine_s() -> None:
     assert found == {"A": "2", "B": "x y", "C": "3", "E": "2x y", "F": "6", "G": "7"}
 
 
+def test_assignments_of_one_command_see_each_other() -> None:
+    assert read_script("A=1 B=$A run", {"A": "0"})[0].env == {"A": "1", "B": "1"}
+    assert read_script("A=1 B=$A\nrun $B", {"A": "0"})[0].words == ("run", "1")
+    assert read_script("export A=1 B=$A; run $B", {"A": "0"})[0].words == ("run", "0"), "export reads its words first"
+
+
+def test_a_variable_s_value_may_name_the_variables_above_it() -> None:
+    env = [{"name": "BASE", "value": "/x"}, {"name": "DIR", "value": "$(BASE)/$(GONE)/$$"}]
+    found = spec_of(migrate(engine(LLAMA_8B, "--download-dir=$(BASE)", env=env)))["engine"]["env"]
+    assert found == [{"name": "DIR", "value": "/x/$(GONE)/$"}]
+
+
 @pytest.mark.parametrize(
     ("written", "argument", "env"),
     [("$(FLAVOR)", "vllm", []), ("$$(FLAVOR)", "$(FLAVOR)", [{"name": "FLAVOR", "value": "vllm"}])],
@@ -81,16 +93,33 @@ OPEN = {
     "exported from the container": (scripted(f"export VLLM_HOST_IP=$POD_IP; vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
     "given to the command": (scripted(f"VLLM_HOST_IP=$POD_IP vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
     "given to env": (scripted(f"env VLLM_HOST_IP=$POD_IP vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
-    "another command": (scripted(f"pip install x\nvllm serve {LLAMA_8B}"), "args: pip install x: only the server is"),
+    "another command": (scripted(f"pip install x\nvllm serve {LLAMA_8B}"), "args: pip install: only the server is"),
     "two other commands": (
         scripted(f"cd /m; hf download {SMALL}; vllm serve {LLAMA_8B}"),
-        f"cd /m; hf download {SMALL}:",
+        "cd; hf download:",
     ),
-    "read from elsewhere": (scripted(f"M={LLAMA_8B}; . /env.sh; vllm serve $M"), "args: . /env.sh:"),
+    "read from elsewhere": (scripted(f"M={LLAMA_8B}; . /env.sh; vllm serve $M"), "args: .: only the server is"),
     "two starts": (scripted(f"vllm serve {LLAMA_70B}; vllm serve {LLAMA_8B}"), "once"),
-    "a program that starts it": (scripted(f"nohup vllm serve {LLAMA_8B}"), "nohup vllm serve"),
+    "a program that starts it": (scripted(f"nohup vllm serve {LLAMA_8B}"), "nohup vllm: "),
     "a file of arguments": (engine(LLAMA_8B, "--config", "/etc/vllm.yaml"), "--config /etc/vllm.yaml"),
     "two models": (engine(LLAMA_8B, SMALL), SMALL),
+    "a secret in single quotes": (
+        engine(
+            command=["sh", "-c", f"vllm serve {LLAMA_8B} --chat-template '$(KEY)'"],
+            args=None,
+            env=[{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        ),
+        "--chat-template: has its value only in the running container",
+    ),
+    "a secret in a variable": (
+        engine(
+            env=[
+                {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                {"name": "URL", "value": "https://x/$(KEY)"},
+            ]
+        ),
+        "spec.engine.env: URL: holds a variable",
+    ),
     "a flag that nobody knows": (engine("--all-new", "1", LLAMA_8B), "spec.target.model: nothing"),
 }
 BEYOND = {
@@ -145,15 +174,70 @@ def test_signs_in_quotes_and_comments_are_text(script: str) -> None:
     assert "--chat-template" in spec_of(migrate(scripted(script)))["engine"]["extraArgs"]
 
 
-def test_a_question_about_a_script_shows_no_secret() -> None:
+@pytest.mark.parametrize(
+    ("script", "where"),
+    [
+        ("--api-key SEKRET | cat", "line 1, |"),
+        ('--api-key "a b SEKRET" | cat', "line 1, |"),
+        ("--api-key \\\n  SEKRET \\\n | tee /log", "line 3, |"),
+        ("--header 'Authorization: Bearer SEKRET'\nif true; then", "line 2, if"),
+        ("--api-key 'SEKRET", "the script"),
+    ],
+)
+def test_a_question_about_a_script_shows_no_word_of_it(script: str, where: str) -> None:
     with pytest.raises(MigrationError) as caught:
-        migrate(scripted(f"vllm serve {LLAMA_8B} --api-key sk-secret | tee /log"))
-    assert caught.value.problem.value == f"vllm serve {LLAMA_8B} --api-key … | tee /log"
+        migrate(scripted(f"vllm serve {LLAMA_8B} {script}"))
+    assert caught.value.problem.value == where
+    assert "SEKRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "shown"),
+    [
+        ("hf auth login --token SEKRET", "hf auth"),
+        ("wandb login SEKRET", "wandb login"),
+        ("git clone https://user:SEKRET@host/x", "git clone"),
+        ("readonly T=SEKRET", "readonly"),
+        ("mysql -pSEKRET", "mysql"),
+        ("printf sekret", "printf"),
+        ("'Authorization: Bearer SEKRET'", "…"),
+    ],
+)
+def test_a_command_beside_the_server_shows_none_of_its_words(other: str, shown: str) -> None:
+    migration = migrate(scripted(f"echo sekret; {other}; vllm serve {LLAMA_8B}"))
+    (decision,) = migration.decisions
+    assert decision.value == shown
+    assert "sekret" not in str(migration).lower()
+
+
+LONG = {
+    "a word": f"{'token' * 8000}!",
+    "blanks": f"x{' ' * 60_000}",
+    "lines that go on": f"x{chr(92)}\n" + "\\\n" * 20_000,
+    "lines that go on with blanks": "key=x" + " \\\n" * 20_000,
+    "open variables": "$(" * 30_000,
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_long_script_is_read_to_its_end(text: str) -> None:
     with pytest.raises(MigrationError) as caught:
-        migrate(scripted(f"vllm serve {LLAMA_8B} --api-key \\\n  sk-secret | tee /log"))
-    assert "sk-secret" not in str(caught.value)
-    (decision,) = migrate(scripted(f"hf auth login --token hf_secret; vllm serve {LLAMA_8B}")).decisions
-    assert decision.value == "hf auth login --token …"
+        migrate(scripted(f"vllm serve {LLAMA_8B} {text} | cat"))
+    assert "holds a " in str(caught.value)
+
+
+def test_a_script_that_is_too_long_is_refused() -> None:
+    with pytest.raises(MigrationError, match="holds more than 65536 characters"):
+        migrate(scripted(f"vllm serve {LLAMA_8B} {'x' * 65_536}"))
+    with pytest.raises(MigrationError, match="holds more than 65536 characters"):
+        migrate(scripted(f"A=xx; {'A=$A$A; ' * 20} vllm serve {LLAMA_8B}"))
+
+
+@pytest.mark.parametrize("sign", "\ue000\ue001\ue002\ue003\ue004\ue005")
+def test_characters_that_mean_syntax_in_here_are_refused(sign: str) -> None:
+    for body in (scripted(f"vllm serve {LLAMA_8B}{sign}"), scripted(f"vllm serve {LLAMA_8B} $X", X=sign)):
+        with pytest.raises(MigrationError, match="private characters"):
+            migrate(body)
 
 
 def test_a_token_that_a_script_exports_is_asked_for_and_never_printed() -> None:
@@ -293,6 +377,8 @@ WORDS = {
     "a\\\nb": ["ab"],
     "a#b #c": ["a#b"],
     "a\\ #b \\;#c \\\n#d": ["a #b", ";#c"],
+    "a\\\n\\\n#b \\\n\\\n c": ["a#b", "c"],
+    "\\\n# b\n a \\\n \\\n # c": ["a"],
     "'>' '#' ';' ';'": [">", "#", ";", ";"],
     "a=b ${X}s $XX": ["one", "twos", "$XX"],
 }

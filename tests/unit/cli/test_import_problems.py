@@ -80,6 +80,38 @@ def test_what_is_wrong_or_open_is_named(
     assert words in asked(specdecode, write("d.yaml", body), *options)
 
 
+DIGITS = "9" * 5000
+BIG = {
+    "lists": (engine(LLAMA_8B, "-sc", "[" * 100_000), "spec.speculation: "),
+    "objects": (engine(LLAMA_8B, "-sc", '{"a":' * 100_000), "spec.speculation: "),
+    "an object that ends": (engine(LLAMA_8B, "-sc", '{"a":' * 100 + "1" + "}" * 100), "16 levels"),
+    "a value": (engine(LLAMA_8B, "-sc.method", "[" * 100_000), "spec.speculation.method"),
+    "compilation": (engine(LLAMA_8B, "-cc", "[" * 100_000), "spec.engine.extraArgs"),
+    "infinite": (
+        engine(LLAMA_8B, "-sc", '{"method":"ngram","num_speculative_tokens_per_batch_size":[[1,1e999,2]]}'),
+        "must be a list of [first, last, tokens]",
+    ),
+    "a length": (engine(LLAMA_8B, "--max-model-len", DIGITS), "spec.serving.maxModelLen"),
+    "a number in JSON": (engine(LLAMA_8B, "-sc", f'{{"num_speculative_tokens":{DIGITS}}}'), "spec.speculation: "),
+    "a share": (engine(LLAMA_8B, "--gpu-memory-utilization", "1e99999"), "memoryUtilizationPercent"),
+    "no share": (engine(LLAMA_8B, "--gpu-memory-utilization", "nan"), "memoryUtilizationPercent"),
+    "GPUs": (without_gpu(**{"nvidia.com/gpu": DIGITS}), "must be a whole number"),
+    "cores": (
+        engine(image="vllm-cpu:v0.32.0", resources={"limits": {"cpu": DIGITS, "memory": DIGITS}}),
+        "spec.accelerator.cpuCores",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "words"), BIG.values(), ids=BIG)
+def test_what_is_too_deep_or_too_large_is_named(body: dict[str, Any], words: str) -> None:
+    try:
+        said = [str(each) for each in migrate(body).decisions]
+    except MigrationError as error:
+        said = [str(error)]
+    assert any(words in each for each in said), said
+
+
 def test_errors_print_nothing_to_apply(specdecode: Specdecode, write: WriteObject) -> None:
     assert specdecode("import", "-f", write("d.yaml", two_engines())).stdout == ""
 
