@@ -447,7 +447,7 @@ def _write_many(folder: Path, requests: int) -> None:
     ):
         segment.write(write(lines[0]) + b"\n")
         for number in range(requests):
-            later_s, name = number * 1.0, f"demo-closed-{number}"
+            later_s, name = number * 1.0, f"a-capture-with-a-long-name-closed-{number}"
             for step in steps[:4]:
                 segment.write(write(step | {"t": step["t"] + later_s}) + b"\n")
             moved = {key: request[key] + later_s for key in ("arrival_monotonic_s", "queued_s", "scheduled_s")}
