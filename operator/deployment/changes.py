@@ -15,6 +15,7 @@ from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.resources import JOB
 
 
@@ -44,8 +45,8 @@ def objects_to_delete(
     launched = not isinstance(desired.outcome, NotLaunched)
     if not launched and _waits_with_what_there_is(desired):
         return []
-    wanted = {(child["kind"], child["metadata"]["name"]) for child in desired.children}
-    unwanted = [child for child in live if (child["kind"], child["metadata"]["name"]) not in wanted]
+    wanted = {identity(child) for child in desired.children}
+    unwanted = [child for child in live if identity(child) not in wanted]
     if not launched:
         return [child for child in unwanted if child["kind"] == JOB.kind]
     may_replace = _may_replace(desired, successor, pods)

@@ -20,7 +20,7 @@ from specdecode_operator.deployment.objects.children import render_children
 from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
-from specdecode_operator.deployment.pods.readiness import Readiness, stalled, without_engines, working
+from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, without_engines, working
 from specdecode_operator.deployment.pods.rollback import LastGood, attempt_of, put_back, render_last_good
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
@@ -127,12 +127,10 @@ def _read_first(
     if blocked is None:
         readiness = working("ResolvingModel", reading)
         planned = ConditionUpdate("Planned", UNKNOWN, "ResolvingModel", reading)
-    elif blocked.permanent:
-        readiness = stalled(blocked.reason, blocked.message)
-        planned = ConditionUpdate("Planned", FALSE, blocked.reason, blocked.message)
     else:
-        readiness = working(blocked.reason, blocked.message)
-        planned = ConditionUpdate("Planned", UNKNOWN, "ResolvingModel", blocked.message)
+        readiness = readiness_of(blocked)
+        status, reason = (FALSE, blocked.reason) if blocked.permanent else (UNKNOWN, "ResolvingModel")
+        planned = ConditionUpdate("Planned", status, reason, blocked.message)
     readiness = without_engines(spec) or readiness
     return DesiredState(NotLaunched(readiness, parent.status.plan), [accepted, planned], jobs)
 

@@ -28,9 +28,9 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.inventory import BlockedError, Inventory, identity, what_blocks
+from specdecode_operator.handlers.inventory import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.reporter import Reporter
-from specdecode_operator.kube.drift import is_owned
+from specdecode_operator.kube.drift import identity, is_owned
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,

@@ -12,22 +12,18 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache, slim
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, InvalidObjectError, RefusedForNowError
-from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
-from specdecode_operator.kube.drift import content_digest, is_owned, needs_apply
+from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, working
+from specdecode_operator.kube.drift import Identity, content_digest, identity, is_owned, needs_apply
 from specdecode_operator.kube.resources import Resource, child_resource
-
-Identity = tuple[str, str]
-"""Kind and name of a child."""
 
 
 class BlockedError(Exception):
     """Something in the cluster keeps what is desired from being written."""
 
-    def __init__(self, reason: str, message: str, *, permanent: bool) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.permanent = permanent
-        """True where only the user can help."""
+    def __init__(self, blocked: Blocked) -> None:
+        super().__init__(blocked.message)
+        self.blocked = blocked
 
 
 class ChildNameTakenError(BlockedError):
@@ -41,7 +37,9 @@ class ChildNameTakenError(BlockedError):
                 f"{kind} {name} exists and does not belong to this object; it is left untouched:"
                 " delete or rename it, or rename this object"
             )
-        super().__init__("WaitingForCleanup" if leaving else "ChildNameConflict", message, permanent=not leaving)
+        super().__init__(
+            Blocked("WaitingForCleanup" if leaving else "ChildNameConflict", message, permanent=not leaving)
+        )
 
 
 class Inventory:
@@ -122,11 +120,6 @@ def is_leaving(live: Body, key: Key) -> bool:
     )
 
 
-def identity(body: Body) -> Identity:
-    """Return kind and name of a child."""
-    return body["kind"], body["metadata"]["name"]
-
-
 async def what_blocks(writing: Awaitable[None], *, hint: str = "", status_is_current: bool) -> Readiness | None:
     """Write to the cluster; return what blocks the object then, or None.
 
@@ -147,7 +140,7 @@ async def what_blocks(writing: Awaitable[None], *, hint: str = "", status_is_cur
     try:
         await writing
     except BlockedError as error:
-        return (stalled if error.permanent else working)(error.reason, str(error))
+        return readiness_of(error.blocked)
     except ForbiddenError as error:
         return working("Forbidden", str(error))
     except RefusedForNowError as error:

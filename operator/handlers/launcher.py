@@ -7,12 +7,14 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache, is_model_facts
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import InvalidObjectError
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.changes import objects_to_apply, objects_to_delete, workloads_to_scale
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, Identity, Inventory, identity
+from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, Inventory
+from specdecode_operator.kube.drift import Identity, identity
 from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, POD
 
 
@@ -24,7 +26,7 @@ class ModelFactsFullError(BlockedError):
             f"ConfigMap {CONFIG_MAP_NAME} in namespace {namespace} takes no more (1 MiB): delete entries of models"
             " that are no longer served, or all of it; what is needed is read again"
         )
-        super().__init__("ModelFactsFull", message, permanent=True)
+        super().__init__(Blocked("ModelFactsFull", message, permanent=True))
 
 
 class Launcher:
@@ -58,28 +60,23 @@ class Launcher:
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             await self._scale(workload, replicas)
         # What was just applied counts: engines of the other kind end when those of the new template serve.
-        successor, pods = self.workload(parent, desired), self._cache.children_of(parent.key, POD.kind)
+        successor, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
         for child in objects_to_delete(desired, owned.values(), successor, pods):
             await self._inventory.delete(parent.key, child)
 
-    def workload(self, parent: Parent, desired: DesiredState) -> Body | None:
+    def workload(self, parent: Parent, wanted: Body | None) -> Body | None:
         """Return the live workload that is wanted; with none wanted, the one of before."""
         owned = self.owned(parent)
-        if desired.workload is not None:
-            return owned.get(identity(desired.workload))
-        return self.any_workload(parent)
+        if wanted is not None:
+            return owned.get(identity(wanted))
+        return next((child for (kind, _), child in owned.items() if kind in WORKLOAD_KINDS), None)
 
-    def any_workload(self, parent: Parent) -> Body | None:
-        """Return a live workload of the object."""
-        return next((child for (kind, _), child in self.owned(parent).items() if kind in WORKLOAD_KINDS), None)
-
-    def replaced_workload(self, parent: Parent, desired: DesiredState) -> Body | None:
-        """Return the live workload of the other kind that ran the engines before."""
-        if desired.workload is None:
+    def replaced_workload(self, parent: Parent, wanted: Body | None) -> Body | None:
+        """Return the live workload of the other kind that ran the engines before the one that is wanted."""
+        if wanted is None:
             return None
-        wanted = identity(desired.workload)
-        others = (child for key, child in self.owned(parent).items() if key[0] in WORKLOAD_KINDS and key != wanted)
-        return next(others, None)
+        owned = self.owned(parent).items()
+        return next((child for key, child in owned if key[0] in WORKLOAD_KINDS and key != identity(wanted)), None)
 
     async def keep(self, parent: Parent, child: Body) -> None:
         """Apply one child that is no part of the desired state.

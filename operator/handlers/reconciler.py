@@ -111,8 +111,9 @@ class Reconciler:
         if not observation.unanswered_rounds:  # an engine that misses a question holds what it held
             self._residuals.set(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
-        schedules = None if parent.schedules is None else await self._schedules.keep(parent, parent.schedules)
-        await self._report(parent, desired, replace(observation, blocked=blocked or observation.blocked), schedules)
+        schedules = parent.schedules
+        kept = None if schedules is None else await self._schedules.keep(parent, schedules)
+        await self._report(parent, desired, replace(observation, blocked=blocked or observation.blocked), kept)
 
     def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
         """Return an object and what should exist for it now, for a capture of it."""
@@ -130,13 +131,17 @@ class Reconciler:
         return ClusterState(
             nodes=self._cache.nodes(),
             model_facts=dict(self._cache.model_facts(parent.key.namespace)),
-            model_pods=[pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)],
+            model_pods=self._model_pods(parent),
             downloads=read_downloads(owned.get((CONFIG_MAP.kind, downloads_name(parent.key)))),
             last_good=read_last_good(owned.get((CONFIG_MAP.kind, last_good_name(parent.key)))),
             calibration=self._calibration.read(),
             host_paths=self._host_paths,
             has_leader_worker_sets=self._cache.has_groups,
         )
+
+    def _model_pods(self, parent: Parent) -> list[Body]:
+        """Return the pods of an object that read a model or download one."""
+        return [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
 
     def _forget(self, key: Key) -> None:
         """Drop what is remembered of an object that is gone."""
@@ -146,7 +151,7 @@ class Reconciler:
 
     async def _keep_what_was_read(self, parent: Parent) -> Readiness | None:
         """Keep what pods have read of models before their Jobs go; return what blocks that."""
-        readers = [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
+        readers = self._model_pods(parent)
         if not readers:
             return None
         namespace = parent.key.namespace
@@ -179,7 +184,8 @@ class Reconciler:
     ) -> Observation:
         """Look at workload and pods, and ask the engines."""
         record, now_s = self._records[parent.key], time.monotonic()
-        workload = self._launcher.workload(parent, desired) if blocked is None else self._launcher.any_workload(parent)
+        wanted = desired.workload if blocked is None else None
+        workload = self._launcher.workload(parent, wanted)
         pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
         readings = await self._ask_engines(desired, pods) if blocked is None else {}
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
@@ -191,7 +197,7 @@ class Reconciler:
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             unanswered_rounds=record.unanswered_rounds,
             claim_users=self._claim_users(parent),
-            replaced_workload=None if blocked else self._launcher.replaced_workload(parent, desired),
+            replaced_workload=self._launcher.replaced_workload(parent, wanted),
             blocked=blocked,
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, time.time())

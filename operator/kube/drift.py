@@ -32,6 +32,15 @@ def content_digest(body: Body) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+Identity = tuple[str, str]
+"""Kind and name of a child."""
+
+
+def identity(body: Body) -> Identity:
+    """Return kind and name of a child."""
+    return body["kind"], body["metadata"]["name"]
+
+
 def is_owned(body: Body, uid: str) -> bool:
     """Whether an object of this UID owns a child."""
     return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences") or [])

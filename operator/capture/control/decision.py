@@ -36,7 +36,7 @@ from specdecode_operator.capture.control.volume import (
 )
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
+from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, working
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -273,7 +273,7 @@ def _blocked(blocked: Blocked) -> Decision:
     status = FALSE if blocked.permanent else UNKNOWN
     return Decision(
         phase=CapturePhase.PENDING,
-        readiness=(stalled if blocked.permanent else working)(blocked.reason, blocked.message),
+        readiness=readiness_of(blocked),
         accepted=ConditionUpdate("Accepted", status, blocked.reason, blocked.message),
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "it has not started"),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.blocked_pods import VOLUME_IN_USE
 from specdecode_operator.deployment.pods.rollout import Rollout
@@ -45,6 +46,11 @@ def stalled(reason: str, message: str) -> Readiness:
 def working(reason: str, message: str) -> Readiness:
     """On the way, or waiting for something that may appear."""
     return Readiness(UNKNOWN, reason, message, reconciling=True)
+
+
+def readiness_of(blocked: Blocked) -> Readiness:
+    """Return the readiness of an object that something blocks."""
+    return (stalled if blocked.permanent else working)(blocked.reason, blocked.message)
 
 
 def without_engines(spec: SpecDecodeDeploymentSpec) -> Readiness | None:
@@ -108,7 +114,7 @@ def _paused(rollout: Rollout) -> str:
 def _not_complete(rollout: Rollout, *, was_ready: bool) -> Readiness:
     blocked = rollout.blocked
     if blocked is not None and blocked.permanent:
-        return stalled(blocked.reason, blocked.message)
+        return readiness_of(blocked)
     if was_ready:
         why = f": {blocked.message}" if blocked else ""
         message = f"{rollout.available} of {rollout.wanted} engines serve{why}"
@@ -118,7 +124,7 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Readiness:
         message = f"no engine of this spec was ready within the {rollout.deadline_s} s given to it; {why}"
         return stalled("EngineReadyTimeout", message)
     if blocked is not None:
-        return working(blocked.reason, blocked.message)
+        return readiness_of(blocked)
     current = min(rollout.available, rollout.updated) if rollout.settled else 0
     return working(
         "Starting", f"{current} of {rollout.wanted} engines serve this spec, {rollout.wanted - current} to come"

@@ -10,6 +10,7 @@ from specdecode_operator.cluster.errors import (
     NotFoundError,
     RefusedForNowError,
 )
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, what_blocks
 
 WAITS, STOPS = ("Unknown", True, False), ("False", False, True)
@@ -27,7 +28,7 @@ async def fail(error: Exception | None) -> None:
         (ForbiddenError("may not"), "Forbidden", WAITS),
         (RefusedForNowError("quota"), "RefusedForNow", WAITS),
         (InvalidObjectError("wrong"), "ChildRefused", STOPS),
-        (BlockedError("ModelFactsFull", "full", permanent=True), "ModelFactsFull", STOPS),
+        (BlockedError(Blocked("ModelFactsFull", "full", permanent=True)), "ModelFactsFull", STOPS),
         (ChildNameTakenError("Service", "llama", leaving=True), "WaitingForCleanup", WAITS),
         (ChildNameTakenError("Service", "llama", leaving=False), "ChildNameConflict", STOPS),
     ],
