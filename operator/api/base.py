@@ -1,6 +1,6 @@
 """What all models of the API share: group and version, their form, and references to other objects."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -23,6 +23,19 @@ class ApiModel(BaseModel):
         extra="forbid",
         use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def parse(cls, document: Any, *, newer: bool = False) -> Self:
+        """Return the model of a document, whose fields have the API's names and not Python's.
+
+        ``newer`` passes over unknown fields, which a newer CRD or operator has written.
+
+        Raises
+        ------
+        ValidationError
+            When a field is wrong, missing or unknown.
+        """
+        return cls.model_validate(document, extra="ignore" if newer else "forbid", by_alias=True, by_name=False)
 
 
 ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]

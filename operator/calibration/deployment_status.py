@@ -76,8 +76,8 @@ def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
 def _parts(body: Body) -> tuple[SpecDecodeDeploymentSpec, PlanStatus, ObservedStatus]:
     """Return the spec, and of the status what belongs to this very spec."""
     try:
-        spec = SpecDecodeDeploymentSpec.model_validate(body.get("spec"), extra="ignore")
-        status = SpecDecodeDeploymentStatus.model_validate(body.get("status") or {}, extra="ignore")
+        spec = SpecDecodeDeploymentSpec.parse(body.get("spec"), newer=True)
+        status = SpecDecodeDeploymentStatus.parse(body.get("status") or {}, newer=True)
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))

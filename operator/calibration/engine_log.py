@@ -162,7 +162,7 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
     if settings.method != Method.NONE.value:
         body["speculation"] = _speculation(settings, given)
     try:
-        return SpecDecodeDeploymentSpec.model_validate(body)
+        return SpecDecodeDeploymentSpec.parse(body)
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))

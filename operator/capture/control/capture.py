@@ -58,7 +58,7 @@ def read_capture(body: Mapping[str, Any]) -> Capture:
     metadata = body["metadata"]
     try:
         # Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing.
-        status = SpecDecodeCaptureStatus.model_validate(body.get("status") or {}, extra="ignore")
+        status = SpecDecodeCaptureStatus.parse(body.get("status") or {}, newer=True)
     except ValidationError:
         status = SpecDecodeCaptureStatus()
     return Capture(

@@ -87,7 +87,7 @@ class References:
 def references_of(capture: Capture) -> References:
     """Return what a capture refers to; nothing where its spec is invalid."""
     try:
-        spec = SpecDecodeCaptureSpec.model_validate(capture.spec, extra="ignore", by_alias=True, by_name=False)
+        spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
     except ValidationError:
         return References()
     dataset = spec.workload.prompts.dataset
@@ -106,7 +106,7 @@ _OPERATOR_IMAGE_UNKNOWN = Blocked(
 def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Decision:
     """Decide what should exist for a capture, and how far it is."""
     try:
-        spec = SpecDecodeCaptureSpec.model_validate(capture.spec, extra="ignore", by_alias=True, by_name=False)
+        spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
     except ValidationError as error:
         return _blocked(Blocked("Invalid", "; ".join(map(str, spec_problems(error))), permanent=True))
     claim = claim_of(capture, spec.storage)

@@ -31,7 +31,7 @@ def read_summary(pod: Body | None) -> CaptureSummary | None:
     if not isinstance(said, dict):
         return None
     try:
-        return CaptureSummary.model_validate(said.get("summary", said), extra="ignore")
+        return CaptureSummary.parse(said.get("summary", said), newer=True)
     except ValidationError:
         return None
 

@@ -22,7 +22,7 @@ def admitted_spec(spec: Any, metadata: Any = None) -> SpecDecodeDeploymentSpec:
         With what it would refuse.
     """
     try:
-        admitted = SpecDecodeDeploymentSpec.model_validate(spec, by_alias=True, by_name=False)
+        admitted = SpecDecodeDeploymentSpec.parse(spec)
     except ValidationError as error:
         raise InvalidSpecError(spec_problems(error)) from error
     if problems := refusals(admitted, metadata):

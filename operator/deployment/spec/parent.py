@@ -70,7 +70,7 @@ def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None) -> 
 def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:
     """Fields of a newer CRD are passed over, as the API server passes over fields of no CRD."""
     try:
-        return SpecDecodeDeploymentSpec.model_validate(spec, extra="ignore", by_alias=True, by_name=False)
+        return SpecDecodeDeploymentSpec.parse(spec, newer=True)
     except ValidationError as error:
         return InvalidSpecError(spec_problems(error))
 
@@ -78,6 +78,6 @@ def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:
 def _parse_status(status: Body) -> SpecDecodeDeploymentStatus:
     """Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing."""
     try:
-        return SpecDecodeDeploymentStatus.model_validate(status, extra="ignore")
+        return SpecDecodeDeploymentStatus.parse(status, newer=True)
     except ValidationError:
         return SpecDecodeDeploymentStatus()
