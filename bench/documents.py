@@ -89,7 +89,9 @@ def _model_rows() -> Iterator[str]:
     entries = [entry for file in sorted(MODELS.glob("*.json")) for entry in json.loads(file.read_text())["models"]]
     for entry in sorted(entries, key=lambda entry: str(entry["id"])):
         architecture = entry["config"]["architectures"][0]
-        yield f"| `{entry['id']}` | `{architecture}` | {_billions(entry)} | {entry['source']} |\n"
+        stated = entry["quantization_source"]
+        source = entry["source"] if stated == "config.json" else f"{entry['source']}; quantization: {stated}"
+        yield f"| `{entry['id']}` | `{architecture}` | {_billions(entry)} | {entry['quantization']} | {source} |\n"
 
 
 def _head_rows() -> Iterator[str]:

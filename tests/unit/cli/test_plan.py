@@ -394,3 +394,12 @@ def test_without_a_file_it_is_said_how_to_name_one(specdecode: Specdecode) -> No
     result = specdecode("plan")
     assert result.exit_code == 2
     assert "name a file, a folder, or -" in " ".join(result.stderr.split())
+
+
+def test_a_checkpoint_that_is_published_quantized_is_sized_so(specdecode: Specdecode, write: WriteObject) -> None:
+    body = manifest(
+        "kimi", target={"model": "moonshotai/Kimi-K2-Thinking"}, parallelism={}, speculation=None, **only(H200)
+    )
+    (answer,) = json.loads(specdecode("plan", "-f", write("kimi.yaml", body), "-o", "json").stdout)["objects"]
+    best = answer["candidates"][0]
+    assert (answer["verdict"], best["gpus"], best["target_precision"]) == ("Fits", 8, "INT4")

@@ -17,7 +17,9 @@ from specdecode_operator.sizing.families.catalogue import (
     known_models,
     published_heads,
 )
-from specdecode_operator.sizing.weights.weights import parameter_count
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))
@@ -30,6 +32,9 @@ LAYERS = ("num_hidden_layers", "layers_block_type")
 LONGEST_LIST = 512
 LARGEST_FILE_BYTES = 100_000
 UNKNOWN = "-"
+NOT_QUANTIZED = "none"
+WHOLE_CONFIG = re.compile(r"config\.json|hf_model_configs\.py|model_preset\.py|Model_Config\.md|eagle|EAGLE|configs/")
+"""Files that hold a whole config.json, or what makers train a head by."""
 
 
 def strings_and_lists(value: Any) -> Iterator[str | list[Any]]:
@@ -84,7 +89,7 @@ def test_files_are_sorted_and_hold_configs_only(name: str) -> None:
     assert all(first < second for first, second in pairwise(ids))
     assert (ROOT / "operator/sizing/data/models" / name).stat().st_size < LARGEST_FILE_BYTES
     for entry in RAW[name]:
-        assert list(entry) == ["id", "source", "config"]
+        assert list(entry) == ["id", "source", "quantization", "quantization_source", "config"]
         assert list(entry["config"]) == sorted(entry["config"]), entry["id"]
         lists = [value for value in strings_and_lists(entry["config"]) if isinstance(value, list)]
         assert all(len(items) <= LONGEST_LIST for items in lists), entry["id"]
@@ -92,6 +97,34 @@ def test_files_are_sorted_and_hold_configs_only(name: str) -> None:
 
 def test_every_source_can_be_looked_up() -> None:
     assert {entry["id"]: entry["source"] for entry in ENTRIES if not SOURCE.match(entry["source"])} == {}
+
+
+def stored_by(config: dict[str, Any]) -> str:
+    """How the checkpoint says that it is quantized: at the top, or beside the sizes of the decoder."""
+    found = config.get("quantization_config") or language_model(config).get("quantization_config")
+    return NOT_QUANTIZED if found is None else found.get("quant_method") or found["producer"]["name"]
+
+
+def test_every_entry_says_how_its_checkpoint_is_quantized() -> None:
+    said = {entry["id"]: entry["quantization"] for entry in ENTRIES}
+    assert said == {entry["id"]: stored_by(entry["config"]) for entry in ENTRIES}
+    assert not [model for model, quantization in said.items() if not quantization]
+
+
+def test_every_quantization_has_a_source() -> None:
+    """What others wrote down from a config.json may lack the section: then the hub's page says how it is stored."""
+    for entry in ENTRIES:
+        source = entry["quantization_source"]
+        page = source.startswith(f"https://huggingface.co/{entry['id']} (")
+        whole = source.startswith("config.json") and WHOLE_CONFIG.search(entry["source"])
+        assert page or whole, f"{entry['id']}: {source}"
+
+
+def test_native_int4_of_the_experts_is_as_large_as_its_files() -> None:
+    """The makers of Kimi-K2-Thinking state 594 GB; in 16 bits it would not fit on eight H200."""
+    geometry = find_geometry("moonshotai/Kimi-K2-Thinking")
+    assert geometry is not None
+    assert weight_bytes(geometry, Precision.INT4, Split(1)) / 1e9 == pytest.approx(594, abs=1)
 
 
 def odd_sizes(config: dict[str, Any]) -> Iterator[str]:
@@ -163,13 +196,18 @@ def test_no_head_is_listed_twice_or_under_the_name_of_a_model() -> None:
 
 
 def test_the_document_lists_the_catalogue() -> None:
-    documented = {row[0]: row[1:] for row in documented_rows()}
-    expected = {entry["id"]: (entry["config"]["architectures"][0], entry["source"]) for entry in ENTRIES}
-    assert {model: (row[0], row[2]) for model, row in documented.items()} == expected
+    documented = {
+        model: (architecture, quantization, source.partition("; quantization: ")[0])
+        for model, architecture, _, quantization, source in documented_rows()
+    }
+    expected = {
+        entry["id"]: (entry["config"]["architectures"][0], entry["quantization"], entry["source"]) for entry in ENTRIES
+    }
+    assert documented == expected
 
 
 def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
-    for model_id, _, parameters, _ in documented_rows():
+    for model_id, _, parameters, _, _ in documented_rows():
         counted = billions(model_id)
         if counted is not None and parameters != UNKNOWN:
             assert parameters == f"{counted:.2f}", model_id
