@@ -71,6 +71,11 @@ class Document:
     body: Body
 
     @property
+    def kind(self) -> str:
+        """The object's kind."""
+        return str(self.body.get("kind"))
+
+    @property
     def name(self) -> str:
         """Name in the object's metadata; its place where it has none."""
         metadata = self.body.get("metadata")
@@ -94,7 +99,7 @@ class Other:
 
 @dataclass(frozen=True)
 class Reading:
-    """The SpecDecodeDeployments of some sources, in the order of reading."""
+    """The objects of ours in some sources, in the order of reading."""
 
     documents: tuple[Document, ...]
     errors: tuple[DocumentError, ...]
@@ -103,13 +108,18 @@ class Reading:
 
 def read_deployments(sources: Iterable[str]) -> Reading:
     """Return the SpecDecodeDeployments of files, folders (to any depth) and ``-``; other kinds are passed over."""
+    return read_ours(sources, (KIND,))
+
+
+def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) -> Reading:
+    """Return the objects of these kinds of ours in files, folders (to any depth) and ``-``; others are passed over."""
     sources = tuple(sources)
-    found = [item for source in sources for item in _read(source)]
+    found = [item for source in sources for item in _read(source, kinds)]
     documents = tuple(item for item in found if isinstance(item, Document))
     errors = tuple(item for item in found if isinstance(item, DocumentError))
     if not documents and not errors:
         others = dict.fromkeys(item.name for item in found if isinstance(item, Other))
-        errors = (_nothing_found(sources, list(others)),)
+        errors = (_nothing_found(sources, kinds, list(others)),)
     return Reading(documents, errors)
 
 
@@ -203,22 +213,22 @@ def read_calibration(file: str | None) -> Calibration:
         raise DocumentError(f"{file}: {error}") from error
 
 
-def _nothing_found(sources: Sequence[str], others: Sequence[str]) -> DocumentError:
+def _nothing_found(sources: Sequence[str], kinds: Sequence[str], others: Sequence[str]) -> DocumentError:
     shown = [*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])]
     but = f" but {', '.join(shown)}" if shown else ""
-    return DocumentError(f"{', '.join(sources)}: holds no {KIND}{but}: name another file or folder")
+    return DocumentError(f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: name another file or folder")
 
 
-def _read(source: str) -> Iterator[Document | DocumentError | Other]:
+def _read(source: str, kinds: Sequence[str]) -> Iterator[Document | DocumentError | Other]:
     path = Path(source)
     if source == STANDARD_INPUT or not path.is_dir():
-        yield from _deployments(source)
+        yield from _ours(source, kinds)
         return
     files = _files(path)
     if not files:
         yield DocumentError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
     for file in files:
-        yield from _deployments(str(file))
+        yield from _ours(str(file), kinds)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -232,22 +242,23 @@ def _files(folder: Path) -> list[Path]:
     ]
 
 
-def _deployments(file: str) -> Iterator[Document | DocumentError | Other]:
+def _ours(file: str, kinds: Sequence[str]) -> Iterator[Document | DocumentError | Other]:
     try:
         for found in _objects(file):
-            yield _deployment(found) if isinstance(found, Document) else found
+            yield _our(found, kinds) if isinstance(found, Document) else found
     except DocumentError as error:
         yield error
 
 
-def _deployment(document: Document) -> Document | DocumentError | Other:
-    """Return the object if it is of our kind, and an error if it was meant to be."""
+def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError | Other:
+    """Return the object if it is of these kinds, and an error if it was meant to be one of ours."""
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
-    if kind == CAPTURE or (kind != KIND and not ours):
+    if kind not in kinds and (kind in (KIND, CAPTURE) or not ours):
         return Other(f"{kind} ({version})" if kind else "an object without kind")
-    if kind != KIND:
-        return DocumentError(f"{document.place}: kind: {kind or 'nothing'}: {GROUP} has no such kind: use {KIND}")
+    if kind not in kinds:
+        known = " or ".join(kinds)
+        return DocumentError(f"{document.place}: kind: {kind or 'nothing'}: {GROUP} has no such kind: use {known}")
     if version != API_VERSION:
         return DocumentError(f"{document.place}: apiVersion: {version or 'nothing'}: use {API_VERSION}")
     metadata = document.body.get("metadata")

@@ -14,7 +14,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.problems import Problem
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
-"""The rules of a SpecDecodeDeployment's spec."""
+"""The rules of a SpecDecodeDeployment's spec, and those of a SpecDecodeCapture's that compare nothing with before."""
 
 _KEYS: Final = "x-kubernetes-list-map-keys"
 _LONGEST_SHOWN: Final = 64

@@ -108,7 +108,9 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Dec
     try:
         spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
     except ValidationError as error:
-        return _blocked(Blocked("Invalid", "; ".join(map(str, spec_problems(error))), permanent=True))
+        return _blocked(
+            Blocked("Invalid", "; ".join(map(str, spec_problems(error, SpecDecodeCaptureSpec))), permanent=True)
+        )
     claim = claim_of(capture, spec.storage)
     decision = _next_step(capture, spec, observed)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:

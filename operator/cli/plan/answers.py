@@ -152,7 +152,7 @@ def answer(
     try:
         spec = admitted_spec(with_configs(document.body.get("spec"), model_configs), document.body.get("metadata"))
         facts = valid_facts(spec, calibration=calibration)
-        present = _assumed_nodes(facts) if nodes is None else nodes
+        present = assumed_nodes(facts) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
@@ -224,7 +224,8 @@ def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFac
     return replace(candidate, explanation=plan.explanation, fixes=plan.fixes) if same_product else candidate
 
 
-def _assumed_nodes(facts: Facts) -> tuple[NodeFacts, ...]:
+def assumed_nodes(facts: Facts) -> tuple[NodeFacts, ...]:
+    """Return nodes of the products that a spec names, or of H100 and H200."""
     accelerator = facts.spec.accelerator
     gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
     products = accelerator.product or ASSUMED_PRODUCTS

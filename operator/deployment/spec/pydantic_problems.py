@@ -40,16 +40,16 @@ _WORDS: Final = {
 """What to say by pydantic's type of error; others in pydantic's own words."""
 
 
-def spec_problems(error: ValidationError) -> list[Problem]:
+def spec_problems(error: ValidationError, spec: type[BaseModel] = SpecDecodeDeploymentSpec) -> list[Problem]:
     """Return what is wrong with a spec, each with its field, its value and what to write instead."""
-    return [_problem(detail) for detail in error.errors(include_url=False)]
+    return [_problem(detail, spec) for detail in error.errors(include_url=False)]
 
 
-def _problem(detail: ErrorDetails) -> Problem:
+def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
     place = detail["loc"]
     field = _path(place)
     if detail["type"] == _UNKNOWN_FIELD:
-        return Problem(field, _shown(detail["input"]), _unknown_field(place))
+        return Problem(field, _shown(detail["input"]), _unknown_field(place, spec))
     if detail["type"] == "missing":
         # Pydantic hands over the object that lacks the field.
         return Problem(field, "nothing", _WORDS["missing"])
@@ -74,8 +74,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
-def _unknown_field(place: tuple[int | str, ...]) -> str:
-    fields = _fields_of(SpecDecodeDeploymentSpec, place[:-1])
+def _unknown_field(place: tuple[int | str, ...], spec: type[BaseModel]) -> str:
+    fields = _fields_of(spec, place[:-1])
     meant = difflib.get_close_matches(str(place[-1]), fields, n=1)
     known = f"did you mean {meant[0]}?" if meant else f"use one of {', '.join(fields)}"
     return f"is no field of {_path(place[:-1])}: {known}"

@@ -1,0 +1,122 @@
+"""Answers the question of `render` for the objects in some files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdecode_operator.api import capture
+from specdecode_operator.api.base import Body
+from specdecode_operator.capture.control.admission import admitted_capture
+from specdecode_operator.cli.input_files import (
+    Document,
+    DocumentError,
+    read_calibration,
+    read_model_configs,
+    read_nodes,
+    read_ours,
+    with_configs,
+)
+from specdecode_operator.cli.plan.answers import FITS, INVALID, TIGHT, answer, assumed_nodes
+from specdecode_operator.cli.render.objects import (
+    AssumedCluster,
+    NotRenderedError,
+    RenderedDeployment,
+    render_capture,
+    render_deployment,
+    without_owner,
+)
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.sizing.pair.calibration import Calibration
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What one object comes to."""
+
+    document: Document
+    verdict: str  # Fits, Tight, DoesNotFit or Invalid, as `plan` has it; Fits for a capture
+    objects: tuple[Body, ...] = ()  # In the order of their creation
+    refusal: str = ""  # Why there is none, without a full stop
+    deployment: RenderedDeployment | None = None  # What a capture of it needs to know
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for beside the files."""
+
+    nodes: str | None = None
+    model_configs: Sequence[str] = ()  # ID=PATH
+    calibration: str | None = None
+    engine_version: str | None = None  # In the place of what objects say
+    operator_image: str | None = None
+
+
+def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list[DocumentError]]:
+    """Return what each object in files, folders or ``-`` comes to, in the order of reading, and what is unreadable."""
+    try:
+        nodes = None if options.nodes is None else read_nodes(options.nodes)
+        configs = read_model_configs(options.model_configs)
+        calibration = read_calibration(options.calibration)
+    except DocumentError as error:
+        return [], [error]
+    reading = read_ours(files)
+    deployments = {
+        document.qualified_name: _deployment(_at_version(document, options), nodes, configs, calibration)
+        for document in reading.documents
+        if document.kind != capture.KIND
+    }
+    found = [
+        _capture(document, deployments, options)
+        if document.kind == capture.KIND
+        else deployments[document.qualified_name]
+        for document in reading.documents
+    ]
+    return found, list(reading.errors)
+
+
+def _at_version(document: Document, options: Options) -> Document:
+    """Return an object with the vLLM version that is asked for, if one is."""
+    spec = document.body.get("spec")
+    if options.engine_version is None or not isinstance(spec, dict):
+        return document
+    engine = spec.get("engine")
+    changed = {**(engine if isinstance(engine, dict) else {}), "version": options.engine_version}
+    return replace(document, body={**document.body, "spec": {**spec, "engine": changed}})
+
+
+def _deployment(
+    document: Document,
+    nodes: tuple[NodeFacts, ...] | None,
+    configs: Mapping[str, dict[str, Any]],
+    calibration: Calibration,
+) -> Rendered:
+    planned = answer(document, nodes, configs, calibration)
+    if planned.facts is None or planned.verdict not in (FITS, TIGHT):
+        return Rendered(document, planned.verdict, refusal=planned.explanation)
+    body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
+    cluster = AssumedCluster(assumed_nodes(planned.facts) if nodes is None else nodes, calibration)
+    try:
+        made = render_deployment(body, cluster)
+    except NotRenderedError as error:
+        return Rendered(document, INVALID, refusal=str(error))
+    return Rendered(document, planned.verdict, tuple(without_owner(made.objects)), deployment=made)
+
+
+def _capture(document: Document, deployments: Mapping[str, Rendered], options: Options) -> Rendered:
+    try:
+        spec = admitted_capture(document.body.get("spec"))
+    except InvalidSpecError as error:
+        return Rendered(document, INVALID, refusal=str(error))
+    name = replace(document, body={"metadata": {**document.body["metadata"], "name": spec.deployment}}).qualified_name
+    captured = deployments.get(name)
+    if captured is None:
+        refusal = f"spec.deployment: {spec.deployment}: is not in these files: name its file, too"
+        return Rendered(document, INVALID, refusal=refusal)
+    if captured.deployment is None:
+        return Rendered(document, captured.verdict, refusal=f"its deployment: {captured.refusal}")
+    try:
+        objects = render_capture(document.body, captured.deployment, options.operator_image)
+    except NotRenderedError as error:
+        return Rendered(document, INVALID, refusal=str(error))
+    return Rendered(document, FITS, tuple(without_owner(objects)))

@@ -1,0 +1,82 @@
+"""`specdecode render`: the objects and command lines that the operator would make, without a cluster."""
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode
+from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdecode_operator.cli.render.answers import Rendered
+
+VERSION_HELP: Final = "Render for this vLLM version, such as 0.32, whatever the objects say."
+IMAGE_HELP: Final = "Image of the operator, which captures run too. Absent: the chart's default."
+
+
+class Form(StrEnum):
+    """What to print."""
+
+    YAML = "yaml"
+    JSON = "json"
+    COMMAND = "command"
+
+
+def render_command(  # noqa: PLR0913  each is an option
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    *,
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
+    nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
+    engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
+    operator_image: Annotated[str | None, typer.Option(help=IMAGE_HELP)] = None,
+    output: Annotated[
+        Form, typer.Option("--output", "-o", help="yaml, json, or command: the vLLM command line alone.")
+    ] = Form.YAML,
+) -> None:
+    """Print the objects that the operator would make, or the vLLM command line.
+
+    Of a SpecDecodeDeployment and, where its deployment is in the files too, of
+    a SpecDecodeCapture. Left out is what only a cluster knows: owners, and the
+    commits that a cache of models holds.
+
+    Exits with 0 when all objects are rendered, else as plan does: 2 for invalid
+    input, 4 when one does not fit.
+    """
+    from specdecode_operator.cli.render.answers import Options, render  # noqa: PLC0415
+
+    options = Options(nodes, model_config or [], calibration, engine_version, operator_image)
+    found, errors = render(sources(files, file), options)
+    _print(found, output)
+    for each in found:
+        if each.refusal:
+            typer.echo(f"error: {each.document.name}: {each.refusal}", err=True)
+    for error in errors:
+        typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(_exit_code(found, invalid=bool(errors) or not found))
+
+
+def _print(found: "Sequence[Rendered]", output: Form) -> None:
+    from specdecode_operator.cli.render.text import command_text, yaml_text  # noqa: PLC0415
+
+    objects = [body for each in found for body in each.objects]
+    if output is Form.JSON:
+        typer.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2, ensure_ascii=False))
+    elif output is Form.COMMAND:
+        typer.echo(command_text(objects))
+    else:
+        typer.echo(yaml_text(objects), nl=False)
+
+
+def _exit_code(found: "Sequence[Rendered]", *, invalid: bool) -> ExitCode:
+    from specdecode_operator.cli.plan.answers import DOES_NOT_FIT  # noqa: PLC0415
+
+    refused = {each.verdict for each in found if each.refusal}
+    if invalid or refused - {DOES_NOT_FIT}:
+        return ExitCode.INVALID
+    return ExitCode.DOES_NOT_FIT if refused else ExitCode.OK

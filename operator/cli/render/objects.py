@@ -1,0 +1,141 @@
+"""What the operator would make of objects in files, without a cluster.
+
+What only a cluster knows is left out, such as the uid of an owner, or has a stand-in that says so, such as the commit
+that a cache holds of a branch.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.capture.control.capture import read_capture
+from specdecode_operator.capture.control.decision import decide as decide_capture
+from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
+from specdecode_operator.deployment.cluster_state import ClusterState
+from specdecode_operator.deployment.decision import decide
+from specdecode_operator.deployment.desired_state import DesiredState, NotLaunched
+from specdecode_operator.deployment.models.download import wanted_downloads
+from specdecode_operator.deployment.spec.model_storage import COMMIT
+from specdecode_operator.deployment.spec.parent import Parent, read_parent
+from specdecode_operator.kube.labels import APPLIED_HASH_ANNOTATION
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.resources import JOB
+from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
+
+OPERATOR_IMAGE: Final = "localhost/specdecode/operator:dev"
+"""The chart's default. The load generator of a capture runs from the operator's own image."""
+
+_NAMESPACE: Final = "default"
+_NO_UID: Final = "known-in-the-cluster"
+_NO_COMMIT: Final = "not-downloaded-yet"
+"""For a branch or tag: only the download finds out which commit it is."""
+
+_ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""Nothing that is rendered depends on it."""
+
+
+class NotRenderedError(Exception):
+    """Nothing is made of an object; why, without a full stop."""
+
+
+@dataclass(frozen=True)
+class AssumedCluster:
+    """What is taken for granted, where the operator would look."""
+
+    nodes: tuple[NodeFacts, ...]
+    calibration: Calibration = UNCALIBRATED
+
+
+@dataclass(frozen=True)
+class RenderedDeployment:
+    """What one SpecDecodeDeployment comes to."""
+
+    parent: Parent
+    desired: DesiredState
+
+    downloads: tuple[Body, ...] = ()
+    """Jobs that fill its cache of models; what is desired comes when they have ended."""
+
+    @property
+    def objects(self) -> list[Body]:
+        """All that is made for it, in the order of creation."""
+        return [*self.downloads, *self.desired.children]
+
+
+def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment:
+    """Return what the operator makes of a SpecDecodeDeployment whose models the catalogue or the spec describes.
+
+    Raises
+    ------
+    NotRenderedError
+        When it launches nothing for it.
+    """
+    parent = read_parent(as_stored(body))
+    state = ClusterState(
+        nodes=cluster.nodes,
+        calibration=cluster.calibration,
+        # Which directories of nodes are allowed says the operator's command line.
+        host_paths=("/",),
+        has_leader_worker_sets=True,
+    )
+    wanted = set() if isinstance(parent.spec, InvalidSpecError) else set(wanted_downloads(parent.spec).values())
+    commits = {source.key: _commit(source.revision) for source in wanted}
+    desired = decide(parent, replace(state, downloads=commits))
+    if isinstance(desired.outcome, NotLaunched):
+        raise NotRenderedError(desired.outcome.readiness.message)
+    downloads = [child for child in decide(parent, state).children if child["kind"] == JOB.kind] if wanted else []
+    return RenderedDeployment(parent, desired, tuple(downloads))
+
+
+def render_capture(body: Body, captured: RenderedDeployment, operator_image: str | None = None) -> list[Body]:
+    """Return claim and Job of a valid SpecDecodeCapture; what it names beside its deployment is taken to be there.
+
+    Raises
+    ------
+    NotRenderedError
+        When it is refused.
+    """
+    capture, parent = read_capture(as_stored(body)), captured.parent
+    deployment = ObservedDeployment(parent.key, parent.uid, parent.generation, captured.desired)
+    image = operator_image or OPERATOR_IMAGE
+    observed = CaptureObservation(deployment, operator_image=image, **_named_objects(capture.spec))
+    decision = decide_capture(capture, observed, _ANY_TIME)
+    if decision.writes.job is None:
+        raise NotRenderedError(decision.readiness.message)
+    return [each for each in (decision.writes.claim, decision.writes.job) if each is not None]
+
+
+def without_owner(objects: Iterable[Body]) -> list[Body]:
+    """Return objects without what binds them to their owner in a cluster: nobody could apply them with it."""
+    return [{**body, "metadata": _unbound(body["metadata"])} for body in objects]
+
+
+def as_stored(body: Body) -> Body:
+    """Return an object with what the API server would add to it: namespace, uid, generation, resource version."""
+    metadata = {"namespace": _NAMESPACE, "uid": _NO_UID, "generation": 1, "resourceVersion": "1", **body["metadata"]}
+    return {**body, "metadata": metadata}
+
+
+def _commit(revision: str | None) -> str:
+    return revision if revision and COMMIT.fullmatch(revision) else _NO_COMMIT
+
+
+def _named_objects(spec: Body) -> dict[str, Any]:
+    """Return the claim and the dataset that a capture names, as if they were there."""
+    claim = spec.get("storage", {}).get("existingClaim")
+    dataset = spec.get("workload", {}).get("prompts", {}).get("dataset")
+    return {
+        "claim": {"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteMany"]}} if claim else None,
+        "dataset": {"data": {dataset["path"]: ""}} if dataset else None,
+    }
+
+
+def _unbound(metadata: Body) -> Body:
+    kept = {name: value for name, value in metadata.items() if name != "ownerReferences"}
+    annotations = {
+        name: value for name, value in (kept.pop("annotations", None) or {}).items() if name != APPLIED_HASH_ANNOTATION
+    }
+    return {**kept, "annotations": annotations} if annotations else kept

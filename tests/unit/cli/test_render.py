@@ -1,0 +1,179 @@
+"""`specdecode render`: what the operator would make, without a cluster."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.deployment.spec.parent import read_parent
+from tests.support.decisions import H100_NODE, H200_NODE, desired_state
+from tests.support.golden import EXAMPLES
+from tests.support.objects import H200
+from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+
+CAPTURE: dict[str, Any] = {
+    "apiVersion": "specdecode.io/v1alpha1",
+    "kind": "SpecDecodeCapture",
+    "metadata": {"name": "evening"},
+    "spec": {
+        "deployment": "chat",
+        "workload": {
+            "prompts": {"synthetic": {"promptTokens": 512, "outputTokens": 128}},
+            "phases": [{"name": "calm", "pattern": "Closed", "concurrency": 4, "durationSeconds": 60}],
+        },
+    },
+}
+
+
+def objects(specdecode: Specdecode, *arguments: object) -> list[dict[str, Any]]:
+    result = specdecode("render", *arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    return list(json.loads(result.stdout)["items"])
+
+
+def kinds(found: list[dict[str, Any]]) -> list[str]:
+    return [each["kind"] for each in found]
+
+
+def test_objects_are_those_that_the_operator_decides_on(specdecode: Specdecode, write: WriteObject) -> None:
+    body = manifest("chat", accelerator={"product": [H200]})
+    found = objects(specdecode, write("a.yaml", body))
+    owned = {"namespace": "default", "uid": "any", "generation": 1}
+    parent = read_parent({**body, "metadata": {**body["metadata"], **owned}})
+    expected = desired_state(parent, (H100_NODE, H200_NODE)).children
+    for child in expected:
+        del child["metadata"]["ownerReferences"], child["metadata"]["annotations"]["specdecode.io/applied-hash"]
+        if not child["metadata"]["annotations"]:
+            del child["metadata"]["annotations"]
+    workloads = [each for each in found if each["kind"] == "Deployment"]
+    assert workloads == [each for each in expected if each["kind"] == "Deployment"]
+    assert kinds(found) == kinds(expected) == ["ConfigMap", "Service", "Deployment"]
+    assert [each["metadata"] for each in found] == [each["metadata"] for each in expected]
+
+
+def test_yaml_holds_the_same_objects_as_json(specdecode: Specdecode) -> None:
+    example = EXAMPLES / "llama-405b-two-nodes.yaml"
+    result = specdecode("render", example)
+    assert result.exit_code == 0
+    assert list(yaml.safe_load_all(result.stdout)) == objects(specdecode, example)
+
+
+def test_command_is_what_the_container_runs(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("chat", engine={"extraArgs": ["--response-role", "it's $HOME"]}))
+    result = specdecode("render", path, "-o", "command")
+    assert result.exit_code == 0
+    title, _, shell = result.stdout.partition("\n")
+    (workload,) = (each for each in objects(specdecode, path) if each["kind"] == "Deployment")
+    (engine,) = workload["spec"]["template"]["spec"]["containers"]
+    words = shlex.split(shell.replace("\\\n", ""))
+    variables = [f"{each['name']}={each['value']}" for each in engine["env"] if "value" in each]
+    command = [each.replace("$$", "$") for each in [*engine["command"], *engine.get("args", [])]]
+    assert title == f"# Deployment chat: {engine['image']}"
+    assert words == [*variables, *command]
+    assert "it's $HOME" in words
+
+
+def test_commands_of_a_group_are_those_of_leader_and_workers(specdecode: Specdecode) -> None:
+    result = specdecode("render", EXAMPLES / "llama-405b-two-nodes.yaml", "-o", "command")
+    titles = [line for line in result.stdout.splitlines() if line.startswith("#")]
+    assert [title.partition(":")[0].rpartition(", ")[2] for title in titles] == ["leader", "workers"]
+    assert "--headless" in result.stdout
+
+
+def test_command_with_a_cache_is_vllm_and_not_the_script_before_it(specdecode: Specdecode) -> None:
+    result = specdecode("render", EXAMPLES / "llama-70b-cache.yaml", "-o", "command")
+    assert "vllm serve /models/hub/" in result.stdout
+    assert "python3" not in result.stdout
+
+
+def test_downloads_to_a_cache_come_first(specdecode: Specdecode) -> None:
+    found = objects(specdecode, EXAMPLES / "llama-70b-cache.yaml")
+    assert kinds(found)[:3] == ["Job", "Job", "ConfigMap"]
+    assert kinds(found)[-1] == "Deployment"
+
+
+def test_a_commit_that_is_pinned_is_the_one_that_is_served(specdecode: Specdecode) -> None:
+    body = list(yaml.safe_load_all((EXAMPLES / "llama-70b-cache.yaml").read_text()))[-1]
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    body["spec"]["target"]["revision"] = commit
+    result = specdecode("render", "-", "-o", "command", stdin=json.dumps(body))
+    assert f"/snapshots/{commit}" in result.stdout
+    assert "/snapshots/not-downloaded-yet" in result.stdout, "the draft names a branch"
+
+
+def test_another_engine_version_takes_the_place_of_the_objects_own(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("chat", engine={"version": "0.32"}))
+    result = specdecode("render", path, "-o", "command", "--engine-version", "0.30")
+    assert result.exit_code == 0
+    assert "v0.30" in result.stdout.splitlines()[0]
+    wrong = specdecode("render", path, "--engine-version", "0.3x")
+    assert wrong.exit_code == 2
+    assert "spec.engine.version: 0.3x" in wrong.stderr
+
+
+def test_a_capture_is_rendered_beside_its_deployment(specdecode: Specdecode, write: WriteObject) -> None:
+    body = {**CAPTURE, "metadata": {"name": "evening", "namespace": "models"}}
+    owner = manifest("chat")
+    owner["metadata"]["namespace"] = "models"
+    path = write("a.yaml", body, owner)
+    claim, job, *rest = objects(specdecode, path, "--operator-image", "example.org/operator:9")
+    assert (claim["kind"], job["kind"]) == ("PersistentVolumeClaim", "Job")
+    assert job["metadata"]["namespace"] == "models"
+    assert "example.org/operator:9" in json.dumps(job)
+    assert "Deployment" in kinds(rest)
+
+
+@pytest.mark.parametrize(
+    ("owner", "said", "code"),
+    [
+        (None, "error: evening: spec.deployment: chat: is not in these files: name its file, too", 2),
+        (manifest("other"), "spec.deployment: chat: is not in these files", 2),
+        (manifest("chat", serving={"maxModelLen": "x"}), "evening: its deployment: spec.serving.maxModelLen: x", 2),
+        (manifest("chat", parallelism={"tensor": 1}), "evening: its deployment:", 4),
+    ],
+    ids=["alone", "another", "invalid", "does not fit"],
+)
+def test_a_capture_without_a_deployment_that_runs(
+    specdecode: Specdecode, write: WriteObject, owner: dict[str, Any] | None, said: str, code: int
+) -> None:
+    result = specdecode("render", write("a.yaml", CAPTURE, *([owner] if owner else [])))
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert "kind: Job" not in result.stdout
+
+
+def test_a_capture_that_is_refused_says_why(specdecode: Specdecode, write: WriteObject) -> None:
+    spec = {**CAPTURE["spec"], "deadlineSeconds": 60, "seeds": 1}
+    result = specdecode("render", write("a.yaml", {**CAPTURE, "spec": spec}, manifest("chat")))
+    assert result.exit_code == 2
+    assert "spec.seeds: 1: is no field of spec: did you mean seed?" in result.stderr
+    del spec["seeds"]
+    spec["workload"] = {**spec["workload"], "phases": [{**spec["workload"]["phases"][0], "durationSeconds": 90}]}
+    result = specdecode("render", write("a.yaml", {**CAPTURE, "spec": spec}, manifest("chat")))
+    assert result.exit_code == 2
+    assert "spec.deadlineSeconds: 60: the phases of spec.workload take" in result.stderr
+
+
+def test_what_cannot_run_hides_nothing_of_the_others(specdecode: Specdecode, write: WriteObject) -> None:
+    good, wide = manifest("good"), manifest("wide", parallelism={"tensor": 1})
+    result = specdecode("render", write("a.yaml", wide, good))
+    assert result.exit_code == 4
+    assert "error: wide: " in result.stderr
+    assert "name: good" in result.stdout
+    assert "wide" not in result.stdout
+
+
+def test_nodes_of_a_cluster_decide_the_product(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    node = {
+        "kind": "Node",
+        "metadata": {"name": "n1", "labels": {"nvidia.com/gpu.product": H200}},
+        "status": {"allocatable": {"nvidia.com/gpu": "8"}, "capacity": {"nvidia.com/gpu": "8"}},
+    }
+    nodes = tmp_path / "nodes.json"
+    nodes.write_text(json.dumps(node))
+    found = objects(specdecode, write("a.yaml", manifest("chat")), "--nodes", nodes)
+    (workload,) = (each for each in found if each["kind"] == "Deployment")
+    assert workload["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H200}
