@@ -12,6 +12,7 @@ from specdecode_operator.cli.crds import crds_command
 from specdecode_operator.cli.doctor.command import doctor_command
 from specdecode_operator.cli.estimate import estimate_command
 from specdecode_operator.cli.import_deployment.command import import_command
+from specdecode_operator.cli.init import init_command
 from specdecode_operator.cli.plan.command import plan_command
 from specdecode_operator.cli.plan.explain import explain_command
 from specdecode_operator.cli.render.command import render_command
@@ -32,6 +33,7 @@ app.command("plan", help="Say where a SpecDecodeDeployment would run, and what t
 app.command("estimate", help="Size engine configurations in bulk: JSON lines in, JSON lines out.")(estimate_command)
 app.command("explain", help="Show how the memory of a SpecDecodeDeployment is counted, term by term.")(explain_command)
 app.command("render")(render_command)
+app.command("init")(init_command)
 
 app.command("calibrate", help="Measure how far real engines are from the predictions.")(calibrate_command)
 app.command("doctor")(doctor_command)

@@ -12,6 +12,32 @@ MODEL_CONFIG_HELP: Final = "ID=PATH: the config.json of a model that the catalog
 
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="The target, such as meta-llama/Llama-3.1-70B-Instruct; no file is read.")
+]
+DraftOption = Annotated[str | None, typer.Option("--draft", help="The draft model or head.")]
+MethodOption = Annotated[
+    str | None,
+    typer.Option("--method", help="Who proposes tokens. Absent: draft_model with --draft, none without."),
+]
+TokensOption = Annotated[
+    int | None, typer.Option("--num-speculative-tokens", "-K", help="K: tokens proposed a step.", show_default=False)
+]
+GpuOption = Annotated[
+    list[str] | None, typer.Option("--gpu", help="GPU, such as H200 or a product label. May be repeated.")
+]
+TensorOption = Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Absent: the smallest that fits.")]
+PipelineOption = Annotated[int | None, typer.Option("--pp", help="Pipeline stages. Absent: 1.")]
+DataOption = Annotated[int | None, typer.Option("--dp", help="Data-parallel copies in a replica. Absent: 1.")]
+LengthOption = Annotated[
+    int | None, typer.Option("--max-model-len", help="Longest sequence in tokens. Absent: the model's own.")
+]
+QuantizationOption = Annotated[
+    str | None, typer.Option("--quantization", help="Of the target: BF16, FP8, … Absent: that of its checkpoint.")
+]
+KvCacheOption = Annotated[str | None, typer.Option("--kv-cache-dtype", help="auto, bfloat16, fp8, …")]
+VersionOption = Annotated[str | None, typer.Option("--engine-version", help="vLLM version, such as 0.32.")]
+
 
 class ExitCode(IntEnum):
     """What the shell gets; the names are those of the verdicts of a plan."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 from specdecode_operator.cli.input_files import (
     Document,
     DocumentError,
+    Reading,
     read_calibration,
-    read_deployments,
     read_model_configs,
     read_nodes,
     with_configs,
@@ -113,14 +113,14 @@ class Answers:
 
 
 def ask(
-    files: Sequence[str],
+    reading: Reading,
     nodes_file: str | None,
     model_configs: Sequence[str],
     calibration_file: str | None = None,
     *,
     every_precision: bool = False,
 ) -> Answers:
-    """Return what each object in the files, folders or ``-`` comes to; model configs are given as ``ID=PATH``.
+    """Return what each object that was read comes to; model configs are given as ``ID=PATH``.
 
     Precisions that a spec does not ask for are sized only with ``every_precision``: it takes longer than the rest.
     """
@@ -130,7 +130,6 @@ def ask(
         calibration = read_calibration(calibration_file)
     except DocumentError as error:
         return Answers((), (error,))
-    reading = read_deployments(files)
     answers = tuple(
         answer(document, nodes, configs, calibration, every_precision=every_precision) for document in reading.documents
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from specdecode_operator.cli import options
 from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, fail
 
 if TYPE_CHECKING:
@@ -36,8 +37,23 @@ def plan_command(  # noqa: PLR0913  each is an option
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also where it is tight.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
     plot: Annotated[Path | None, typer.Option(help="Draw the memory of each candidate: FILE.png or FILE.svg.")] = None,
+    model: options.ModelOption = None,
+    draft: options.DraftOption = None,
+    method: options.MethodOption = None,
+    num_speculative_tokens: options.TokensOption = None,
+    gpu: options.GpuOption = None,
+    tp: options.TensorOption = None,
+    pp: options.PipelineOption = None,
+    dp: options.DataOption = None,
+    max_model_len: options.LengthOption = None,
+    quantization: options.QuantizationOption = None,
+    kv_cache_dtype: options.KvCacheOption = None,
+    engine_version: options.VersionOption = None,
 ) -> None:
     """Say where each object would run, and what to change where it does not fit.
+
+    Or what --model and the options after it describe, without a file:
+    specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
     input, 3 with --strict when one is tight, 4 when one does not fit.
@@ -45,12 +61,28 @@ def plan_command(  # noqa: PLR0913  each is an option
     # Sizing and the API's models take longer to load than the rest of the command line,
     # and a tenth longer where garbage is looked for meanwhile.
     gc.disable()
+    from specdecode_operator.cli.described import Description, described_or_read  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
 
     gc.enable()
 
+    description = Description(
+        model=model,
+        draft=draft,
+        method=method,
+        num_speculative_tokens=num_speculative_tokens,
+        gpus=tuple(gpu or ()),
+        tensor=tp,
+        pipeline=pp,
+        data=dp,
+        max_model_len=max_model_len,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        engine_version=engine_version,
+    )
     shows_all = matrix or output is not Output.TABLE
-    result = ask(sources(files, file), nodes, model_config or [], calibration, every_precision=shows_all)
+    reading = described_or_read(description, sources(files, file, needed=description.is_empty))
+    result = ask(reading, nodes, model_config or [], calibration, every_precision=shows_all)
     if output is Output.TABLE:
         _print_text(result, matrix=matrix)
     else:
@@ -62,10 +94,10 @@ def plan_command(  # noqa: PLR0913  each is an option
     raise typer.Exit(exit_code(result, strict=strict))
 
 
-def sources(files: list[str] | None, options: list[str] | None) -> list[str]:
-    """Return the files that are named, with -f or without; there must be one."""
-    named = [*(files or []), *(options or [])]
-    if not named:
+def sources(files: list[str] | None, with_option: list[str] | None, *, needed: bool = True) -> list[str]:
+    """Return the files that are named, with -f or without."""
+    named = [*(files or []), *(with_option or [])]
+    if needed and not named:
         raise typer.BadParameter("name a file, a folder, or - for standard input", param_hint="-f FILE")
     return named
 

@@ -21,9 +21,10 @@ def explain_command(
 ) -> None:
     """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`."""
     # Sizing and the API's models take longer to load than the rest of the command line.
+    from specdecode_operator.cli.input_files import read_deployments  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
 
-    result = ask(sources(files, file), nodes, model_config or [], calibration)
+    result = ask(read_deployments(sources(files, file)), nodes, model_config or [], calibration)
     _print(result)
     for error in result.errors:
         typer.echo(f"error: {error}", err=True)

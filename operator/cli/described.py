@@ -1,0 +1,105 @@
+"""A SpecDecodeDeployment that is described by options, for `plan` without YAML and `init`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from specdecode_operator.api.base import API_VERSION
+from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.api.deployment import KIND
+from specdecode_operator.cli.input_files import Document, DocumentError, Reading, read_deployments
+from specdecode_operator.estimate.fields import CaseError
+from specdecode_operator.estimate.gpu_names import find_named_gpu
+from specdecode_operator.vocabulary import Method
+
+_FOREIGN: Final = re.compile(r"[^a-z0-9]+")
+"""What a name of an object cannot hold."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What options say of a deployment; None where they say nothing."""
+
+    model: str | None = None
+    draft: str | None = None
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+    gpus: tuple[str, ...] = ()
+    tensor: int | None = None
+    pipeline: int | None = None
+    data: int | None = None
+    max_model_len: int | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    engine_version: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no option was given."""
+        return self == Description()
+
+    def document(self, name: str | None = None, namespace: str | None = None) -> Document:
+        """Return the object that is described, with nothing in it that was not asked for.
+
+        Its name is that of the target, if none is given.
+
+        Raises
+        ------
+        DocumentError
+            When no model is named, or a GPU is not known.
+        """
+        if self.model is None:
+            raise DocumentError("--model: is missing: name the target, or a file with -f")
+        metadata = {"name": name or _name_of(self.model)} | ({"namespace": namespace} if namespace else {})
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self._spec()}
+        return Document("the options", body)
+
+    def _spec(self) -> dict[str, Any]:
+        parts = {
+            "target": {"model": self.model, "quantization": self.quantization},
+            "speculation": self._speculation(),
+            "parallelism": {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data},
+            "accelerator": {"product": [_product(gpu) for gpu in self.gpus] or None},
+            "serving": {"maxModelLen": self.max_model_len, "kvCacheDtype": self.kv_cache_dtype},
+            "engine": {"version": self.engine_version},
+        }
+        said = {name: {key: each for key, each in part.items() if each is not None} for name, part in parts.items()}
+        return {name: part for name, part in said.items() if part}
+
+    def _speculation(self) -> dict[str, Any]:
+        if (self.method, self.draft, self.num_speculative_tokens) == (None, None, None):
+            return {}
+        return {
+            "method": self.method or Method.DRAFT_MODEL.value,
+            "numSpeculativeTokens": self.num_speculative_tokens,
+            "draft": None if self.draft is None else {"model": self.draft},
+        }
+
+
+def described_or_read(description: Description, files: Sequence[str]) -> Reading:
+    """Return the object that options describe, or those of the files where no option describes one."""
+    if description.is_empty:
+        return read_deployments(files)
+    if files:
+        why = f"--model: {description.model or 'nothing'}: {files[0]} is named, too: name files, or describe one object"
+        return Reading((), (DocumentError(why),))
+    try:
+        return Reading((description.document(),), ())
+    except DocumentError as error:
+        return Reading((), (error,))
+
+
+def _name_of(model: str) -> str:
+    """Return a name for an object, made of the last part of a model's: llama-3-1-70b-instruct."""
+    name = _FOREIGN.sub("-", model.rpartition("/")[2].lower())
+    # A Service has its name, which begins with a letter.
+    name = name.strip("-") if name.strip("-")[:1].isalpha() else f"model-{name}"
+    return name[:NAME_MAX_LENGTH].strip("-")
+
+
+def _product(gpu: str) -> str:
+    try:
+        return find_named_gpu(gpu).product
+    except CaseError as error:
+        raise DocumentError(f"--{error}") from error
