@@ -35,7 +35,7 @@ def test_the_options_of_a_command_are_those_in_its_section(name: str) -> None:
     options = [set(each.opts) for each in COMMANDS[name].params if each.param_type_name == "option"]
     known = {spelling for option in options for spelling in option} | {"--help"}
     (usage, *_) = re.findall(r"^```\n(specdecode .*?)^```$", section, re.MULTILINE | re.DOTALL)
-    spelling = r"(?<![\w-])--?[a-z][a-z-]*"
+    spelling = r"(?<![\w-])--?[A-Za-z][a-z-]*"
     assert set(re.findall(spelling, usage)) <= known, f"specdecode {name} has no such option"
     for option in options:
         assert option & set(re.findall(spelling, section)), f"cli.md lacks {'/'.join(sorted(option))} of {name}"
