@@ -108,6 +108,8 @@ class EngineProfile:
     """Options that only later versions have, with the first of them."""
     speculative_keys: frozenset[str]
     """Keys that ``--speculative-config`` may have."""
+    variables: frozenset[str]
+    """Environment variables that it reads, by its own list of them."""
     runners: Mapping[Method, str]
     """Model runner that speculates so on GPUs, V1 or V2."""
     flags_to_v1: frozenset[str]
@@ -174,6 +176,7 @@ def _profile(version: str) -> EngineProfile:
         removed_flags=MappingProxyType(facts["removed_flags"]),
         later_flags=_later_flags(version),
         speculative_keys=frozenset(facts["speculative_keys"]),
+        variables=frozenset(facts["variables"]),
         runners=_runners(facts["model_runner_v2"]["methods"]),
         flags_to_v1=frozenset(facts["flags_to_v1"]),
         async_scheduling=_by_method(facts["async_scheduling"]),

@@ -1,31 +1,25 @@
-"""Reads a server's arguments as vLLM's parser does: aliases, prefixes, underscores, ``=``, dotted paths."""
+"""Reads a server's arguments as vLLM's parser does: aliases, prefixes, underscores, ``=``, dotted paths.
+
+What only older versions take is read as they did, and said as the profile's version takes it.
+"""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.engine.profiles import EngineProfile, Flag
-from specdecode_operator.migration.builder import SpecBuilder
+from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.migration.older_settings import FLAGS, OlderSetting
 from specdecode_operator.migration.server_command import ServerCommand
 
 SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
 """Flags whose value belongs into a Secret."""
 
-_OLD_SWITCHES: Final = frozenset(
-    {
-        "--use-v2-block-manager",
-        "--speculative-disable-mqa-scorer",
-        "--worker-use-ray",
-        "--engine-use-ray",
-        "--enable-reasoning",
-        "--disable-async-output-proc",
-        "--disable-log-requests",
-    }
-)
-"""Flags of older versions that take no value; the model may stand behind them."""
+_SEVERAL: Final = frozenset({"", "--model", "--middleware"})
+"""The model, of which vLLM has an order of its own, and flags that may stand there several times."""
 
-_OLD_LISTS: Final = frozenset({"--cuda-graph-sizes", "--prompt-adapters"})
-"""Flags of older versions that take several."""
+_WORDS_OF_SWITCHES: Final = {"true": True, "false": False}
+"""What older versions took behind some switches; newer ones have ``--no-…`` for it."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +66,19 @@ def read_arguments(words: Sequence[str], profile: EngineProfile) -> list[Argumen
             given.append(Argument("", (words[index],), (words[index],)))
             index += 1
             continue
-        found = _read(words[index:], profile)
+        found, taken = _read(words[index:], profile)
         given.append(found)
-        index += len(found.words)
+        index += taken
     return given
 
 
-def _read(words: Sequence[str], profile: EngineProfile) -> Argument:
+def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
+    """Return the argument that comes first, and how many words it takes."""
     spelled, equals, value = words[0].partition("=")
     name, _, dotted = spelled.partition(".")
     if name.startswith("-O"):
-        return Argument("-O", (), tuple(words[: 2 if words[0] == "-O" else 1]))
+        level = tuple(words[: 2 if words[0] == "-O" else 1])
+        return Argument("-O", (), level), len(level)
     if name.startswith("--"):
         name = name.replace("_", "-")
     path = tuple(part.replace("-", "_") for part in dotted.split(".")) if dotted else ()
@@ -93,17 +89,29 @@ def _read(words: Sequence[str], profile: EngineProfile) -> Argument:
         values = tuple(words[1:2])
     else:
         values = _values(flag, name, words[1:], profile)
-    taken = 1 if equals else 1 + len(values)
-    short = () if flag is None else (each for each in flag.names if not each.startswith("--"))
-    negated = flag is not None and name.startswith("--no-") and name not in (flag.name, *short)
-    return Argument(flag.name if flag else name, values, tuple(words[:taken]), path, negated, known=flag is not None)
+    written = tuple(words[: 1 if equals else 1 + len(values)])
+    if flag is None:
+        return Argument(name, values, written, path, known=False), len(written)
+    negated = name.startswith("--no-") and name != flag.name
+    given = Argument(flag.name, values, written, path, negated)
+    return (_switched(given, flag) if flag.values == "0" and values and not path else given), len(written)
+
+
+def _switched(given: Argument, flag: Flag) -> Argument:
+    """Return a switch with a word for on or off as it is written now."""
+    on = _WORDS_OF_SWITCHES.get(given.value.lower())
+    if on is None:
+        return given
+    off = tuple(name for name in flag.aliases if name.startswith("--no-"))[:1]
+    # Off is nothing where no name of the flag says it.
+    return replace(given, values=(), words=(flag.name,) if on != given.negated else off, negated=on == given.negated)
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:
     """Return the flag of a name or of its only completion; a flag of older versions is none of these."""
     if name in profile.flags:
         return profile.flags[name]
-    if name in profile.removed_flags or not name.startswith("--"):
+    if name in profile.removed_flags or name in FLAGS or not name.startswith("--"):
         return None
     candidates = {profile.flags[known].name for known in profile.flags if known.startswith(name)}
     return profile.flags[candidates.pop()] if len(candidates) == 1 else None
@@ -114,15 +122,16 @@ def _values(flag: Flag | None, name: str, follows: Sequence[str], profile: Engin
         (count for count, word in enumerate(follows) if word.startswith("-") and not _is_number(word)), len(follows)
     )
     if flag is None:
-        if name in _OLD_SWITCHES:
-            return ()
         # What stands behind a flag that nobody knows is all its own: better no model than a wrong one.
         is_old = name in profile.removed_flags or name.startswith("--spec")
-        return tuple(follows[: min(most, 1) if is_old and name not in _OLD_LISTS else most])
+        takes = FLAGS[name].takes if name in FLAGS else "1" if is_old else "+"
+        return tuple(follows[: {"0": 0, "1": min(most, 1), "?": min(most, 1)}.get(takes, most)])
     if flag.values == "1":
         # The parser takes JSON and numbers that begin with a dash, too.
         return tuple(follows[:1])
-    return tuple(follows[: {"0": 0, "?": min(most, 1)}.get(flag.values, most)])
+    if flag.values == "0":
+        return tuple(follows[:1]) if follows and follows[0].lower() in _WORDS_OF_SWITCHES else ()
+    return tuple(follows[: {"?": min(most, 1)}.get(flag.values, most)])
 
 
 def _is_number(word: str) -> bool:
@@ -141,3 +150,54 @@ def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], build
     for name in sorted(name for name, value in command.env.items() if value is None):
         builder.decide("spec.engine.env", name, message)
     return known
+
+
+def say_as_now(arguments: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> list[Argument]:
+    """Return the arguments with those of older versions as the profile's version takes them.
+
+    Of what has no successor, say why nothing is lost, or ask.
+    """
+    current = []
+    for given in arguments:
+        older = None if given.known else FLAGS.get(given.name)
+        if not given.words:
+            builder.note(Outcome.OPERATOR, f"{given.name} false", HOLDS_ANYWAY)
+        elif older is None:
+            current.append(given)
+        elif (successor := _successor(given, older, builder, profile)) is not None:
+            current.append(successor)
+    return current
+
+
+def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profile: EngineProfile) -> Argument | None:
+    words = older.said_now(given.values)
+    if given.values and given.value in older.default:
+        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
+    elif older.gone:
+        builder.drop(given.shown, older.gone)
+    elif not words or words[0].partition(".")[0] not in profile.flags:
+        known = ", ".join(older.allowed)
+        message = older.ask or f"vLLM {profile.version} knows {known}: write one of them, and import again"
+        builder.decide("spec.engine.extraArgs", given.shown, message)
+    else:
+        builder.note(Outcome.OPERATOR, given.shown, f"vLLM {profile.version} calls it {words[0]}")
+        return _read(words, profile)[0]
+    return None
+
+
+def last_of_each(arguments: Sequence[Argument], builder: SpecBuilder) -> list[Argument]:
+    """Return the arguments that count: of a flag that stands there twice, vLLM's parser takes the last.
+
+    Dotted paths are one JSON value to it, which stands behind all others.
+    """
+    kept: list[Argument] = []
+    dotted = {given.name for given in arguments if given.path}
+    later: set[tuple[str, tuple[str, ...]]] = set()
+    for given in reversed(arguments):
+        same = (given.name, given.path)
+        if given.name in _SEVERAL or (same not in later and (given.path or given.name not in dotted)):
+            kept.append(given)
+        else:
+            builder.drop(given.shown, "is said again behind it, and vLLM takes what is said last")
+        later.add(same)
+    return kept[::-1]

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.problems import Problem
+
+HOLDS_ANYWAY: Final = "is what holds without it"
 
 
 class MigrationError(Exception):
@@ -74,7 +76,7 @@ class SpecBuilder:
         self.settings.append(Setting(outcome, name, result))
 
     def drop(self, name: str, why: str) -> None:
-        """Say that a setting is not kept."""
+        """Say that a setting is not kept, and why the new server is the same without it; where it is not: `decide`."""
         self.note(Outcome.DROPPED, name, why)
 
     def decide(self, field: str, value: str, message: str) -> None:

@@ -16,7 +16,7 @@ from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.untyped import mapping, name_of, objects
-from specdecode_operator.migration.arguments import ask_for_unknown, read_arguments
+from specdecode_operator.migration.arguments import ask_for_unknown, last_of_each, read_arguments, say_as_now
 from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder, required
 from specdecode_operator.migration.engine import find_platform, note_defaults, take_cpu, take_image
 from specdecode_operator.migration.environment import secret_keys, take_variables
@@ -149,6 +149,7 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
         fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
         builder.decide(f"{server.where}.args", "; ".join(command.others), fix)
     known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
+    known = last_of_each(say_as_now(known, builder, profile), builder)
     given, certificate_volumes = take_tls(known, pod, container, builder)
     flags = take_flags(given, builder, profile, secret_keys(container))
     speculative = read_speculation(flags, builder, profile)
@@ -156,7 +157,7 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
     omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
     settle_precision(builder)
-    env = take_variables(container, command, builder)
+    env = take_variables(container, command, builder, profile)
     take_pod(pod, container, env, omitted, builder)
     _take_split(server.gpus, builder)
     take_product(pod, builder)

@@ -6,18 +6,24 @@ from typing import Any, Final
 
 from specdecode_operator.engine.environment import API_KEY_VARIABLE, FIXED_VARIABLES, owned_variable_problems
 from specdecode_operator.engine.logging_config import LOGGING_CONFIG_PATH, LOGGING_CONFIG_VARIABLE
+from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.kube.untyped import mapping, name_of, objects
-from specdecode_operator.migration.builder import Outcome, SpecBuilder
+from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.migration.older_settings import older_variable
 from specdecode_operator.migration.server_command import ServerCommand, environment, variables_in
 
 TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 CACHE_VARIABLES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
-_GONE: Final = {
-    "VLLM_USE_V1": "there is only one engine now",
-    "VLLM_ATTENTION_BACKEND": "vLLM has the flag --attention-backend for it now: use spec.engine.extraArgs",
-}
+_MIRRORS: Final = ("HF_ENDPOINT", "VLLM_USE_MODELSCOPE")
 _READ_BY_ENGINE: Final = ("VLLM_", "NCCL_", "CUDA_", "PYTORCH_", "TORCH", "HF_", "OMP_")
 _SET_BY_OPERATOR: Final = FIXED_VARIABLES | {LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
+_CHANGES: Final = {
+    "VLLM_SERVER_DEV_MODE": "the operator keeps /sleep, /collective_rpc and more closed to clients: remove it",
+    "VLLM_USE_V2_MODEL_RUNNER": "the plan counts with the model runner that vLLM itself chooses: remove it",
+}
+"""Variables that the operator owns and that make another server of it."""
+
+_OFF: Final = ("", "0", "false")
 _OF_CPU: Final = ("VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
 
 
@@ -33,7 +39,9 @@ def secret_keys(container: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def take_variables(container: Mapping[str, Any], command: ServerCommand, builder: SpecBuilder) -> list[dict[str, Any]]:
+def take_variables(
+    container: Mapping[str, Any], command: ServerCommand, builder: SpecBuilder, profile: EngineProfile
+) -> list[dict[str, Any]]:
     """Take plain variables into ``spec.engine.env``; return those that only a podTemplate can hold."""
     secrets = secret_keys(container)
     values = environment(container)
@@ -44,7 +52,9 @@ def take_variables(container: Mapping[str, Any], command: ServerCommand, builder
     script = [{"name": name, "value": value} for name, value in command.env.items() if value is not None]
     for each in [*kept, *script]:
         name = name_of(each)
-        if _take_named(name, each, secrets, builder):
+        if _take_named(name, each, secrets, builder) or _take_older(
+            name, values | command.env, plain, builder, profile
+        ):
             continue
         # The value is part of the arguments by now.
         if name in command.used_variables - command.env.keys() and not name.startswith(_READ_BY_ENGINE):
@@ -87,12 +97,43 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
         builder.note(Outcome.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
     elif name in {*CACHE_VARIABLES, "HF_HUB_ENABLE_HF_TRANSFER"}:
         builder.note(Outcome.OPERATOR, what, "a pod has its models in a folder of its own, or on a claim")
-    elif name in _GONE:
-        builder.drop(what, _GONE[name])
+    elif name in _MIRRORS and builder.get("models.volume") is None:
+        message = (
+            "the operator downloads from the hub itself: put the models on a volume, spec.models.volume, or remove it"
+        )
+        builder.decide("spec.models", what, message)
+    elif name in _CHANGES and str(variable.get("value") or "").lower() not in _OFF:
+        builder.decide("spec.engine.env", what, _CHANGES[name])
     elif problems := owned_variable_problems([name], "env"):
         builder.note(Outcome.OPERATOR, what, problems[0].message.removeprefix("remove it; "))
     else:
         return False
+    return True
+
+
+def _take_older(
+    name: str, values: Mapping[str, str | None], plain: dict[str, str], builder: SpecBuilder, profile: EngineProfile
+) -> bool:
+    """Take a variable that the version does not read to what says the same now, or ask; return whether it is one."""
+    older = older_variable(name, profile.version, profile.variables)
+    if older is None:
+        return False
+    what, value = f"env {name}", (values.get(name) or "").removesuffix("_VLLM_V1")
+    now, *given = older.said_now([value]) or [""]
+    flag, extra = now.partition(".")[0], builder.get("engine.extraArgs") or []
+    if older.gone:
+        builder.drop(what, older.gone)
+    elif value in older.default:
+        builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
+    elif values.get(name) is not None and now in profile.variables:
+        plain[now] = value
+        builder.note(Outcome.FIELD, what, f"spec.engine.env: {now}, as vLLM {profile.version} calls it")
+    elif values.get(name) is None or flag not in profile.flags or any(each.startswith(flag) for each in extra):
+        message = older.ask or f"vLLM {profile.version} has {now or flag} for it: write that, and remove it"
+        builder.decide("spec.engine.env", what, message)
+    else:
+        builder.set("engine.extraArgs", [*extra, now, *given])
+        builder.note(Outcome.EXTRA, what, " ".join((now, *given)))
     return True
 
 

@@ -161,7 +161,8 @@ def _engine(
         if key in _OF_OPERATOR:
             builder.note(Outcome.OPERATOR, key, _OF_OPERATOR[key])
         elif key == "envFrom":
-            builder.drop(key, "it could undo what the operator sets: name single variables in podTemplate")
+            message = "it could undo what the operator sets: name its variables one by one, and import again"
+            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(value), message)
         elif value not in _OF_ENGINE_ANYWAY.get(key, ()):
             engine[key] = value
     owned = {GPU_RESOURCE} if on_gpu else {"cpu", "memory"}
@@ -179,6 +180,15 @@ def _engine(
     if env:
         engine["env"] = env
     return engine
+
+
+def _sources(env_from: Any) -> str:
+    """Return what an envFrom names."""
+    given = env_from if isinstance(env_from, list) else []
+    named = [
+        name_of(mapping(each, kind)) for each in given if isinstance(each, dict) for kind in each if kind != "prefix"
+    ]
+    return ", ".join(named) or "nothing"
 
 
 def _keeps(mount: Mapping[str, Any], omitted: Omitted, builder: SpecBuilder) -> bool:

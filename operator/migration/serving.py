@@ -12,7 +12,7 @@ from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.refused_flags import refusal
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.arguments import SECRET_FLAGS, Argument
-from specdecode_operator.migration.builder import Outcome, SpecBuilder, plain
+from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder, plain
 from specdecode_operator.migration.environment import take_secret
 from specdecode_operator.migration.server_command import secret_variable
 from specdecode_operator.sizing.families.catalogue import find_geometry
@@ -22,7 +22,12 @@ from specdecode_operator.vocabulary import KvCacheDtype
 Secrets = Mapping[str, dict[str, str]]
 """Keys of Secrets by the variable that holds them."""
 
-_FIELDS: Final = {argument.flag: argument.field for argument in ARGUMENTS if argument.field is not None}
+_FIELDS: Final = {
+    argument.flag: argument.field
+    for argument in ARGUMENTS
+    # A section is no field: what fills it is read elsewhere.
+    if argument.field is not None and argument.field.count(".") > 1
+}
 _OF_OPERATOR: Final = {argument.flag for argument in ARGUMENTS if argument.field is None}
 _COMPILATION_FIELDS: Final[dict[str, str]] = {
     "cudagraph_mode": "serving.cudagraphMode",
@@ -37,8 +42,14 @@ _CERTIFICATE_REFRESH: Final = "--enable-ssl-refresh"
 _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """vllm/utils/argparse_utils.py, human_readable_int: small letters are decimal, capitals binary."""
 
-_SHAPE: Final = ("--data-parallel-", "--decode-context-", "--prefill-context-", "--nnodes", "--headless")
+_SHAPE: Final = (
+    "--data-parallel-", "--decode-context-", "--prefill-context-",
+    "--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless",
+)  # fmt: skip
 """Flags that say over how many GPUs and nodes a replica spreads: without them it would be another server."""
+
+OF_MODELS: Final = frozenset({"", "--model", "--revision"})
+"""Arguments that name the target; the one by position has no name."""
 
 _OF_SPECULATION: Final = re.compile(
     r"--(spec-(method|model|tokens)$|speculative-|num-speculative-tokens|ngram-prompt|spec-decoding|typical-)"
@@ -49,8 +60,17 @@ _SETTLED: Final = {
     "--shutdown-timeout": "requests get 60 s to end after the pod has left the Service",
     "--download-dir": "models come from spec.models; the engine itself downloads nothing",
     "--disable-log-stats": "statistics stay on: they show whether the engine drafts",
+    "--help": "the server would print its help and end",
 }
-_HOLDS_ANYWAY: Final = "is what holds without it"
+_OF_CHECKPOINTS: Final = frozenset(
+    {
+        "auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8", "fbgemm_fp8", "gptq",
+        "gptq_marlin", "gpt_oss_mxfp4", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16",
+        "mxfp4", "quark",
+    }
+)  # fmt: skip
+"""Schemes that a checkpoint has or has not: to name one asks for nothing (model_executor/layers/quantization)."""
+
 _MOST_PERCENT: Final = 1000
 """Above it a share of memory is not even a slip."""
 
@@ -63,7 +83,7 @@ def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfi
     left: list[Argument] = []
     extra: list[str] = []
     for given in _key_by_key(flags):
-        if given.name in {"", "--model", "--revision"} or _OF_SPECULATION.match(given.name):
+        if given.name in OF_MODELS or _OF_SPECULATION.match(given.name):
             left.append(given)
         elif given.known and not given.path and _take_special(given, builder):
             continue
@@ -116,18 +136,20 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
     """Return what goes to extraArgs as it is; say of the rest why it does not."""
     if given.name in _SETTLED:
         builder.note(Outcome.OPERATOR, given.shown, _SETTLED[given.name])
-    elif given.name in _OF_OPERATOR:
-        builder.note(Outcome.OPERATOR, given.text, "the operator writes it by the plan")
-    elif given.name.startswith(_SHAPE) and given.name.endswith("-size") and given.values == ("1",):
-        builder.note(Outcome.OPERATOR, given.text, _HOLDS_ANYWAY)
+    elif given.name.startswith(_SHAPE) and given.values == ("1",) and given.name.endswith(("-size", "--nnodes")):
+        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
     elif given.name.startswith(_SHAPE):
         message = refusal(given.name) or "no field of the object means it"
         builder.decide("spec.parallelism", given.text, message)
+    elif given.name in _OF_OPERATOR:
+        builder.note(Outcome.OPERATOR, given.text, "the operator writes it by the plan")
     elif given.name == "--config":
         message = "holds arguments that are not read here: write them into the command line, then import again"
         builder.decide("spec.engine.extraArgs", given.text, message)
     elif problems := extra_args_problems(given.words, profile):
-        builder.drop(given.shown, re.sub("is not for extraArgs; |remove it; ", "", problems[0].message))
+        # Whatever it asks of the engine, the new one would be without it.
+        message = re.sub(r"^is not for extraArgs; ", "", problems[0].message)
+        builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
         builder.note(Outcome.EXTRA, given.text, "as it is")
         return list(given.words)
@@ -137,7 +159,7 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
 def _take_plain(given: Argument, builder: SpecBuilder) -> None:
     """Take a flag whose value is the field's: a number, a name, or a switch."""
     if given.negated:
-        builder.note(Outcome.OPERATOR, given.text, _HOLDS_ANYWAY)
+        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
         return
     number = read_number(given.value)
     value = True if not given.values else given.value if number is None else number
@@ -183,12 +205,13 @@ def _take_special(given: Argument, builder: SpecBuilder) -> bool:
         case "--port", _ if number is not None and 0 < number < _LOWEST_PORT:
             builder.drop(what, "below 1024 the engine would need root: it serves on 8000, Services on any")
         case "--max-model-len", "auto" | "-1":
-            why = "the operator does not shorten the length until it fits: the model's own holds, or the field"
-            builder.drop(what, why)
+            message = "the operator does not shorten the length until it fits: say how many tokens a request may have"
+            builder.decide("spec.serving.maxModelLen", what, message)
         case "--gpu-memory-utilization", text:
             _take_utilization(what, text, builder)
         case "--kv-cache-dtype", dtype if dtype not in set(KvCacheDtype):
-            builder.drop(what, f"cannot be sized; the engine takes auto: choose one of {', '.join(KvCacheDtype)}")
+            message = f"cannot be sized: choose one of {', '.join(KvCacheDtype)}"
+            builder.decide("spec.serving.kvCacheDtype", what, message)
         case "--dtype" | "--quantization", _:
             _take_precision(given, builder)
         case _:
@@ -204,15 +227,19 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
             builder.set("target.quantization", "BF16")
             builder.note(Outcome.FIELD, what, "spec.target.quantization: BF16, where the checkpoint is not quantized")
         case "--dtype", "auto":
-            builder.note(Outcome.OPERATOR, what, _HOLDS_ANYWAY)
+            builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
         case "--dtype", _:
-            builder.drop(what, "only bfloat16 and the checkpoint's own precision are sized: its own is served")
+            message = (
+                "only bfloat16 and the checkpoint's own precision are sized: write --dtype auto, or keep the Deployment"
+            )
+            builder.decide("spec.target.quantization", what, message)
         case "--quantization", "fp8" | "fp8_per_tensor":
             builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
-        case "--quantization", "bitsandbytes":
-            builder.drop(what, "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or FP8")
-        case "--quantization", _:
+        case "--quantization", scheme if scheme in _OF_CHECKPOINTS:
             builder.note(Outcome.OPERATOR, what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
+        case "--quantization", _:
+            message = "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or --quantization fp8"
+            builder.decide("spec.target.quantization", what, message)
 
 
 def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:

@@ -11,11 +11,11 @@ from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
-from specdecode_operator.migration.serving import read_json, read_number
+from specdecode_operator.migration.serving import OF_MODELS, read_json, read_number
 from specdecode_operator.vocabulary import Method
 
 _CONFIG: Final = "--speculative-config"
-_OLD_KEYS: Final = {
+OLD_KEYS: Final = {
     "--spec-method": "method",
     "--spec-model": "model",
     "--spec-tokens": "num_speculative_tokens",
@@ -48,6 +48,17 @@ _PERCENT_FIELDS: Final = {
 }
 _DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft so any more"}
 """vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
+
+_TYPICAL: Final = "typical acceptance is gone: rejection sampling keeps the target's own distribution"
+_GONE: Final = {
+    "acceptance_method": _TYPICAL,
+    "posterior_alpha": _TYPICAL,
+    "posterior_threshold": _TYPICAL,
+    "disable_log_stats": "statistics stay on: they show whether the engine drafts",
+    "disable_logprobs": "log probabilities come with drafted tokens, too",
+    "disable_mqa_scorer": "drafted tokens are scored in one step in any case",
+}
+"""Keys of older versions without which nothing is lost."""
 
 _SAMPLING: Final = {
     "draft_sample_method": ("speculation.draftSampling", tuple(DraftSampling)),
@@ -84,13 +95,12 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
         if given.name == _CONFIG and not given.path:
             for key, value in _json(given, builder).items():
                 found.add(key, value, f"{_CONFIG} {key}")
-        elif given.name == _CONFIG or given.name in _OLD_KEYS:
-            key = given.path[0] if given.path else _OLD_KEYS[given.name]
+        elif given.name == _CONFIG or given.name in OLD_KEYS:
+            key = given.path[0] if given.path else OLD_KEYS[given.name]
             found.add(key, _scalar(given.value), given.shown)
-        elif given.name in profile.removed_flags:
-            builder.drop(given.shown, profile.removed_flags[given.name].removeprefix("remove it; "))
-        elif given.name.startswith("--spec"):
-            builder.drop(given.shown, f"vLLM {profile.version} has no such flag, and nothing replaces it")
+        elif given.name not in OF_MODELS:
+            message = f"vLLM {profile.version} has no such flag: say it in --speculative-config, and import again"
+            builder.decide("spec.speculation", given.shown, message)
     if str(found.draft).strip("[]") == "ngram":
         del found.config["model"]
         found.add("method", "ngram", found.written["model"])
@@ -143,8 +153,13 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
     elif key in profile.speculative_keys:
         message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
         builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
+    elif key in _GONE:
+        builder.drop(f"{what}: {value}", _GONE[key])
     else:
-        builder.drop(f"{what}: {value}", f"vLLM {profile.version} has no such key, and nothing replaces it")
+        message = (
+            f"vLLM {profile.version} has no such key: remove it from the Deployment, or write the one that is meant"
+        )
+        builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
 
 
 def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:

@@ -1,5 +1,7 @@
 """Writes `operator/versions/flags/`: what each vLLM version's own parsers take, against the version before it.
 
+Beside flags and keys, that is which environment variables it reads.
+
     .venv/bin/python -m tests.engine.flag_table
 
 Needs every version: `./just engine-versions` installs the older ones.
@@ -54,7 +56,7 @@ def written(parts: Mapping[str, Mapping[str, Any]]) -> str:
 def main() -> None:
     """Ask every version and write the table."""
     engine = Engine.at(Path(install_engine_environment()))
-    before: dict[str, dict[str, Any]] = {"flags": {}, "speculative_keys": {}}
+    before: dict[str, dict[str, Any]] = {"flags": {}, "speculative_keys": {}, "variables": {}}
     for version in (*OLDER, NEWEST):
         older = find_packages(version)
         if version != NEWEST and older is None:
@@ -62,7 +64,8 @@ def main() -> None:
         with Oracle(engine, older=older) as oracle:
             flags = keyed(oracle.ask("flags").value)
             keys = dict.fromkeys(oracle.ask("speculative_keys").value, True)
-        now = {"flags": flags, "speculative_keys": keys}
+            variables = dict.fromkeys(oracle.ask("variables").value, True)
+        now = {"flags": flags, "speculative_keys": keys, "variables": variables}
         parts = {name: patch(before[name], rows) for name, rows in now.items()}
         (FLAGS / f"{version}.json").write_text(written(parts), encoding="utf-8")
         before = now

@@ -79,6 +79,7 @@ def test_flag_table_is_what_the_parser_says(vllm: Vllm) -> None:
     dumped = {frozenset(row["names"]): row["values"] for row in vllm.cpu.ask("flags").value}
     assert flags == dumped, "renew it: .venv/bin/python -m tests.engine.flag_table"
     assert sorted(vllm.profile.speculative_keys) == vllm.cpu.ask("speculative_keys").value
+    assert sorted(vllm.profile.variables) == vllm.cpu.ask("variables").value
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -1,0 +1,254 @@
+"""What an import cannot carry and what changes the server without it is a decision; what does not is told."""
+
+import json
+from typing import Any
+
+import pytest
+
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.migration.convert import Migration, migrate
+from specdecode_operator.migration.older_settings import FLAGS, VARIABLES, older_variable
+from specdecode_operator.migration.speculation import OLD_KEYS
+from tests.unit.cli.conftest import Specdecode, WriteObject
+from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, asked, engine
+
+YARN = '{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}'
+
+
+def imported(*flags: str, version: str = "0.32", env: dict[str, str] | None = None, **more: Any) -> Migration:
+    variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
+    return migrate(engine(LLAMA_8B, *flags, image=f"vllm/vllm-openai:v{version}.0", env=variables, **more))
+
+
+def told(migration: Migration) -> str:
+    return "; ".join(f"{each.name}: {each.result}" for each in migration.settings)
+
+
+def decided(migration: Migration) -> str:
+    return "; ".join(map(str, migration.decisions))
+
+
+def test_a_longer_rope_is_never_lost_in_silence(specdecode: Specdecode, write: WriteObject) -> None:
+    source = write("d.yaml", engine("Qwen/Qwen3-32B", "--rope-scaling", YARN, "--max-model-len", "131072"))
+    assert "--rope-scaling" in asked(specdecode, source)
+    assert specdecode("import", "-f", source).stdout.startswith("# To be decided first")
+
+
+ASKED = {
+    "a flag that no version has": ["--max-modellen", "8192"],
+    "a flag with the model behind it": ["--all-new=1"],
+    "a base of rotation": ["--rope-theta", "1000000"],
+    "scales of the KV cache": ["--calculate-kv-scales"],
+    "a fixed KV cache": ["--kv-cache-memory-bytes", "10G"],
+    "a fixed number of blocks": ["--num-gpu-blocks-override=1000"],
+    "certificates of clients": ["--ssl-ca-certs", "/ca.crt"],
+    "a socket": ["--uds", "/run/vllm.sock"],
+    "an embedding server": ["--task", "embed"],
+    "another device": ["--device", "tpu"],
+    "a quantization while loading": ["--quantization", "bitsandbytes"],
+    "INT8 while loading": ["-q", "experts_int8"],
+    "float16": ["--dtype", "half"],
+    "a dtype of the KV cache": ["--kv-cache-dtype", "turboquant_4bit_nc"],
+    "a length that is found out": ["--max-model-len", "auto"],
+    "a backend that is gone": ["--guided-decoding-backend", "xgrammar:no-fallback"],
+    "adapters of prompts": ["--enable-prompt-adapter"],
+    "a flag of speculation that nobody knows": ["--speculative-magic", "1"],
+    "a key of speculation that nobody knows": ["-sc", '{"method":"ngram","num_speculative_tokens":2,"magic":1}'],
+    "nodes": ["--nnodes", "2", "--node-rank", "0"],
+    "a follower": ["--headless"],
+    "too new a flag": ["--custom-histogram-buckets=[1]"],
+}
+
+
+@pytest.mark.parametrize("flags", ASKED.values(), ids=ASKED)
+def test_a_setting_that_changes_the_server_is_a_decision(flags: list[str]) -> None:
+    version = "0.31" if "--custom-histogram-buckets=[1]" in flags else "0.32"
+    migration = imported(*flags, version=version)
+    assert migration.decisions, told(migration)
+    assert migration.body["spec"]["target"]["model"] == LLAMA_8B
+
+
+HARMLESS = {
+    "the block manager": ["--use-v2-block-manager"],
+    "swap": ["--swap-space", "4"],
+    "several steps": ["--num_scheduler_steps=8", "--multi-step-stream-outputs", "false"],
+    "the task of all": ["--task", "generate"],
+    "the device of all": ["--device=cuda"],
+    "logging": ["--disable-log-requests", "--disable-log-stats"],
+    "a checkpoint's scheme": ["--quantization", "awq_marlin"],
+    "reasoning": ["--enable-reasoning", "--reasoning-parser", "deepseek_r1"],
+    "one node": ["--nnodes", "1"],
+    "typical acceptance": ["-sc", '{"method":"ngram","num_speculative_tokens":2,"acceptance_method":"typical"}'],
+}
+
+
+@pytest.mark.parametrize("flags", HARMLESS.values(), ids=HARMLESS)
+def test_a_setting_without_which_nothing_is_lost_is_told(flags: list[str]) -> None:
+    migration = imported(*flags)
+    assert not migration.decisions, decided(migration)
+    assert flags[0].partition("=")[0].replace("_", "-").strip("-")[:9] in told(migration).replace("speculative-c", "sc")
+
+
+CARRIED = {
+    "a backend of structured outputs": (
+        ["--guided-decoding-backend", "xgrammar"],
+        ["--structured-outputs-config.backend", "xgrammar"],
+    ),
+    "a switch that is a key": (
+        ["--guided-decoding-disable-any-whitespace"],
+        ["--structured-outputs-config.disable_any_whitespace", "true"],
+    ),
+    "sizes of graphs": (["--cuda-graph-sizes", "1", "2", "4"], ["--cudagraph-capture-sizes", "1", "2", "4"]),
+    "a cache": (["--disable-mm-preprocessor-cache"], ["--mm-processor-cache-gb", "0"]),
+    "redundant experts": (["--num_redundant_experts=2"], ["--eplb-config.num_redundant_experts", "2"]),
+    "on in words": (["--enable-chunked-prefill=True"], ["--enable-chunked-prefill"]),
+    "off in words": (["--enable-prefix-caching", "false"], ["--no-enable-prefix-caching"]),
+    "off twice": (["--no-enable-prefix-caching=false"], ["--enable-prefix-caching"]),
+    "no cache of prefixes": (["--no-enable-prefix-caching"], ["--no-enable-prefix-caching"]),
+}
+
+
+@pytest.mark.parametrize(("flags", "now"), CARRIED.values(), ids=CARRIED)
+def test_what_has_a_successor_is_carried_to_it(flags: list[str], now: list[str]) -> None:
+    migration = imported(*flags)
+    assert not migration.decisions, decided(migration)
+    assert migration.body["spec"]["engine"]["extraArgs"] == now
+
+
+def test_one_size_of_graphs_is_the_largest() -> None:
+    assert imported("--cuda-graph-sizes", "512").body["spec"]["serving"] == {
+        "maxCudagraphCaptureSize": 512,
+        "servedModelNames": [LLAMA_8B],
+    }
+
+
+def test_a_renamed_switch_goes_by_the_image_s_version() -> None:
+    old, new = "--enable-mamba-fine-grained-prefix-cache", "--enable-mamba-shared-prefix-checkpoint"
+    assert imported(old, version="0.30").body["spec"]["engine"]["extraArgs"] == [old]
+    assert imported(old, version="0.31").body["spec"]["engine"]["extraArgs"] == [new]
+
+
+TWICE = {
+    "a number": (["--max-num-seqs", "64", "--max-num-seqs=32"], ("maxNumSeqs", 32)),
+    "by an alias": (["--max_model_len", "4096", "--max-model-len", "2k"], ("maxModelLen", 2000)),
+    "on, then off": (["--enforce-eager", "--no-enforce-eager"], ("enforceEager", None)),
+    "off, then on": (["--no-enforce-eager", "--enforce-eager"], ("enforceEager", True)),
+}
+
+
+@pytest.mark.parametrize(("flags", "expected"), TWICE.values(), ids=TWICE)
+def test_of_a_flag_that_stands_there_twice_the_last_counts(flags: list[str], expected: tuple[str, Any]) -> None:
+    migration = imported(*flags)
+    field, value = expected
+    assert migration.body["spec"]["serving"].get(field) == value
+    assert "vLLM takes what is said last" in told(migration)
+
+
+def test_dotted_keys_stand_behind_all_json() -> None:
+    """vllm/utils/argparse_utils.py puts them together and appends them as one JSON value."""
+    config = json.dumps({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4})
+    migration = imported(
+        *("--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=2"),
+        *("--speculative-config", config),
+    )
+    assert migration.body["spec"]["speculation"] == {"method": "ngram", "numSpeculativeTokens": 2}
+
+
+def test_a_switch_of_one_spelling_that_is_off_is_nothing() -> None:
+    migration = imported("--grpc=false")
+    assert not migration.decisions
+    assert "engine" not in migration.body["spec"]
+
+
+VARIABLES_CARRIED = {
+    "VLLM_ATTENTION_BACKEND": ("FLASHINFER", ["--attention-backend", "FLASHINFER"]),
+    "VLLM_FLASH_ATTN_VERSION": ("3", ["--attention-config.flash_attn_version", "3"]),
+    "VLLM_ALL2ALL_BACKEND": ("deepep_low_latency", ["--all2all-backend", "deepep_low_latency"]),
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES_CARRIED)
+def test_a_variable_that_became_a_flag_is_carried_to_it(name: str) -> None:
+    value, flags = VARIABLES_CARRIED[name]
+    migration = imported(env={name: value})
+    assert not migration.decisions
+    assert migration.body["spec"]["engine"] == {"extraArgs": flags}
+
+
+def test_a_variable_goes_by_the_image_s_version() -> None:
+    name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+    kept = imported(version="0.28", env={name: "64"}).body["spec"]["engine"]
+    assert kept == {"version": "0.28", "env": [{"name": name, "value": "64"}]}
+    assert imported(env={name: "64"}).body["spec"]["engine"]["extraArgs"] == [
+        "--prefix-cache-retention-interval",
+        "64",
+    ]
+    renamed = imported(env={"VLLM_KIMI_K3_GEMM_RS": "1"}).body["spec"]["engine"]["env"]
+    assert renamed == [{"name": "VLLM_ENABLE_GEMM_RS", "value": "1"}]
+
+
+def test_a_flag_counts_before_the_variable_that_it_was() -> None:
+    migration = imported("--attention-backend", "FLASH_ATTN", env={"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
+    assert migration.body["spec"]["engine"]["extraArgs"] == ["--attention-backend", "FLASH_ATTN"]
+    assert "VLLM_ATTENTION_BACKEND" in decided(migration)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_ATTENTION_BACKEND", "XFORMERS"),
+        ("VLLM_MAX_SPECULATION_MAGIC", "sk-secret"),
+        ("VLLM_USE_V2_MODEL_RUNNER", "0x"),
+        ("VLLM_SERVER_DEV_MODE", "true!"),
+        ("VLLM_TORCH_PROFILER_DIR", "/traces"),
+        ("HF_ENDPOINT", "https://mirror.example.com"),
+        ("VLLM_USE_MODELSCOPE", "True"),
+    ],
+)
+def test_a_variable_that_changes_the_server_is_a_decision(name: str, value: str) -> None:
+    migration = imported(env={name: value})
+    assert name in decided(migration)
+    assert value not in str(migration), "it may be a secret"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("VLLM_USE_V1", "1"), ("VLLM_SERVER_DEV_MODE", "0"), ("VLLM_ROCM_NEW", "1")]
+)
+def test_a_variable_without_which_nothing_is_lost_is_told(name: str, value: str) -> None:
+    migration = imported(env={name: value})
+    assert not migration.decisions
+    assert name in told(migration)
+    assert "engine" not in migration.body["spec"]
+
+
+def test_variables_from_elsewhere_are_a_decision() -> None:
+    migration = imported(
+        envFrom=[{"secretRef": {"name": "tuning"}}, {"prefix": "A_", "configMapRef": {"name": "more"}}]
+    )
+    assert "envFrom: tuning, more" in decided(migration)
+
+
+def test_every_setting_that_a_known_version_lost_is_judged() -> None:
+    for version in KNOWN_VERSIONS:
+        profile = find_profile(version)
+        assert set(profile.removed_flags) <= {*FLAGS, *OLD_KEYS}
+        gone = {name for known in KNOWN_VERSIONS for name in find_profile(known).variables} - profile.variables
+        later = {name for name in gone if all(name not in find_profile(each).variables for each in KNOWN_VERSIONS[:1])}
+        for name in gone - later:
+            assert older_variable(name, version, profile.variables) is not None
+            assert name in VARIABLES or older_variable(name, version, profile.variables).gone  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+def test_successors_are_there(version: str) -> None:
+    profile = find_profile(version)
+    since = {"--prefix-cache-retention-interval", "--enable-mamba-shared-prefix-checkpoint"}
+    for name, older in {**FLAGS, **VARIABLES}.items():
+        now = older.now.partition(".")[0]
+        assert not now or now in since or now in profile.flags or now.startswith("VLLM_"), name
+        assert name not in profile.flags or profile.flags[name].name == name
+
+
+def test_exit_codes(specdecode: Specdecode, write: WriteObject) -> None:
+    assert specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, "--swap-space=1"))).exit_code == 0
+    assert specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, "--rope-theta=1"))).exit_code == INVALID
