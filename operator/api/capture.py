@@ -59,7 +59,7 @@ class CaptureRun(ApiModel):
 
     deployment_during_capture: DuringCapture = DuringCapture.KEEP
     """Suspend: its engines give their GPUs to the capture and come back after it, however it ends. Keep: the capture
-    waits for GPUs of its own."""
+    waits for GPUs that no engine wants."""
 
     workload: CaptureWorkload = CaptureWorkload()
     """What the load generator sends."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from specdecode_operator.api import base
+from specdecode_operator.api import base, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import Capture, read_capture
@@ -19,7 +19,8 @@ from specdecode_operator.capture.control.decision import (
     references_of,
 )
 from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
-from specdecode_operator.capture.control.preemption import holds_gpus
+from specdecode_operator.capture.control.preemption import borrows, holds_gpus
+from specdecode_operator.capture.control.serving_first import read_serving, serving_goes_first
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
@@ -99,6 +100,7 @@ class CaptureReconciler:
             job=job,
             pods=self._cache.children_of(capture.key, POD.kind),
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.claim_name), None),
+            goes_first=self._goes_first(capture),
             operator_image=self._operator_image,
         )
         if job is not None or capture.ended is not None:
@@ -128,10 +130,23 @@ class CaptureReconciler:
             generation=parent.generation,
             desired=desired,
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
-            pods=[
-                pod for pod in self._cache.children_of(key, POD.kind) if not is_model_pod(pod) and holds_gpus(pod, now)
-            ],
+            pods=[pod for pod in self._engine_pods(key) if holds_gpus(pod, now)],
         )
+
+    def _goes_first(self, capture: Capture) -> str | None:
+        """Return for whom a capture that keeps its deployment's engines has to wait."""
+        if borrows(capture.spec) or capture.ended is not None:
+            return None
+        servings = [
+            read_serving(body, self._engine_pods(key), self._cache.captures_of(key))
+            for key in self._cache.parents(deployment.KIND)
+            if (body := self._cache.parent(key)) is not None and "deletionTimestamp" not in body["metadata"]
+        ]
+        own = Key(capture.key.namespace, str(capture.spec.get("deployment")))
+        return serving_goes_first(own, servings, datetime.now(UTC))
+
+    def _engine_pods(self, key: Key) -> list[Body]:
+        return [pod for pod in self._cache.children_of(key, POD.kind) if not is_model_pod(pod)]
 
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Create, start, stop and remove what is decided."""

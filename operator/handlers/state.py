@@ -10,6 +10,8 @@ import kopf
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.capture import read_capture
+from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
@@ -111,6 +113,13 @@ class OperatorState:
             self.queue.add(Key(key.namespace, body["metadata"]["name"], capture.KIND))
         if self.cache.parent(key) is not None:
             self.queue.add(key)
+
+    def add_keeping_captures(self) -> None:
+        """Ask for a look at every capture that keeps its deployment's engines, and has not ended."""
+        for key in self.cache.parents(capture.KIND):
+            body = self.cache.parent(key)
+            if body is not None and not borrows(body.get("spec") or {}) and read_capture(body).ended is None:
+                self.queue.add(key)
 
     async def _list_everything(self, cluster: Cluster) -> None:
         """See nodes, children, pods and objects in full.

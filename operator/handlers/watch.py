@@ -11,6 +11,7 @@ import kopf
 
 from specdecode_operator.api import base, capture, deployment
 from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import is_model_facts
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
@@ -31,6 +32,8 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
     name = (event["object"].get("spec") or {}).get("deployment")
     if name:
         memo.add_related(Key(key.namespace, name))
+    if borrows(event["object"].get("spec") or {}):
+        memo.add_keeping_captures()  # they make room for engines that lend their GPUs, and for their coming back
 
 
 def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key:

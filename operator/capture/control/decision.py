@@ -25,6 +25,7 @@ from specdecode_operator.capture.control.job import render_job
 from specdecode_operator.capture.control.job_status import Progress, newest_pod, read_progress
 from specdecode_operator.capture.control.observation import CaptureObservation
 from specdecode_operator.capture.control.preemption import QUEUED
+from specdecode_operator.capture.control.serving_first import in_line
 from specdecode_operator.capture.control.volume import (
     ALREADY_PUBLISHED,
     claim_blocked,
@@ -178,20 +179,32 @@ def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureOb
         return _finished(progress, with_claim(capture, spec.storage, progress.failure))
     is_suspended = bool(job["spec"].get("suspend"))
     if spec.suspend:
-        queued = bool(capture.queue_labels)
-        # Kueue would start it again: a Job in a queue goes.
-        writes = Writes(remove_job=queued, job_suspended=None if queued or is_suspended else True)
-        return _suspended(_ACCEPTED, writes)
-    if not is_suspended:
-        image_id = image_id_config_map(capture, newest_pod(job, observed.pods))
-        return replace(_under_way(progress), writes=Writes(image_id=image_id))
+        return _suspended(_ACCEPTED, Writes() if is_suspended and not capture.queue_labels else _withdrawn(capture))
+    if is_suspended:
+        return _with_suspended_job(capture, spec, observed)
+    pod = newest_pod(job, observed.pods)
+    if observed.goes_first is not None and in_line(pod):
+        return replace(_waiting(observed), writes=_withdrawn(capture))
+    return replace(_under_way(progress), writes=Writes(image_id=image_id_config_map(capture, pod)))
+
+
+def _with_suspended_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:
+    """What a Job waits for that is not started yet, or was withdrawn."""
     if capture.queue_labels:
         return _queued(capture)
+    if observed.goes_first is not None:
+        return _waiting(observed)
     deployment = observed.deployment
     if spec.deployment_during_capture is DuringCapture.SUSPEND and deployment and deployment.holds_gpus:
         name = deployment.key.name
         return _pending("WaitingForDeployment", f"the engines of {name} are ending; then their GPUs are the capture's")
     return replace(_pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
+
+
+def _withdrawn(capture: Capture) -> Writes:
+    """Return what takes a capture's pod away; Kueue would start its Job again, so one in a queue goes."""
+    queued = bool(capture.queue_labels)
+    return Writes(remove_job=queued, job_suspended=None if queued else True)
 
 
 def _finished(progress: Progress, failure: Blocked | None) -> Decision:
@@ -230,6 +243,10 @@ def _pending(reason: str, message: str) -> Decision:
     )
 
 
+def _waiting(observed: CaptureObservation) -> Decision:
+    return _pending("WaitingForDeployment", str(observed.goes_first))
+
+
 def _queued(capture: Capture) -> Decision:
     return _pending(QUEUED, f"Job {capture.job_name} waits in its queue until Kueue admits it")
 
@@ -262,6 +279,8 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
         return _blocked(blocked)
     if observed.operator_image is None:
         return _blocked(_OPERATOR_IMAGE_UNKNOWN)
+    if observed.goes_first is not None:
+        return _waiting(observed)
     wants_claim = spec.storage.existing_claim is None and observed.claim is None
     writes = Writes(
         claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,

@@ -27,6 +27,11 @@ def preempting_capture(captures: Iterable[Body]) -> str | None:
     return next((body["metadata"]["name"] for body in captures if _preempts(body)), None)
 
 
+def borrows(spec: Body) -> bool:
+    """Whether a capture's spec asks for the GPUs of its deployment's engines; otherwise it keeps them running."""
+    return spec.get("deploymentDuringCapture") == DuringCapture.SUSPEND
+
+
 def holds_gpus(pod: Body, now: datetime) -> bool:
     """Whether a pod of a deployment keeps GPUs that a capture waits for.
 
@@ -43,9 +48,11 @@ def holds_gpus(pod: Body, now: datetime) -> bool:
 def _preempts(body: Body) -> bool:
     if "deletionTimestamp" in body["metadata"]:
         return False
+    spec = body.get("spec") or {}
+    if not borrows(spec) or spec.get("suspend"):
+        return False  # before the status is parsed: all captures of the cluster are asked
     capture = read_capture(body)
-    asks = capture.spec.get("deploymentDuringCapture") == DuringCapture.SUSPEND and not capture.spec.get("suspend")
-    return asks and capture.ended is None and _lacks_only_gpus(capture)
+    return capture.ended is None and _lacks_only_gpus(capture)
 
 
 def _lacks_only_gpus(capture: Capture) -> bool:

@@ -13,6 +13,7 @@ from specdecode_operator.deployment.pods.rollout import Rollout
 
 REPLICAS_LOST = "ReplicasLost"
 ROLLED_BACK = "RolledBack"
+SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readines
 def suspended_for_capture(capture: str) -> Readiness:
     """Sum up an object whose GPUs a capture has for the time being."""
     return Readiness(
-        TRUE, "SuspendedForCapture", f"capture {capture} has its GPUs; the engines come back when it ended, however"
+        TRUE, SUSPENDED_FOR_CAPTURE, f"capture {capture} has its GPUs; the engines come back when it ended, however"
     )
 
 

@@ -32,11 +32,27 @@ def deploy(kubectl: Kubectl, **changes: Any) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def capture(kubectl: Kubectl, labels: dict[str, str] | None = None, **spec: Any) -> None:
+def serve(kubectl: Kubectl, **changes: Any) -> None:
+    """Deploy, and put the engine on a node: captures that keep it go after it."""
+    deploy(kubectl, **changes)
+    place_engine(kubectl)
+
+
+def place_engine(kubectl: Kubectl) -> None:
+    pods = eventually(lambda: staying(kubectl, ENGINES), "there is an engine")
+    for pod in pods:
+        kubectl.patch_pod_status(pod["metadata"]["name"], {"phase": "Pending"})
+
+
+def staying(kubectl: Kubectl, selector: str) -> list[dict[str, Any]]:
+    return [pod for pod in kubectl.objects("pods", selector) if "deletionTimestamp" not in pod["metadata"]]
+
+
+def capture(kubectl: Kubectl, labels: dict[str, str] | None = None, name: str = "demo", **spec: Any) -> None:
     body = {
         "apiVersion": "specdecode.io/v1alpha1",
         "kind": "SpecDecodeCapture",
-        "metadata": {"name": "demo", "labels": labels or {}},
+        "metadata": {"name": name, "labels": labels or {}},
         "spec": {"deployment": "tiny", **spec},
     }
     answer = kubectl.apply(yaml.safe_dump(body))
@@ -59,9 +75,7 @@ def captures_pod(kubectl: Kubectl) -> dict[str, Any]:
     """The pod that the Job controller has made."""
 
     def look() -> dict[str, Any] | None:
-        pods = kubectl.objects("pods", "--selector=specdecode.io/capture=demo")
-        staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-        return staying[0] if staying else None
+        return next(iter(staying(kubectl, "--selector=specdecode.io/capture=demo")), None)
 
     return eventually(look, "the capture has a pod")
 
@@ -93,8 +107,7 @@ def replicas(kubectl: Kubectl) -> int:
 
 
 def test_a_capture_gets_its_claim_and_its_job(kubectl: Kubectl) -> None:
-    deploy(kubectl)
-    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    serve(kubectl)
     capture(kubectl, storage={"size": "1Gi"})
     message = ready(kubectl, "WaitingForGPUs")
     assert "node" in message
@@ -112,12 +125,12 @@ def test_a_capture_gets_its_claim_and_its_job(kubectl: Kubectl) -> None:
     assert body["status"]["observedGeneration"] == body["metadata"]["generation"] == 1
     assert body["status"]["phase"] == "WaitingForGPUs"
     assert (body["status"]["claim"], body["status"]["job"]) == (CLAIM, JOB)
-    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    wait_for(kubectl, "tiny", "Ready", "Starting")
     assert replicas(kubectl) == 1, "with Keep the deployment keeps its engines"
 
 
 def test_from_load_to_summary(kubectl: Kubectl, operator: OperatorProcess) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     write_pod_status(kubectl, "Running", {"running": {}})
@@ -151,7 +164,7 @@ def start_engine(kubectl: Kubectl, image_id: str) -> str:
 
 
 def test_the_load_generator_is_told_what_image_the_engine_runs(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     uid = start_engine(kubectl, "i@sha256:1")
@@ -163,7 +176,7 @@ def test_the_load_generator_is_told_what_image_the_engine_runs(kubectl: Kubectl)
 
 def test_where_that_cannot_be_told_the_capture_goes_on(kubectl: Kubectl) -> None:
     kubectl.must("create", "configmap", NOTE, "--from-literal=mine=1")
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     start_engine(kubectl, "i@sha256:1")
@@ -174,7 +187,7 @@ def test_where_that_cannot_be_told_the_capture_goes_on(kubectl: Kubectl) -> None
 
 
 def test_a_failure_is_told_and_not_tried_again(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     finish(kubectl, 1, {"error": {"reason": "DiskFull", "message": "the volume at /capture is full"}})
     assert "is full" in ready(kubectl, "DiskFull")
@@ -183,7 +196,7 @@ def test_a_failure_is_told_and_not_tried_again(kubectl: Kubectl) -> None:
 
 
 def test_the_data_outlives_capture_and_deployment(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     uid = kubectl.object("pvc", CLAIM)["metadata"]["uid"]
@@ -191,14 +204,14 @@ def test_the_data_outlives_capture_and_deployment(kubectl: Kubectl) -> None:
     eventually(lambda: not kubectl.objects("jobs"), "the Job goes")
     eventually(lambda: not kubectl.objects("deployments"), "the engines go")
     assert kubectl.object("pvc", CLAIM)["metadata"]["uid"] == uid
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     assert kubectl.object("pvc", CLAIM)["metadata"]["uid"] == uid, "another capture of the name writes beside it"
 
 
 def test_data_that_shall_not_be_kept_goes(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     patch(kubectl, storage={"retain": False})
@@ -263,6 +276,27 @@ class TestBorrowing:
         assert kubectl.object("sdd", "tiny")["spec"]["suspend"] is False, "nothing is written to a spec"
 
 
+def test_a_capture_that_keeps_the_engines_takes_no_place_that_another_gives_back(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    serve(kubectl)
+    capture(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+    capture(kubectl, name="lent", deploymentDuringCapture="Suspend")
+    assert "has lent its GPUs to capture lent" in ready(kubectl, "WaitingForDeployment")
+    eventually(lambda: not kubectl.objects("pods", "--selector=specdecode.io/capture=demo"), "it leaves the line")
+    eventually(lambda: kubectl.object("job", "lent-capture")["spec"]["suspend"] is False, "the other one begins")
+    operator.kill()
+    kubectl.must("delete", "sdc", "lent")
+    operator.start()
+    eventually(lambda: staying(kubectl, ENGINES), "the engines come back")
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+    ready(kubectl, "WaitingForDeployment")
+    assert kubectl.object("job", JOB)["spec"]["suspend"] is True, "the engines have no place yet"
+    place_engine(kubectl)
+    ready(kubectl, "WaitingForGPUs")
+
+
 def test_a_capture_waits_for_its_deployment(kubectl: Kubectl) -> None:
     capture(kubectl)
     ready(kubectl, "DeploymentNotFound")
@@ -271,11 +305,14 @@ def test_a_capture_waits_for_its_deployment(kubectl: Kubectl) -> None:
     assert said(kubectl, "Stalled")[0] == "True"
     assert not kubectl.objects("pvc"), "nothing is written for what is refused"
     deploy(kubectl)
+    assert "deployment tiny has 0 of 1 engine pods on nodes" in ready(kubectl, "WaitingForDeployment")
+    assert not kubectl.objects("pvc,jobs"), "serving goes first"
+    place_engine(kubectl)
     ready(kubectl, "WaitingForGPUs")
 
 
 def test_a_claim_that_is_given_is_waited_for(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl, storage={"existingClaim": "mine"})
     assert "mine" in ready(kubectl, "ClaimNotFound")
     claim = {
@@ -302,7 +339,7 @@ def test_a_strangers_objects_are_left_alone(kubectl: Kubectl) -> None:
 
 
 def test_a_queue_starts_the_job_and_nobody_else(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl, labels={"kueue.x-k8s.io/queue-name": "gpus"})
     ready(kubectl, "Queued")
     assert kubectl.object("job", JOB)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
@@ -313,7 +350,7 @@ def test_a_queue_starts_the_job_and_nobody_else(kubectl: Kubectl) -> None:
 
 
 def test_a_capture_whose_time_is_over_goes_and_leaves_its_data(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl, ttlSecondsAfterFinished=0)
     finish(kubectl, 0, SUMMARY)
     eventually(lambda: not kubectl.objects("sdc"), "the capture goes")
@@ -321,7 +358,7 @@ def test_a_capture_whose_time_is_over_goes_and_leaves_its_data(kubectl: Kubectl)
 
 
 def test_a_capture_with_nothing_to_do_writes_nothing(kubectl: Kubectl, operator: OperatorProcess, rest: Rest) -> None:
-    deploy(kubectl)
+    serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     rest.reach()

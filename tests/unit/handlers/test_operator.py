@@ -10,6 +10,7 @@ import kopf
 import pytest
 import yaml
 
+from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.doctor.install import OPERATOR_RIGHTS
 from specdecode_operator.handlers import lifecycle
@@ -138,6 +139,10 @@ async def test_the_operator_needs_exactly_the_rights_that_are_listed(
     add(api, "unknown", undescribed())
     since = {"name": "often", "schedule": "* * * * * UTC", "since": "2026-01-01T00:00:00Z"}
     add_scheduled(api, add(api, "timed", tiny_cpu(captures=[OFTEN]), status={"captures": [since]}))
+    for name, count in (("tiny", 2), ("timed", 1)):
+        for number in range(count):  # a capture that keeps its engines goes after them
+            engine = metadata(f"{name}-{number}", labels=child_labels(Key("team", name)))
+            api.create(POD, {**engine, "status": {"phase": "Running"}})
     asked = {**metadata("asked"), "spec": capture_spec(deployment="tiny")}
     api.create(SPECDECODE_CAPTURE, asked)
 

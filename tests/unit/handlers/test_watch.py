@@ -119,6 +119,23 @@ class TestObjects:
         assert await looked_at(state) == [DEMO, LLAMA], "the deployment has its GPUs back"
         assert state.cache.captures_of(LLAMA) == []
 
+    async def test_captures_that_keep_their_engines_make_room_for_one_that_borrows_and_for_its_end(
+        self, state: OperatorState
+    ) -> None:
+        ended = {"type": "Succeeded", "status": "True", "reason": "R", "message": "", "observedGeneration": 1}
+        ended |= {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+        over = body("over", spec={"deployment": "llama"}, metadata={"generation": 1}, status={"conditions": [ended]})
+        waits = body("waits", spec={"deployment": "other"}, metadata={"generation": 1}, namespace="elsewhere")
+        for each in (over, waits):
+            await watch.on_capture(event("ADDED", each), state)
+        await watch.on_capture(event("DELETED", demo(2)), state)
+        await looked_at(state)
+        borrows = body("borrows", spec={"deployment": "other", "deploymentDuringCapture": "Suspend"})
+        itself = Key("team", "borrows", capture.KIND)
+        for type_ in ("ADDED", "DELETED"):
+            await watch.on_capture(event(type_, borrows), state)
+            assert {*await looked_at(state)} == {itself, OTHER, Key("elsewhere", "waits", capture.KIND)}
+
     async def test_a_capture_of_nobody_brings_no_deployment(self, state: OperatorState) -> None:
         lost = body("lost", spec={"deployment": "nobody"})
         await watch.on_capture(event("ADDED", lost), state)
