@@ -28,7 +28,7 @@ from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
-from specdecode_operator.sizing.choice.fixes import product_change
+from specdecode_operator.sizing.choice.changes import product_change
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
 from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
@@ -216,8 +216,8 @@ def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFac
     if candidate.product != plan.chosen.product and candidate.verdict == DOES_NOT_FIT:
         alone = make_plan(facts, tuple(node for node in nodes if node.product == candidate.product), None, groups=True)
         if not isinstance(alone, Blocked):
-            present = {product_change(row.product) for row in plan.rows}
-            fixes = tuple(fix for fix in alone.fixes if fix.change not in present)
+            present = [(product_change(row.product),) for row in plan.rows]
+            fixes = tuple(fix for fix in alone.fixes if fix.changes not in present)
             return replace(candidate, explanation=alone.explanation, fixes=fixes)
     same_product = candidate.product == plan.chosen.product
     return replace(candidate, explanation=plan.explanation, fixes=plan.fixes) if same_product else candidate

@@ -29,6 +29,7 @@ def _object(answer: Answer) -> dict[str, Any]:
             candidate.label: [
                 {
                     "change": fix.change,
+                    "changes": [{"field": f"spec.{each.field}", "value": each.value} for each in fix.changes],
                     "verdict": fix.verdict.value,
                     "kv_cache_tokens": fix.tokens,
                     "max_concurrency": fix.concurrency,

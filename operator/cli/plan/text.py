@@ -186,6 +186,6 @@ def _what_to_change(candidate: Candidate) -> list[str]:
     # The plan's sentence goes on with its fixes, which are listed here.
     reason = candidate.explanation.partition("; ")[0]
     if not candidate.fixes:
-        return [f"{reason}. No single change makes it fit."]
-    rows = [(fix.change, f"-> {fix.sentence.removeprefix(f'{fix.change} gives ')}") for fix in candidate.fixes]
+        return [f"{reason}. No single change and no two settings make it fit."]
+    rows = [(fix.change, f"-> {fix.effect}") for fix in candidate.fixes]
     return [f"{reason}. Least change first:", *aligned(rows, left=2)]

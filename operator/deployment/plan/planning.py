@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.plan.changed_spec import admitted
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
 from specdecode_operator.kube.nodes import NodeFacts
@@ -157,7 +159,7 @@ def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple
 
 def _plan(facts: Facts, pools: Sequence[GpuPool]) -> Plan:
     try:
-        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options)
+        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options, partial(admitted, facts))
     except PlanError as error:
         raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
 

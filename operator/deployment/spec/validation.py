@@ -60,24 +60,27 @@ def valid_facts(
         With every problem found; or with what cannot be looked up, for then nothing else can be told.
     """
     facts = gather_facts(spec, known, calibration)
+    _raise(facts_problems(facts))
+    return facts
+
+
+def facts_problems(facts: Facts) -> list[Problem]:
+    """Return everything that is wrong with a spec whose models are known."""
     spec, profile, pair = facts.spec, facts.profile, facts.pair
     settings = engine_settings(spec, pair, spec.parallelism.tensor or 1)
-    _raise(
-        [
-            *_size_problems(pair),
-            *_length_problems(spec, pair),
-            *_workload_problems(spec, pair),
-            *_block_problems(pair),
-            *_cache_dtype_problems(spec, pair),
-            *pairing_problems(spec, pair, profile),
-            *_spread_problems(facts),
-            *_tensor_problems(facts),
-            *serving_problems(settings, profile),
-            *speculation_problems(settings, profile),
-            *_problems_without_models(spec, profile),
-        ]
-    )
-    return facts
+    return [
+        *_size_problems(pair),
+        *_length_problems(spec, pair),
+        *_workload_problems(spec, pair),
+        *_block_problems(pair),
+        *_cache_dtype_problems(spec, pair),
+        *pairing_problems(spec, pair, profile),
+        *_spread_problems(facts),
+        *_tensor_problems(facts),
+        *serving_problems(settings, profile),
+        *speculation_problems(settings, profile),
+        *_problems_without_models(spec, profile),
+    ]
 
 
 def check_without_models(

@@ -19,7 +19,7 @@ from specdecode_operator.sizing.kv.capacity import pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.memory.overhead import runtime_overrun_bytes
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism, without_speculation
 from specdecode_operator.sizing.weights.weights import parameter_count
 from specdecode_operator.vocabulary import Method, Precision, Slo, WorkloadKind
 
@@ -172,10 +172,13 @@ def _family(case: _Case) -> Iterator[Advice]:
 def _draft_memory(case: _Case) -> Iterator[Advice]:
     percent = 100 * case.budget.draft_weights_bytes / case.budget.total_bytes
     if percent > LARGEST_DRAFT_PERCENT:
+        draft, method = case.pair.draft, case.pair.method
+        is_whole = draft is not None and served_precision(draft, case.pair.draft_precision) is Precision.BF16
+        smaller = "a smaller or quantized draft" if is_whole and method == Method.DRAFT_MODEL else "a smaller draft"
         yield Advice(
             "draft-memory",
             f"draft weights take {percent:.0f} % of the GPU's memory ({format_gib(case.budget.draft_weights_bytes)} "
-            f"GiB), more than {LARGEST_DRAFT_PERCENT} %: a smaller or quantized draft leaves more for the KV cache",
+            f"GiB), more than {LARGEST_DRAFT_PERCENT} %: {smaller} leaves more for the KV cache",
             (("draft_share_percent", percent),),
             sources.MEMORY_SHARES,
         )
@@ -184,11 +187,13 @@ def _draft_memory(case: _Case) -> Iterator[Advice]:
 def _target_memory(case: _Case) -> Iterator[Advice]:
     percent = 100 * case.budget.target_weights_bytes / case.budget.total_bytes
     if percent > LARGEST_TARGET_PERCENT:
+        is_whole = served_precision(case.pair.target, case.pair.target_precision) is Precision.BF16
+        remedy = "quantize the target or split it over more GPUs" if is_whole else "split it over more GPUs"
         yield Advice(
             "target-memory",
             f"target weights take {percent:.0f} % of the GPU's memory "
             f"({format_gib(case.budget.target_weights_bytes)} GiB), more than {LARGEST_TARGET_PERCENT} %: little is "
-            "left for a draft and the KV cache of both; quantize the target or split it over more GPUs",
+            f"left for a draft and the KV cache of both; {remedy}",
             (("target_share_percent", percent),),
             sources.MEMORY_SHARES,
         )
@@ -196,9 +201,8 @@ def _target_memory(case: _Case) -> Iterator[Advice]:
 
 def _draft_kv(case: _Case) -> Iterator[Advice]:
     """Say how many tokens the target alone would hold. The draft's weights and its part of each block both count."""
-    alone = replace(case.pair, draft=None, draft_precision=None, method=Method.NONE, num_speculative_tokens=0)
     try:
-        tokens_alone = estimate(alone, case.device, case.split).kv_cache_tokens
+        tokens_alone = estimate(without_speculation(case.pair), case.device, case.split).kv_cache_tokens
     except PlanError:
         return
     if tokens_alone == 0:

@@ -1,132 +1,164 @@
-"""What to change when nothing fits: single changes, each tried, least harm first."""
+"""What to change when nothing fits: single changes and pairs of settings, each tried, least harm first."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
 from typing import Final
 
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
+from specdecode_operator.sizing.choice import changes
+from specdecode_operator.sizing.choice.changes import Changes, Kind, Question
 from specdecode_operator.sizing.choice.explanations import capacity_phrase
 from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.other_models import NO_ALTERNATIVES, Alternatives, smaller_drafts
-from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD, Row
-from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
-from specdecode_operator.sizing.choice.ranking import severity
+from specdecode_operator.sizing.choice.other_models import NO_ALTERNATIVES, Alternatives
+from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.memory.budget import Verdict
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Pair, Parallelism
-from specdecode_operator.sizing.weights.divisibility import supported_tensors
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Method, Precision
+from specdecode_operator.sizing.pair.pair import Pair
 
-DEFAULT_UTILIZATION_PERCENT: Final = 92
-"""vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
+_NOTABLY_LONGER: Final = 1.25
+"""By how much longer requests may get before a second setting beside their length is worth a line: our own choice."""
 
-_GO_WITH_STAGES: Final = frozenset({Method.NONE, Method.NGRAM})
-"""Methods that every version combines with pipeline stages."""
+_SETTINGS: Final = (changes.more_utilization, changes.fewer_batched_tokens, changes.fewer_sequences)
+"""Settings of the engine that cost no quality."""
 
-_PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
-"""What people can be told to get: not every product that can be sized."""
+_FROM_WORST: Final = (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.FITS)
+_BEST: Final = _FROM_WORST.index(Verdict.FITS)
+
+Admit = Callable[[Pair, Changes], Changes | None]
+"""Whether a pair may be served after changes: those, with what has to go along; None where it would be refused."""
 
 
 @dataclass(frozen=True)
 class Fix:
-    """One change that makes it fit."""
+    """One change, or two that go together, that makes it fit."""
 
-    change: str  # Field and new value, such as ``target.quantization: FP8``
+    changes: Changes  # Fields and their new values
     verdict: Verdict  # What the plan would say then
     # KV cache tokens and full-length requests it would have then
     tokens: int
     concurrency: float
-    sentence: str  # The change and its effect
+    effect: str  # What the KV cache would hold, and where
     # By how much the change widens, on each GPU, what is left for the KV cache over what is needed of it
     gained_bytes: int = 0
 
+    @property
+    def change(self) -> str:
+        """Fields and new values in words, such as ``target.quantization: FP8``."""
+        return ", ".join(map(str, self.changes))
 
-@dataclass(frozen=True)
-class _Question:
-    """What is planned; a change is another question with its own description."""
-
-    pair: Pair
-    pools: tuple[GpuPool, ...]
-    tensor: int | None
-    spread: Parallelism
-    change: str = ""
-
-    def best_row(self) -> Row | None:
-        """Return the row that the plan would choose; None where there is none."""
-        try:
-            return candidate_rows(self.pair, self.pools, self.tensor, PlanOptions(spread=self.spread))[0]
-        except PlanError:
-            return None
-
-    def with_limits(self, change: str, limits: EngineLimits) -> "_Question":
-        """Return the question under other limits."""
-        return replace(self, change=change, pair=replace(self.pair, limits=limits))
+    @property
+    def sentence(self) -> str:
+        """The change and its effect."""
+        return f"{self.change} gives {self.effect}"
 
 
-def find_fixes(
+def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
     pair: Pair,
     pools: Sequence[GpuPool],
     tensor: int | None,
     chosen: Row,
     alternatives: Alternatives = NO_ALTERNATIVES,
+    admit: Admit = lambda _, asked: asked,
 ) -> tuple[Fix, ...]:
-    """Return single changes that make the pair fit, least harm first.
+    """Return what makes the pair fit, least harm first; what ends tight says so.
 
-    First settings that cost no quality, then precision (the draft's before
-    the KV cache's before the target's: the draft cannot change the output),
-    then hardware, then another draft, then what users would notice. Changes
-    that end tight are only named when none ends with a fit. A precision that
-    needs a checkpoint is only named where the user has one.
+    First settings that cost no quality, alone and two together, then
+    precision (the draft's before the KV cache's before the target's: the
+    draft cannot change the output), then what the service promises, then
+    hardware, then another draft or none. Two settings are only named where
+    they end better than each alone, a precision that needs a checkpoint only
+    where the user has one, and nothing that ``admit`` refuses.
     """
-    question = _Question(pair, tuple(pools), tensor, chosen.spread)
-    kinds = (
-        _default_utilization(question),
-        _fewer_sequences(question),
-        _quantized_draft(question, alternatives),
-        _kv_fp8(question),
-        _quantized_target(question, alternatives),
-        chain(_more_gpus(question), _more_nodes(question)),
-        _other_products(question),
-        _smaller_draft(question, alternatives),
-        _own_layers(question),
-        _head(question, alternatives),
-        _lower_min_concurrency(question),
-        _shorter_length(question),
-        _no_draft(question),
-    )
-    found = [fix for kind in kinds if (fix := _smallest_fix(kind, chosen)) is not None]
-    fitting = [fix for fix in found if fix.verdict is Verdict.FITS]
-    return tuple(fitting or found)
+    search = _Search(Question(pair, tuple(pools), tensor, chosen.spread), chosen, admit)
+    found = [
+        *map(search.smallest, _SETTINGS),
+        search.together(combinations(_SETTINGS, 2)),
+        search.most_room(),
+        search.smallest(partial(changes.quantized_draft, alternatives=alternatives)),
+        search.smallest(changes.kv_fp8),
+        search.together((changes.kv_fp8, setting) for setting in _SETTINGS),
+        search.smallest(partial(changes.quantized_target, alternatives=alternatives)),
+        search.smallest(changes.lower_min_concurrency),
+        *search.lengths((changes.highest_utilization, changes.kv_fp8)),
+        search.smallest(changes.more_of_these),
+        search.smallest(changes.other_products),
+        search.smallest(partial(changes.smaller_draft, alternatives=alternatives)),
+        search.smallest(changes.own_layers),
+        search.smallest(partial(changes.head, alternatives=alternatives)),
+        search.smallest(changes.no_draft),
+    ]
+    by_change = {fix.change: fix for fix in found if fix is not None}
+    return tuple(by_change.values())
 
 
-def _smallest_fix(changes: Iterator[_Question], chosen: Row) -> Fix | None:
-    """Return the first change of a kind that fits, or else the first that is tight."""
-    tight = None
-    for change in changes:
-        row = change.best_row()
+class _Search:
+    """Tries changes of a question; each kind is looked for once."""
+
+    def __init__(self, question: Question, chosen: Row, admit: Admit) -> None:
+        self._question = question
+        self._chosen = chosen
+        self._admit = admit
+        self._alone: dict[Kind, Fix | None] = {}
+
+    def smallest(self, kind: Kind) -> Fix | None:
+        """Return the first change of a kind that fits, or else the first that is tight."""
+        if kind not in self._alone:
+            self._alone[kind] = self._first(kind)
+        return self._alone[kind]
+
+    def together(self, pairs: Iterable[tuple[Kind, Kind]]) -> Fix | None:
+        """Return the first two kinds of change that end better together than each alone."""
+        for first, second in pairs:
+            alone = max(_rank(self.smallest(first)), _rank(self.smallest(second)))
+            if alone < _BEST and (fix := self._first(changes.both(first, second))) and _rank(fix) > alone:
+                return fix
+        return None
+
+    def most_room(self) -> Fix | None:
+        """Return all that settings can give without cost to quality, where no single one of them suffices."""
+        alone = map(self.smallest, (changes.more_utilization, changes.fewer_batched_tokens))
+        fix = None if _BEST in map(_rank, alone) else self._first(changes.most_room)
+        return fix if _rank(fix) == _BEST else None
+
+    def lengths(self, partners: Sequence[Kind]) -> Iterator[Fix]:
+        """Yield the longest requests that fit, alone and beside settings that do not suffice but allow longer ones."""
+        longest = 0.0
+        insufficient = [each for each in partners if _rank(self.smallest(each)) < _BEST]
+        for kind in (changes.shorter_length, *(changes.both(changes.shorter_length, each) for each in insufficient)):
+            fix = self._first(kind)
+            if fix is not None and _length(fix) >= longest * _NOTABLY_LONGER:
+                longest = _length(fix)
+                yield fix
+
+    def _first(self, kind: Kind) -> Fix | None:
+        tight = None
+        for question in kind(self._question):
+            fix = self._tried(question)
+            if fix is not None and fix.verdict is Verdict.FITS:
+                return fix
+            tight = tight or fix
+        return tight
+
+    def _tried(self, question: Question) -> Fix | None:
+        """Return the fix that a change is; None where it does not fit, or would be refused."""
+        row = question.best_row()
         if row is None or row.budget.verdict is Verdict.DOES_NOT_FIT:
-            continue
-        fix = _fix(change, row, chosen)
-        if fix.verdict is Verdict.FITS:
-            return fix
-        tight = tight or fix
-    return tight
+            return None
+        admitted = self._admit(question.pair, question.changes)
+        return None if admitted is None else _fix(admitted, question.pair, row, self._chosen)
 
 
-def _fix(change: _Question, row: Row, chosen: Row) -> Fix:
-    capacity = capacity_phrase(row.budget, change.pair.limits.max_model_len)
+def _fix(admitted: Changes, pair: Pair, row: Row, chosen: Row) -> Fix:
+    capacity = capacity_phrase(row.budget, pair.limits.max_model_len)
     same_place = (row.product, row.split) == (chosen.product, chosen.split)
     place = "" if same_place else f" on {row.place}"
     tight = " (tight)" if row.budget.verdict is Verdict.TIGHT else ""
     return Fix(
-        change=change.change,
+        changes=admitted,
         verdict=row.budget.verdict,
         tokens=row.budget.kv_cache_tokens,
         concurrency=row.budget.max_concurrency,
-        sentence=f"{change.change} gives {capacity}{place}{tight}",
+        effect=f"{capacity}{place}{tight}",
         gained_bytes=_spare_bytes(row) - _spare_bytes(chosen),
     )
 
@@ -136,184 +168,11 @@ def _spare_bytes(row: Row) -> int:
     return row.budget.available_kv_bytes - row.budget.needed_kv_bytes
 
 
-def _default_utilization(question: _Question) -> Iterator[_Question]:
-    if question.pair.limits.memory_utilization_percent != DEFAULT_UTILIZATION_PERCENT:
-        limits = replace(question.pair.limits, memory_utilization_percent=DEFAULT_UTILIZATION_PERCENT)
-        yield question.with_limits(f"serving.memoryUtilizationPercent: {DEFAULT_UTILIZATION_PERCENT}", limits)
+def _rank(fix: Fix | None) -> int:
+    return 0 if fix is None else _FROM_WORST.index(fix.verdict)
 
 
-def _fewer_sequences(question: _Question) -> Iterator[_Question]:
-    limits = question.pair.limits
-    sequences = limits.max_num_seqs // 2
-    while sequences >= limits.min_concurrency:
-        yield question.with_limits(f"serving.maxNumSeqs: {sequences}", replace(limits, max_num_seqs=sequences))
-        sequences //= 2
-
-
-def _quantized_draft(question: _Question, alternatives: Alternatives) -> Iterator[_Question]:
-    pair = question.pair
-    if pair.draft is None or pair.method != Method.DRAFT_MODEL:
-        return
-    for geometry, precision in _harder(pair.draft, pair.draft_precision, alternatives.available.draft):
-        changed = replace(pair, draft=geometry, draft_precision=precision)
-        yield replace(question, pair=changed, change=f"speculation.draft.quantization: {precision}")
-
-
-def _kv_fp8(question: _Question) -> Iterator[_Question]:
-    limits = question.pair.limits
-    if limits.kv_cache_element_bytes != FP8_ELEMENT_BYTES:
-        yield question.with_limits(
-            "serving.kvCacheDtype: fp8", replace(limits, kv_cache_element_bytes=FP8_ELEMENT_BYTES)
-        )
-
-
-def _quantized_target(question: _Question, alternatives: Alternatives) -> Iterator[_Question]:
-    pair = question.pair
-    for geometry, precision in _harder(pair.target, pair.target_precision, alternatives.available.target):
-        changed = replace(pair, target=geometry, target_precision=precision)
-        yield replace(question, pair=changed, change=f"target.quantization: {precision}")
-
-
-def _harder(
-    geometry: ModelGeometry, precision: Precision | None, named: tuple[ModelGeometry, ...]
-) -> list[tuple[ModelGeometry, Precision]]:
-    """Return the precisions beyond the present one that can be had, each with its checkpoint, gentlest first.
-
-    What is served at another precision than its checkpoint's cannot be made
-    FP8 while loading: it comes from a checkpoint of its own.
-    """
-    present = served_precision(geometry, precision)
-    found = {served_precision(checkpoint, None): checkpoint for checkpoint in named}
-    if geometry.checkpoint is None and present is Precision.BF16:
-        for online in ONLINE_PRECISIONS:
-            found.setdefault(online, geometry)
-    harder = [(found[candidate], candidate) for candidate in found if severity(candidate) > severity(present)]
-    return sorted(harder, key=lambda each: severity(each[1]))
-
-
-def _more_gpus(question: _Question) -> Iterator[_Question]:
-    # Without a tensor of the user's every split was tried already.
-    if question.tensor is None:
-        return
-    widest = max(pool.gpus_per_node for pool in question.pools)
-    for size in _supported(question):
-        if question.tensor < size <= widest:
-            yield replace(question, tensor=size, change=f"parallelism.tensor: {size}")
-
-
-def _more_nodes(question: _Question) -> Iterator[_Question]:
-    """Stages on nodes of their own; layers over several where not all versions combine the method with stages."""
-    pair, largest = question.pair, max(question.pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
-    if question.spread != TENSOR_ONLY:
-        return
-    if pair.method in _GO_WITH_STAGES:
-        tensor = largest.gpus_per_node
-        for stages in range(2, largest.nodes + 1):
-            change = f"parallelism.tensor: {tensor}, parallelism.pipeline: {stages}"
-            yield replace(question, tensor=tensor, spread=Parallelism(pipeline=stages), change=change)
-    else:
-        for size in _supported(question):
-            if size > max(largest.gpus_per_node, question.tensor or 0):
-                yield replace(question, tensor=size, change=f"parallelism.tensor: {size}")
-
-
-def _supported(question: _Question) -> tuple[int, ...]:
-    """Return how many GPUs the models can share their layers over."""
-    pair = question.pair
-    return tuple(
-        supported_tensors(
-            pair.target,
-            pair.draft,
-            pair.target_precision,
-            pair.draft_precision,
-            pair.limits.engine_version,
-            data=question.spread.data,
-            expert=question.spread.expert,
-        )
+def _length(fix: Fix) -> int:
+    return next(
+        each.value for each in fix.changes if each.field == changes.LENGTH_FIELD and isinstance(each.value, int)
     )
-
-
-def product_change(product: str) -> str:
-    """Return how a fix words that another product is to be used."""
-    return f"{PRODUCT_FIELD}: [{product}]"
-
-
-def _other_products(question: _Question) -> Iterator[_Question]:
-    present = {pool.product for pool in question.pools}
-    gpus_per_node, nodes = max((pool.gpus_per_node, pool.nodes) for pool in question.pools)
-    for product in _PROPOSED_PRODUCTS:
-        if product not in present:
-            pools = (GpuPool(product, gpus_per_node, nodes),)
-            yield replace(question, pools=pools, change=product_change(product))
-
-
-def _smaller_draft(question: _Question, alternatives: Alternatives) -> Iterator[_Question]:
-    pair = question.pair
-    if pair.draft is None or pair.method != Method.DRAFT_MODEL:
-        return
-    for geometry in alternatives.smaller_drafts or smaller_drafts(pair.target, pair.draft):
-        changed = replace(pair, draft=geometry, draft_precision=Precision.BF16)
-        yield replace(question, pair=changed, change=f"speculation.draft.model: {geometry.name}")
-
-
-def _own_layers(question: _Question) -> Iterator[_Question]:
-    """The target's own layers for multi-token prediction, where its checkpoint holds some."""
-    pair = question.pair
-    if pair.method == Method.DRAFT_MODEL and pair.target.mtp_block:
-        changed = replace(pair, method=Method.MTP, draft=None, draft_precision=None)
-        yield replace(question, pair=changed, change=f"speculation.method: {Method.MTP}")
-
-
-def _head(question: _Question, alternatives: Alternatives) -> Iterator[_Question]:
-    pair = question.pair
-    if pair.method != Method.DRAFT_MODEL:
-        return
-    for head in alternatives.heads:
-        changed = replace(pair, method=head.method, draft=head.geometry, draft_precision=None)
-        change = f"speculation.method: {head.method}, speculation.draft.model: {head.geometry.name}"
-        yield replace(question, pair=changed, change=change)
-
-
-def _lower_min_concurrency(question: _Question) -> Iterator[_Question]:
-    limits = question.pair.limits
-
-    def at(requests: int) -> _Question:
-        change = f"serving.minConcurrency: {requests}"
-        return question.with_limits(change, replace(limits, min_concurrency=requests))
-
-    yield from _largest_accepted(at, below=limits.min_concurrency)
-
-
-def _shorter_length(question: _Question) -> Iterator[_Question]:
-    limits = question.pair.limits
-
-    def at(blocks: int) -> _Question:
-        length = blocks * limits.block_size
-        return question.with_limits(f"serving.maxModelLen: {length}", replace(limits, max_model_len=length))
-
-    yield from _largest_accepted(at, below=ceil_div(limits.max_model_len, limits.block_size))
-
-
-def _largest_accepted(at: Callable[[int], _Question], below: int) -> Iterator[_Question]:
-    """Yield the question at the largest value that fits, then at the largest that is tight.
-
-    Found by bisection: what fits at a value fits at every smaller one.
-    """
-    for accepted in ((Verdict.FITS,), (Verdict.FITS, Verdict.TIGHT)):
-        good, bad = 0, below
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            row = at(middle).best_row()
-            if row is not None and row.budget.verdict in accepted:
-                good = middle
-            else:
-                bad = middle
-        if good > 0:
-            yield at(good)
-
-
-def _no_draft(question: _Question) -> Iterator[_Question]:
-    pair = question.pair
-    if pair.draft is not None or pair.method == Method.MTP:
-        alone = replace(pair, draft=None, draft_precision=None, method=Method.NONE, num_speculative_tokens=0)
-        yield replace(question, pair=alone, change=f"speculation.method: {Method.NONE}")

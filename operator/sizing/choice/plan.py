@@ -6,8 +6,9 @@ from typing import Final
 
 from specdecode_operator.sizing.base.units import GIB, ceil_div
 from specdecode_operator.sizing.choice.candidates import PLACE_ONLY, PlanOptions, candidate_rows, selection
+from specdecode_operator.sizing.choice.changes import Change
 from specdecode_operator.sizing.choice.explanations import capacity_phrase, cpu_sentence, gpu_sentence
-from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
+from specdecode_operator.sizing.choice.fixes import Admit, Fix, find_fixes
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.other_models import alternatives_to
 from specdecode_operator.sizing.choice.plan_row import Row
@@ -35,11 +36,18 @@ class Plan:
     choice: str = ""  # Why these precisions; empty where there was nothing to choose
 
 
-def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = PLACE_ONLY) -> Plan:
+def plan_on_gpus(
+    pair: Pair,
+    pools: Iterable[GpuPool],
+    tensor: int | None,
+    options: PlanOptions = PLACE_ONLY,
+    admit: Admit = lambda _, asked: asked,
+) -> Plan:
     """Return the plan for a pair on the nodes that there are.
 
     With a tensor of None every supported power of two up to the GPUs of a
     node is tried: layers are cut over a network only where users say so. Pools of unknown products are passed over.
+    Only changes that ``admit`` lets through are proposed.
 
     Raises
     ------
@@ -52,7 +60,7 @@ def plan_on_gpus(pair: Pair, pools: Iterable[GpuPool], tensor: int | None, optio
     fixes: tuple[Fix, ...] = ()
     if chosen.budget.verdict is Verdict.DOES_NOT_FIT:
         at_chosen = pair_at(pair, options.available, chosen.target_precision, chosen.draft_precision)
-        fixes = find_fixes(at_chosen, pools, tensor, chosen, alternatives_to(at_chosen, options.available))
+        fixes = find_fixes(at_chosen, pools, tensor, chosen, alternatives_to(at_chosen, options.available), admit)
     choice = choice_phrase(chosen, options.objective) if options.target or options.draft else ""
     if choice and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
         all_precisions = quantization_matrix(pair, pools, tensor, options.available, spread=options.spread)
@@ -95,9 +103,10 @@ def plan_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int 
 def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
     verdict = rows[0].budget.verdict
     if fixes:
-        sentence += f"; least change: {fixes[0].sentence}"
+        least = next((fix for fix in fixes if fix.verdict is Verdict.FITS), fixes[0])
+        sentence += f"; least change: {least.sentence}"
     elif verdict is Verdict.DOES_NOT_FIT:
-        sentence += "; no single change makes it fit"
+        sentence += "; no single change and no two settings make it fit"
     return Plan(verdict, rows[0], rows, fixes, sentence)
 
 
@@ -107,21 +116,20 @@ def _cpu_fix(pair: Pair, budget: Budget, tensor: int) -> Fix:
     kv_cache_bytes = budget.available_kv_bytes * tensor
     if budget.binding_term is Term.KV_CACHE:
         kv_cache_bytes = ceil_div(budget.needed_kv_bytes, GIB) * GIB * tensor
-        changes.append(f"accelerator.kvCacheGiB: {kv_cache_bytes // GIB}")
+        changes.append(Change("accelerator.kvCacheGiB", kv_cache_bytes // GIB))
     memory_bytes = budget.total_bytes * tensor
     beside_kv_bytes = budget.requested_bytes - budget.available_kv_bytes + budget.margin_bytes
     wanted_bytes = beside_kv_bytes * tensor + kv_cache_bytes
     if memory_bytes < wanted_bytes:
         memory_bytes = ceil_div(wanted_bytes, GIB) * GIB
-        changes.append(f"accelerator.memoryGiB: {memory_bytes // GIB}")
+        changes.append(Change("accelerator.memoryGiB", memory_bytes // GIB))
     fixed = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes, tensor)
-    change = ", ".join(changes)
     return Fix(
-        change=change,
+        changes=tuple(changes),
         verdict=fixed.verdict,
         tokens=fixed.kv_cache_tokens,
         concurrency=fixed.max_concurrency,
-        sentence=f"{change} gives {capacity_phrase(fixed, pair.limits.max_model_len)}",
+        effect=capacity_phrase(fixed, pair.limits.max_model_len),
     )
 
 

@@ -1,7 +1,7 @@
 """What is sized: a target, its draft, and the limits the engine runs under."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final
 
@@ -194,3 +194,16 @@ def effective_batch(pair: Pair) -> int:
     limits = pair.limits
     per_request = pair.num_speculative_tokens + 1 + extra_slots(pair)
     return min(limits.max_num_seqs, limits.max_num_batched_tokens // per_request)
+
+
+def without_speculation(pair: Pair) -> Pair:
+    """Return the pair whose target is served alone."""
+    return replace(
+        pair,
+        draft=None,
+        draft_precision=None,
+        method=Method.NONE,
+        num_speculative_tokens=0,
+        samples_drafts=False,
+        other_draft_lengths=frozenset(),
+    )

@@ -76,12 +76,21 @@ def test_shares_of_memory(make_pair: PairFactory, llama_8b: ModelGeometry) -> No
     quiet = _advice(make_pair("FP8"))
     assert not {"draft-memory", "target-memory"} & set(quiet), "9 % and 43 % are within the rules"
     assert dict(_advice(make_pair("BF16"))["target-memory"].numbers)["target_share_percent"] == pytest.approx(83, abs=1)
+    assert "quantize the target or split it" in _advice(make_pair("BF16"))["target-memory"].sentence
     assert "target-memory" not in _advice(make_pair("BF16"), device=H200)
     within = replace(H100, total_bytes=62 * GIB)
     assert "draft-memory" not in _advice(make_pair("INT4"), device=within), "12 % is within the rule"
     small = replace(H100, total_bytes=48 * GIB)
     large_draft = _advice(make_pair("INT4"), device=small)
     assert dict(large_draft["draft-memory"].numbers)["draft_share_percent"] == pytest.approx(15.6, abs=0.2)
+    assert "a smaller or quantized draft" in large_draft["draft-memory"].sentence
+
+
+def test_what_is_quantized_is_not_told_to_be_quantized(make_pair: PairFactory) -> None:
+    advice = _advice(make_pair("FP8", "FP8"), device=replace(H100, total_bytes=26 * GIB))
+    assert "quantize" not in advice["target-memory"].sentence
+    assert "split it over more GPUs" in advice["target-memory"].sentence
+    assert "quantize" not in advice["draft-memory"].sentence
 
 
 def test_the_draft_costs_44_percent_of_the_tokens(make_pair: PairFactory) -> None:

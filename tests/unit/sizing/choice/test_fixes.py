@@ -48,16 +48,18 @@ def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry)
     pair = make_pair("FP8", "BF16", min_concurrency=16, max_num_seqs=64)
     starts = [change.split(":")[0] for change in _fixes(pair, alternatives)]
     wanted = [
+        "serving.memoryUtilizationPercent",
+        "serving.maxNumBatchedTokens",
         "serving.maxNumSeqs",
         "speculation.draft.quantization",
         "serving.kvCacheDtype",
         "target.quantization",
+        "serving.minConcurrency",
+        "serving.maxModelLen",
         "parallelism.tensor",
         "accelerator.product",
         "speculation.draft.model",
         "speculation.method",
-        "serving.minConcurrency",
-        "serving.maxModelLen",
     ]
     assert [start for start in wanted if start in starts] == list(dict.fromkeys(starts))
     assert {"speculation.draft.quantization", "target.quantization", "speculation.draft.model"} <= set(starts)

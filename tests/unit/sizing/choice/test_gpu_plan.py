@@ -36,8 +36,10 @@ def test_bf16_pair_on_two_h100_does_not_fit_and_says_why(make_pair: PairFactory)
         ("target.quantization: FP8", 127_024),
         ("parallelism.tensor: 4", 301_408),
         ("accelerator.product: [NVIDIA-H200]", 238_896),
+        ("speculation.draft.model: meta-llama/Llama-3.2-1B-Instruct", 9_456),
         ("speculation.method: none", 18_176),
     ]
+    assert [fix.change for fix in plan.fixes if fix.verdict is Verdict.TIGHT] == [plan.fixes[3].change]
     assert plan.fixes[2].sentence.endswith("on 2 x NVIDIA-H200")
 
 
@@ -110,7 +112,9 @@ def _verdict(pair: Pair, **limits: Any) -> Verdict:
 def test_fewer_sequences_come_before_changes_of_quality(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair("BF16", None, max_num_seqs=4096), [EIGHT_H100], 2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
-    assert plan.fixes[0].change == "serving.maxNumSeqs: 256"
+    changes = [fix.change for fix in plan.fixes]
+    assert changes[:2] == ["serving.memoryUtilizationPercent: 95", "serving.maxNumSeqs: 256"]
+    assert changes[2].startswith("target.quantization")
 
 
 def test_utilization_is_brought_back_to_the_default(make_pair: PairFactory) -> None:
@@ -134,7 +138,7 @@ def test_a_quantized_checkpoint_is_never_told_to_become_fp8(make_pair: PairFacto
 def test_no_single_change_helps(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(), [GpuPool(H100, 1)], None)
     assert plan.fixes == ()
-    assert plan.explanation.endswith("; no single change makes it fit")
+    assert plan.explanation.endswith("; no single change and no two settings make it fit")
 
 
 def test_a_fix_never_needs_more_gpus_than_a_node_has(make_pair: PairFactory) -> None:
@@ -216,17 +220,19 @@ def test_unknown_products_are_passed_over(make_pair: PairFactory) -> None:
 def test_the_draft_is_made_fp8_before_the_target(make_pair: PairFactory) -> None:
     # 15.5 requests fit with the BF16 draft, 17.4 with it in FP8: enough for 16 also after the margin.
     plan = plan_on_gpus(make_pair("FP8", min_concurrency=16), [EIGHT_H100], 2)
-    assert plan.fixes[0].change == "speculation.draft.quantization: FP8"
-    assert plan.fixes[0].tokens == 142_224
+    precisions = [fix for fix in plan.fixes if "quantization" in fix.change or "kvCacheDtype" in fix.change]
+    assert precisions[0].change == "speculation.draft.quantization: FP8"
+    assert precisions[0].tokens == 142_224
 
 
-def test_a_change_that_ends_tight_is_not_named_beside_one_that_fits(make_pair: PairFactory) -> None:
+def test_a_change_that_ends_tight_says_so_and_is_not_the_least_that_fits(make_pair: PairFactory) -> None:
     # 17 of the 17.4 requests that an FP8 draft leaves room for would eat into the margin.
     plan = plan_on_gpus(make_pair("FP8", min_concurrency=17), [EIGHT_H100], 2)
-    changes = [fix.change for fix in plan.fixes]
-    assert changes[0] == "serving.kvCacheDtype: fp8"
-    assert "speculation.draft.quantization: FP8" not in changes
-    assert all(fix.verdict is Verdict.FITS for fix in plan.fixes)
+    fixes = {fix.change: fix for fix in plan.fixes}
+    draft = fixes["speculation.draft.quantization: FP8"]
+    assert (draft.verdict, draft.sentence.endswith("(tight)")) == (Verdict.TIGHT, True)
+    assert fixes["serving.kvCacheDtype: fp8"].verdict is Verdict.FITS
+    assert "least change: serving.kvCacheDtype: fp8 gives" in plan.explanation
 
 
 def test_what_is_tight_outside_the_budget_is_told_so(make_pair: PairFactory) -> None:
