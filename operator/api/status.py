@@ -189,6 +189,16 @@ class ObservedStatus(ApiModel):
     """Tokens emitted a verification step on average, as a decimal."""
 
 
+class KeptEntry(ApiModel):
+    """An entry of a ConfigMap that the operator wrote: another text there is not believed."""
+
+    entry: str = Field(max_length=512)
+    """ConfigMap/entry."""
+
+    sha256: Word
+    """Of its text."""
+
+
 class SpecDecodeDeploymentStatus(ApiModel):
     """What the operator knows about one SpecDecodeDeployment."""
 
@@ -210,6 +220,9 @@ class SpecDecodeDeploymentStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     """Schedules of captures."""
+
+    kept: list[KeptEntry] = Field(default=[], max_length=64)
+    """What the operator keeps in ConfigMaps and reads back."""
 
     replicas: int | None = None
     """Engine pods that exist."""

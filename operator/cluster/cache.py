@@ -15,6 +15,7 @@ from specdecode_operator.kube.labels import (
     COMPUTES_FOR_LABEL,
     DEPLOYMENT_LABEL,
     MODEL_FACTS_LABEL,
+    MODEL_FACTS_NAME,
     READS_FOR_LABEL,
 )
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
@@ -196,7 +197,8 @@ class Cache:
 
 def is_model_facts(body: Body) -> bool:
     """Whether this is the ConfigMap of a namespace that holds what was read of models."""
-    return MODEL_FACTS_LABEL in (body["metadata"].get("labels") or {})
+    metadata = body["metadata"]
+    return MODEL_FACTS_LABEL in (metadata.get("labels") or {}) and metadata["name"] == MODEL_FACTS_NAME
 
 
 def _key(kind: str, body: Body) -> Key:

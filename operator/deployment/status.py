@@ -61,6 +61,7 @@ def compose_status(
         plan=desired.outcome.plan_status,
         observed=seen.figures,
         captures=list(parent.status.captures if schedules is None else schedules),
+        kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),

@@ -1,10 +1,10 @@
 """Brings one SpecDecodeDeployment from what is to what is desired: read, decide, write, observe, report."""
 
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
@@ -19,8 +19,10 @@ from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.history import update_group_history, update_last_good
+from specdecode_operator.deployment.kept import believed, digests, kept_entries, proofs_in
 from specdecode_operator.deployment.models.download import downloads_name, read_downloads
 from specdecode_operator.deployment.models.jobs import is_model_pod
+from specdecode_operator.deployment.models.model_facts import believed_entries
 from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.plan.status import plan_change
@@ -40,7 +42,10 @@ from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.handlers.metrics import ResidualCollector
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
+from specdecode_operator.kube.drift import identity
+from specdecode_operator.kube.labels import MODEL_FACTS_NAME
 from specdecode_operator.kube.resources import CONFIG_MAP, POD
+from specdecode_operator.problems import InvalidSpecError
 
 _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
@@ -50,6 +55,7 @@ _FIGURES_REST_S = 60.0
 class _Record:
     """What the operator remembers of one object from one look to the next; it is lost with the process."""
 
+    uid: str
     decisions: DecisionCache = field(default_factory=DecisionCache)
     figures_written_s: float | None = None
     """When the status got its observed figures, on the monotonic clock."""
@@ -58,6 +64,12 @@ class _Record:
     """How many times in a row no engine answered."""
 
     groups: GroupHistory | None = None
+
+    kept: dict[str, str] | None = None
+    """Digests of what is kept in ConfigMaps; None before the first look, when only the status knows them."""
+
+    last_good: LastGood | None = None
+    """What is kept of earlier engines, should somebody take its ConfigMap away."""
 
 
 class Reconciler:
@@ -82,7 +94,7 @@ class Reconciler:
         self._reporter = Reporter(cluster, cache)
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
         self._host_paths = host_paths
-        self._records: defaultdict[Key, _Record] = defaultdict(_Record)
+        self._records: dict[Key, _Record] = {}
 
     async def reconcile(self, key: Key) -> None:
         """Bring one SpecDecodeDeployment and its children in line.
@@ -100,7 +112,7 @@ class Reconciler:
         try:
             blocked = await self._keep_what_was_read(parent)
             cluster = self._cluster_state(parent)
-            desired = self._records[key].decisions.decide(parent, cluster)
+            desired = self._record(parent).decisions.decide(parent, cluster)
         except ClusterError:
             raise
         except Exception as error:
@@ -111,6 +123,7 @@ class Reconciler:
         if not observation.unanswered_rounds:  # an engine that misses a question holds what it held
             self._residuals.set(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
+        self._record(parent).kept = self._kept(parent, desired)
         schedules = parent.schedules
         kept = None if schedules is None else await self._schedules.keep(parent, schedules)
         await self._report(parent, desired, replace(observation, blocked=blocked or observation.blocked), kept)
@@ -118,7 +131,14 @@ class Reconciler:
     def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
         """Return an object and what should exist for it now, for a capture of it."""
         parent = self._read(body)
-        return parent, self._records[parent.key].decisions.decide(parent, self._cluster_state(parent))
+        return parent, self._record(parent).decisions.decide(parent, self._cluster_state(parent))
+
+    def _record(self, parent: Parent) -> _Record:
+        """Return what is remembered of an object; nothing of an earlier one of its name."""
+        record = self._records.get(parent.key)
+        if record is None or record.uid != parent.uid:
+            record = self._records[parent.key] = _Record(parent.uid)
+        return record
 
     def _read(self, body: Body) -> Parent:
         """Parse an object; it wants no engines while a capture has their GPUs."""
@@ -126,18 +146,54 @@ class Reconciler:
         return read_parent(body, preempted_by=preempting_capture(self._cache.captures_of(key)))
 
     def _cluster_state(self, parent: Parent) -> ClusterState:
-        """Return what a decision for an object depends on."""
-        owned = self._launcher.owned(parent)
+        """Return what a decision for an object depends on; of what lies in ConfigMaps only what the operator wrote."""
         return ClusterState(
             nodes=self._cache.nodes(),
-            model_facts=dict(self._cache.model_facts(parent.key.namespace)),
+            model_facts=self._model_facts(parent),
             model_pods=self._model_pods(parent),
-            downloads=read_downloads(owned.get((CONFIG_MAP.kind, downloads_name(parent.key)))),
-            last_good=read_last_good(owned.get((CONFIG_MAP.kind, last_good_name(parent.key)))),
+            downloads=read_downloads(self._believed(parent, downloads_name(parent.key))),
+            last_good=self._record(parent).last_good
+            or read_last_good(self._believed(parent, last_good_name(parent.key))),
             calibration=self._calibration.read(),
             host_paths=self._host_paths,
             has_leader_worker_sets=self._cache.has_groups,
         )
+
+    def _proofs(self, parent: Parent) -> Mapping[str, str]:
+        """Return the digests of what the operator keeps in ConfigMaps for an object."""
+        kept = self._record(parent).kept
+        return {each.entry: each.sha256 for each in parent.status.kept} if kept is None else kept
+
+    def _believed(self, parent: Parent, name: str) -> Body:
+        """Return a ConfigMap of an object as far as the operator wrote it."""
+        body = self._launcher.owned(parent).get((CONFIG_MAP.kind, name)) or {}
+        return {**body, "data": believed(name, body.get("data") or {}, self._proofs(parent))}
+
+    def _model_facts(self, parent: Parent) -> dict[str, str]:
+        """Return what was read of an object's models, for whichever object of its namespace."""
+        entries = self._cache.model_facts(parent.key.namespace)
+        if isinstance(parent.spec, InvalidSpecError) or not entries:
+            return {}
+        neighbours = (proofs_in(self._cache.parent(key) or {}) for key in self._neighbours(parent))
+        return believed_entries(parent.spec, entries, chain([self._proofs(parent)], neighbours))
+
+    def _kept(self, parent: Parent, desired: DesiredState) -> dict[str, str]:
+        """Return the digests of all that is kept for an object now, as far as it will be read again."""
+        if isinstance(parent.spec, InvalidSpecError):
+            return dict(self._proofs(parent))
+        name, last_good = downloads_name(parent.key), self._record(parent).last_good
+        rendered = next((child for child in desired.children if identity(child) == (CONFIG_MAP.kind, name)), None)
+        earlier = render_last_good(parent.key, parent.uid, last_good)["data"] if last_good else {}
+        return {
+            **digests(MODEL_FACTS_NAME, self._model_facts(parent)),
+            **digests(name, (rendered or self._believed(parent, name))["data"]),
+            **digests(last_good_name(parent.key), earlier),
+        }
+
+    def _neighbours(self, parent: Parent) -> list[Key]:
+        """Return the other objects of its namespace."""
+        keys = self._cache.parents(deployment.KIND)
+        return [key for key in keys if key.namespace == parent.key.namespace and key.name != parent.key.name]
 
     def _model_pods(self, parent: Parent) -> list[Body]:
         """Return the pods of an object that read a model or download one."""
@@ -155,8 +211,11 @@ class Reconciler:
         if not readers:
             return None
         namespace = parent.key.namespace
-        entries = newly_read_models(parent, self._cache.model_facts(namespace), readers)
-        return await self._write(parent, self._launcher.keep_model_facts(namespace, entries)) if entries else None
+        entries = newly_read_models(parent, self._model_facts(parent), readers)
+        if not entries:
+            return None
+        self._record(parent).kept = {**self._proofs(parent), **digests(MODEL_FACTS_NAME, entries)}
+        return await self._write(parent, self._launcher.keep_model_facts(namespace, entries))
 
     async def _keep_last_good(
         self, parent: Parent, desired: DesiredState, observation: Observation, before: LastGood | None
@@ -165,10 +224,14 @@ class Reconciler:
 
         The ConfigMap's own event brings the next reconcile, which puts the earlier workload back.
         """
-        now = update_last_good(desired, observation, before)
+        record, now = self._record(parent), update_last_good(desired, observation, before)
         if now is None or now == before:
+            record.last_good = now
             return None
-        return await self._write(parent, self._launcher.keep(parent, render_last_good(parent.key, parent.uid, now)))
+        kept = render_last_good(parent.key, parent.uid, now)
+        blocked = await self._write(parent, self._launcher.keep(parent, kept))
+        record.last_good = before if blocked else now
+        return blocked
 
     async def _write(self, parent: Parent, writing: Awaitable[None]) -> Readiness | None:
         """Write to the cluster; return what blocks that."""
@@ -183,7 +246,7 @@ class Reconciler:
         self, parent: Parent, desired: DesiredState, last_good: LastGood | None, blocked: Readiness | None
     ) -> Observation:
         """Look at workload and pods, and ask the engines."""
-        record, now_s = self._records[parent.key], time.monotonic()
+        record, now_s = self._record(parent), time.monotonic()
         wanted = desired.workload if blocked is None else None
         workload = self._launcher.workload(parent, wanted)
         pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
@@ -217,11 +280,7 @@ class Reconciler:
         if not any(map(waits_for_claim, self._cache.children_of(parent.key, POD.kind))):
             return ()
         claims = claims_named(parent.raw_spec)
-        others = [
-            key
-            for key in self._cache.parents(deployment.KIND)
-            if key.namespace == parent.key.namespace and key.name != parent.key.name
-        ]
+        others = self._neighbours(parent)
         found = {key.name for key in others if claims & claims_named((self._cache.parent(key) or {}).get("spec"))}
         return tuple(sorted(found))
 
@@ -234,13 +293,14 @@ class Reconciler:
     ) -> None:
         """Write the status where it says something new, and tell of it in Events."""
         status = compose_status(parent, desired, observation, datetime.now(UTC), schedules)
+        status = status.model_copy(update={"kept": kept_entries(self._proofs(parent))})
         if status == parent.status:
             return
         if not await self._reporter.write(parent.key, parent.uid, status):
             self._forget(parent.key)
             return
         if status.observed != parent.status.observed:
-            self._records[parent.key].figures_written_s = time.monotonic()
+            self._record(parent).figures_written_s = time.monotonic()
         if change := plan_change(parent.status.plan, status.plan):
             await self._reporter.post_event(parent.key, parent.uid, "PlanChanged", change)
         await self._reporter.post_changes(parent.key, parent.uid, parent.status.conditions, status.conditions)

@@ -23,6 +23,9 @@ COMPUTES_FOR_LABEL = "specdecode.io/computes-for"
 """On pods of an engine on several nodes that answer no client: only their leader has an engine's label."""
 
 MODEL_FACTS_LABEL = "specdecode.io/model-facts"
+MODEL_FACTS_NAME = "specdecode-model-facts"
+"""Name of the ConfigMap that has this label, one a namespace."""
+
 MODEL_KEY_ANNOTATION = "specdecode.io/model-key"
 DOWNLOAD_KEY_ANNOTATION = "specdecode.io/download-key"
 ENGINE_LOGGING_ANNOTATION = "specdecode.io/engine-logging"

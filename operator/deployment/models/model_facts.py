@@ -5,18 +5,19 @@ outlives the object that asked first. Whoever deletes an entry, or all, has the 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.kept import believed
 from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
-from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL
+from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
 from specdecode_operator.resolver.answer import checkpoint_of
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 
-CONFIG_MAP_NAME: Final = "specdecode-model-facts"
+CONFIG_MAP_NAME: Final = MODEL_FACTS_NAME
 
 
 def facts_config_map(namespace: str, entries: Mapping[str, str]) -> Body:
@@ -33,6 +34,22 @@ def facts_config_map(namespace: str, entries: Mapping[str, str]) -> Body:
 def facts_entry(source: ModelSource, checkpoint: Checkpoint) -> str:
     """Return the entry that keeps what was read of a model."""
     return json.dumps({**asdict(source), "checkpoint": asdict(checkpoint)}, sort_keys=True)
+
+
+def believed_entries(
+    spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str], proofs: Iterable[Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the entries for a spec's models that the operator wrote.
+
+    ``proofs`` are the digests that it keeps for objects of the namespace: one that knows an entry is enough.
+    """
+    wanted = {source.key: entries[source.key] for source in undescribed_models(spec).values() if source.key in entries}
+    found: dict[str, str] = {}
+    for each in proofs:
+        found |= believed(CONFIG_MAP_NAME, wanted, each)
+        if len(found) == len(wanted):
+            break
+    return found
 
 
 def read_entries(spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str]) -> KnownModels:

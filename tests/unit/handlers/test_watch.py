@@ -10,7 +10,7 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.key import Key
 from specdecode_operator.handlers import watch
 from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL
+from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
 from specdecode_operator.kube.resources import CONFIG_MAP, POD, WATCHED
 from tests.support.objects import H200, Body
 from tests.unit.handlers.test_queue import Failing, Retries, running
@@ -188,7 +188,7 @@ class TestBelongings:
         assert state.cache.children_of(LLAMA, POD.kind) == []
 
     async def test_what_was_read_of_models_brings_all_of_its_namespace(self, state: OperatorState) -> None:
-        facts = {**labelled("facts", facts="true"), "data": {"model": "{}"}}
+        facts = {**labelled(MODEL_FACTS_NAME, facts="true"), "data": {"model": "{}"}}
         assert await belonging(state, CONFIG_MAP.kind, "ADDED", facts) == [LLAMA, OTHER]
 
 

@@ -1,0 +1,35 @@
+"""How the operator knows its own words again that lie in ConfigMaps, where others can write too.
+
+Whoever may write ConfigMaps in a namespace can write one with our labels, our owner and our name. So the status, which
+only the operator may write, holds the SHA-256 of each entry that it reads back: another text is not believed.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.status import KeptEntry
+
+
+def digests(config_map: str, entries: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of the entries of a ConfigMap, by ConfigMap/entry, as the status holds them."""
+    return {
+        f"{config_map}/{entry}": hashlib.sha256(text.encode(errors="replace")).hexdigest()
+        for entry, text in entries.items()
+    }
+
+
+def believed(config_map: str, entries: Mapping[str, str], proofs: Mapping[str, str]) -> dict[str, str]:
+    """Return the entries that the operator wrote; ``proofs`` are their digests."""
+    own = dict(digests(config_map, entries).items() & proofs.items())
+    return {entry: text for entry, text in entries.items() if f"{config_map}/{entry}" in own}
+
+
+def proofs_in(body: Body) -> dict[str, str]:
+    """Return the digests in the status of an object as the API server has it."""
+    return {each["entry"]: each["sha256"] for each in (body.get("status") or {}).get("kept") or []}
+
+
+def kept_entries(proofs: Mapping[str, str]) -> list[KeptEntry]:
+    """Return digests as a status holds them."""
+    return [KeptEntry(entry=entry, sha256=digest) for entry, digest in sorted(proofs.items())]
