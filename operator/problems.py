@@ -1,6 +1,14 @@
-"""What is wrong with an input, said once for every place that reports it."""
+"""What is wrong with an input, said once for every place that reports it, and how what others wrote is shown."""
 
+import json
+import re
 from dataclasses import dataclass
+from typing import Final
+
+_SHOWN_CHARACTERS: Final = 120
+_READS_AS_NO_TEXT: Final = re.compile(
+    r"|~|null|true|false|[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -33,3 +41,29 @@ class InvalidSpecError(Exception):
         self.problems = problems
         self.reason = reason
         super().__init__("; ".join(map(str, problems)))
+
+
+def printable(text: str) -> str:
+    """Return a text that others wrote as it may stand in a message, a log, an Event or a terminal: on one line.
+
+    Line ends, NUL, escape sequences and marks that turn the direction of writing are shown, not done.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def shown(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
+    """Return a value in the words of YAML and JSON, short enough for a message.
+
+    Text has no quotes but where it would read as something else: "4096" is text, 4096 is not.
+    """
+    if not isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    else:
+        # An enumeration's member stands for its value.
+        text = str.__str__(value)
+        if text != text.strip() or _READS_AS_NO_TEXT.fullmatch(text):
+            text = json.dumps(text, ensure_ascii=False)
+    text = printable(text[: limit + 1])
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,10 +1,12 @@
 """`specdecode crds`: print the CustomResourceDefinitions."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from specdecode_operator.cli.options import fail
+from specdecode_operator.cli.text_files import place_of, replaced_whole
 
 
 def crds_command(
@@ -17,7 +19,14 @@ def crds_command(
     from specdecode_operator.api.crd.definitions import crd_file_name, crd_yaml, crds  # noqa: PLC0415
 
     if folder is None:
-        sys.stdout.write("---\n".join(map(crd_yaml, crds())))
+        typer.echo("---\n".join(map(crd_yaml, crds())), nl=False)
         return
+    if not folder.is_dir():
+        fail(f"--folder: {place_of(str(folder))}: is no folder: make it first, or name another")
     for crd in crds():
-        (folder / crd_file_name(crd)).write_text(crd_yaml(crd), encoding="utf-8")
+        file = folder / crd_file_name(crd)
+        try:
+            with replaced_whole(file) as stream:
+                stream.write(crd_yaml(crd))
+        except OSError as error:
+            fail(f"--folder: {place_of(str(file))}: {error.strerror}: name a folder that can be written")

@@ -8,7 +8,8 @@ from typing import Any, Final
 from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND
-from specdecode_operator.cli.input_files import Document, DocumentError, Reading, read_deployments
+from specdecode_operator.cli.input_files import Document, Reading, read_deployments
+from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.estimate.fields import CaseError
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.vocabulary import Method

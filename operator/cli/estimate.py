@@ -1,20 +1,27 @@
 """`specdecode estimate`: the budget of many engine configurations, one a line."""
 
-import contextlib
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TextIO
 
 import typer
 
 from specdecode_operator.cli.options import CALIBRATION_HELP, ExitCode, fail
+from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
+from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.documents.limits import UnreadableTextError
 
 if TYPE_CHECKING:
     from specdecode_operator.sizing.pair.calibration import Calibration
 
-STANDARD_STREAM = "-"
+STANDARD_STREAM: Final = "-"
+_MOST_LINE_BYTES: Final = 4 * 2**20
+"""Of a configuration: the largest config.json, with a word on each of its experts, has 3 MB."""
 
 
 def estimate_command(
@@ -31,21 +38,42 @@ def estimate_command(
     """
     measured = _read_calibration(calibration)
     try:
-        with contextlib.ExitStack() as streams:
-            source: TextIO = sys.stdin
-            if cases != STANDARD_STREAM:
-                source = streams.enter_context(Path(cases).open(encoding="utf-8", errors="replace"))
-            lines = list(source)
-            target: TextIO = sys.stdout
-            if results != STANDARD_STREAM:
-                target = streams.enter_context(Path(results).open("w", encoding="utf-8"))
-            total, bad = _write(estimated(lines, measured), target)
+        with open_to_read(cases) as source:
+            _refuse_same_file(source, results)
+            with _opened_to_write(results) as target:
+                total, bad = _write(estimated(_lines(source), measured), target)
+    except DocumentError as error:
+        fail(f"--in: {error}")
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}: name a file that can be used, or -")
+        if results == STANDARD_STREAM:
+            raise
+        fail(f"--out: {place_of(results)}: {error.strerror}: name a file that can be written, or -")
     if bad:
         typer.echo(f"{bad} of {total} cases have an error", err=True)
         if strict:
             raise typer.Exit(ExitCode.INVALID)
+
+
+def _refuse_same_file(source: BinaryIO, results: str) -> None:
+    """Refuse to write into the file that is read, by whatever name."""
+    with suppress(OSError, ValueError, AttributeError):
+        target = os.fstat(sys.stdout.fileno()) if results == STANDARD_STREAM else Path(results).stat()
+        if stat.S_ISREG(target.st_mode) and os.path.samestat(os.fstat(source.fileno()), target):
+            name = "standard output" if results == STANDARD_STREAM else place_of(results)
+            fail(f"--out: {name}: is the file of --in: name another")
+
+
+def _opened_to_write(results: str) -> AbstractContextManager[TextIO]:
+    return nullcontext(sys.stdout) if results == STANDARD_STREAM else replaced_whole(Path(results))
+
+
+def _lines(source: BinaryIO) -> Iterator[str]:
+    """Return the lines; one that is too long without its end, which nobody has to hold."""
+    while line := source.readline(_MOST_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > _MOST_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = source.readline(_MOST_LINE_BYTES + 1)
+        yield line.decode(errors="replace")
 
 
 def estimated(lines: Iterable[str], calibration: "Calibration | None" = None) -> Iterator[dict[str, Any]]:
@@ -61,7 +89,7 @@ def estimated(lines: Iterable[str], calibration: "Calibration | None" = None) ->
 def _read_calibration(file: str | None) -> "Calibration | None":
     if file is None:
         return None
-    from specdecode_operator.cli.input_files import DocumentError, read_calibration  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import read_calibration  # noqa: PLC0415
 
     try:
         return read_calibration(file)
@@ -82,15 +110,13 @@ def _estimated(number: int, line: str, calibration: "Calibration") -> dict[str, 
     from specdecode_operator.estimate.estimate import size_case  # noqa: PLC0415
 
     try:
-        case = json.loads(line)
-    except json.JSONDecodeError as error:
-        return {"id": None, "error": f"line {number}: is no JSON: {error.msg} at character {error.pos + 1}"}
-    except (ValueError, RecursionError) as error:
-        return {"id": None, "error": f"line {number}: cannot be read: {error}"}
+        case = parse_json(line, _MOST_LINE_BYTES)
+    except UnreadableTextError as error:
+        return {"id": None, "error": f"line {number}: {error}"}
     identity = _identity(case)
     try:
         return {"id": identity, **size_case(case, calibration)}
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {"id": identity, "error": str(error)}
     except Exception as error:  # noqa: BLE001  one case must never stop the batch, whatever it brings to light
         return {"id": identity, "error": f"sizing failed on this case ({type(error).__name__}: {error}), please report"}

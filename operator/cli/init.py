@@ -39,8 +39,9 @@ def init_command(  # noqa: PLR0913  each is an option
     import yaml  # noqa: PLC0415
 
     from specdecode_operator.cli.described import Description  # noqa: PLC0415
-    from specdecode_operator.cli.input_files import DocumentError, Reading  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import Reading  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
     description = Description(
         model=model,

@@ -1,64 +1,27 @@
 """Reads SpecDecodeDeployments, nodes, config.json and calibrations from files, folders and standard input."""
 
-import sys
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
+from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, place_of, read_text
+from specdecode_operator.documents.json_text import parse_json_values
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
-STANDARD_INPUT = "-"
-
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
-# The safe loader in C where there is one: folders of GitOps repositories are large.
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_MERGE_KEY = "<<"
-
-
-class _Loader(_SafeLoader):  # type: ignore[misc]
-    """Refuses a mapping with two equal keys, of which YAML's own loader silently keeps the last."""
-
-    def construct_document(self, node: yaml.Node) -> object:
-        _refuse_repeated_keys(node)
-        return super().construct_document(node)
-
-
-def _refuse_repeated_keys(document: yaml.Node) -> None:
-    """Look before anything is constructed: merging adds keys to mappings that override them."""
-    pending, seen = [document], {id(document)}
-    while pending:
-        node = pending.pop()
-        inside = node.value if isinstance(node, yaml.CollectionNode) else []
-        if isinstance(node, yaml.MappingNode):
-            _refuse_repeated(node)
-            inside = [value for _, value in inside]
-        for child in inside:
-            # Anchors may stand in many places, and even in themselves.
-            if id(child) not in seen:
-                seen.add(id(child))
-                pending.append(child)
-
-
-def _refuse_repeated(mapping: yaml.MappingNode) -> None:
-    keys = [key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode) and key.value != _MERGE_KEY]
-    known = set()
-    for key in keys:
-        if (key.tag, key.value) in known:
-            problem = f"the key {key.value} is there twice: remove one, or write --- between two objects"
-            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-        known.add((key.tag, key.value))
-
-
-class DocumentError(Exception):
-    """A file that cannot be read, in one line that names the file and what to do."""
+_MOST_FILES = 50_000
+"""Of a folder, whatever they are: no repository of manifests has so many, but homes and disks have."""
+_LOOKS_LIKE_JSON = re.compile(r'\s*(\{\s*"|\[\s*[\[{"])')
+_TEMPLATE = "is a template, not YAML: render it first (helm template CHART | specdecode plan -f -)"
 
 
 @dataclass(frozen=True)
@@ -208,7 +171,7 @@ def read_calibration(file: str | None) -> Calibration:
     if file is None:
         return UNCALIBRATED
     try:
-        return parse_calibration(_text(file))
+        return parse_calibration(read_text(file))
     except CalibrationError as error:
         raise DocumentError(f"{file}: {error}") from error
 
@@ -221,25 +184,32 @@ def _nothing_found(sources: Sequence[str], kinds: Sequence[str], others: Sequenc
 
 def _read(source: str, kinds: Sequence[str]) -> Iterator[Document | DocumentError | Other]:
     path = Path(source)
-    if source == STANDARD_INPUT or not path.is_dir():
+    if source in {STANDARD_INPUT, ""} or not path.is_dir():
         yield from _ours(source, kinds)
         return
-    files = _files(path)
+    try:
+        files = _files(path)
+    except DocumentError as error:
+        yield error
+        return
     if not files:
-        yield DocumentError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
+        yield DocumentError(f"{place_of(source)}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
     for file in files:
         yield from _ours(str(file), kinds)
 
 
 def _files(folder: Path) -> list[Path]:
     """YAML and JSON files of a folder, sorted, but not those of .git, .github and the like."""
-    return [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.suffix in _SUFFIXES
-        and file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
+    if folder.resolve() == Path(folder.resolve().anchor):
+        raise DocumentError(f"{folder}: is the root of all files: name the folder with the manifests")
+    found, looked_at = [], 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        looked_at += len(folders) + len(files)
+        if looked_at > _MOST_FILES:
+            raise DocumentError(f"{place_of(str(folder))}: holds more than {_MOST_FILES:,} files: name a folder in it")
+        found += [Path(place, name) for name in files if not name.startswith(".") and Path(name).suffix in _SUFFIXES]
+    return sorted(file for file in found if file.is_file())
 
 
 def _ours(file: str, kinds: Sequence[str]) -> Iterator[Document | DocumentError | Other]:
@@ -280,34 +250,30 @@ def _objects(file: str) -> Iterator[Document | Other]:
 
 
 def _documents(file: str) -> Iterator[Document | Other]:
-    text = _text(file)
-    name = "standard input" if file == STANDARD_INPUT else file
+    text = read_text(file)
+    name = place_of(file)
     number = 0
     try:
-        for number, body in enumerate(yaml.load_all(text, Loader=_Loader), start=1):
+        for number, body in enumerate(_values(text, file), start=1):
             if isinstance(body, dict):
                 yield Document(f"{name}, document {number}", body)
             elif body is not None:
                 yield Other("a list" if isinstance(body, list) else "plain text")
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise DocumentError(f"{name}, document {number + 1}: {_why_unreadable(text, error)}") from error
+    except UnreadableTextError as error:
+        why = _TEMPLATE if "{{" in text else error
+        raise DocumentError(f"{name}, document {number + 1}: {why}") from error
 
 
-def _text(file: str) -> str:
-    try:
-        if file == STANDARD_INPUT:
-            return sys.stdin.read()
-        return Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise DocumentError(f"{file}: {error.strerror}: name a file, a folder, or - for standard input") from error
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{file}: is not UTF-8 text: name a YAML or JSON file") from error
+def _values(text: str, file: str) -> Iterable[Any]:
+    """Return the values of a text: JSON is read, and found wrong, as JSON; YAML may begin as JSON does."""
+    named_json = Path(file).suffix == ".json" and "\n---" not in text
+    if named_json or _LOOKS_LIKE_JSON.match(text):
+        try:
+            return list(parse_json_values(text))
+        except UnreadableTextError:
+            if named_json:
+                raise
+    # PyYAML takes longer to load than JSON to be read.
+    from specdecode_operator.documents.yaml_text import parse_yaml  # noqa: PLC0415
 
-
-def _why_unreadable(text: str, error: Exception) -> str:
-    if "{{" in text:
-        return "is a template, not YAML: render it first (helm template CHART | specdecode plan -f -)"
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
-    place = f" at line {mark.line + 1}" if mark is not None else ""
-    return f"is no YAML{place}: {problem}"
+    return parse_yaml(text)

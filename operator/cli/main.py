@@ -10,6 +10,7 @@ from specdecode_operator.cli.capture.commands import capture_app
 from specdecode_operator.cli.capture.job import capture_job_app
 from specdecode_operator.cli.crds import crds_command
 from specdecode_operator.cli.doctor.command import doctor_command
+from specdecode_operator.cli.ending import run_to_its_end
 from specdecode_operator.cli.estimate import estimate_command
 from specdecode_operator.cli.import_deployment.command import import_command
 from specdecode_operator.cli.init import init_command
@@ -97,4 +98,4 @@ def options(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    run_to_its_end(app)

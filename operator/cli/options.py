@@ -5,6 +5,8 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from specdecode_operator.problems import printable
+
 CALIBRATION_HELP: Final = (
     "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
 )
@@ -57,5 +59,5 @@ class TextOrJson(StrEnum):
 
 def fail(message: object) -> NoReturn:
     """Say on standard error what is wrong, and end with the exit code of invalid input."""
-    typer.echo(f"error: {message}", err=True)
+    typer.echo("\n".join(map(printable, f"error: {message}".split("\n"))), err=True)
     raise typer.Exit(ExitCode.INVALID)

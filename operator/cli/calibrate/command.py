@@ -36,7 +36,8 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     # Sizing takes longer to load than the rest of the command line.
     from specdecode_operator.calibration.engine_log import Given  # noqa: PLC0415
     from specdecode_operator.cli.calibrate import engine_runs, measurements  # noqa: PLC0415
-    from specdecode_operator.cli.input_files import DocumentError, read_model_configs  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import read_model_configs  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
     folders = [name for name in (model, draft) if name and (Path(name) / "config.json").is_file()]
     try:

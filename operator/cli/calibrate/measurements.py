@@ -11,7 +11,9 @@ from specdecode_operator.calibration.engine_log import Given, Measurement, Unusa
 from specdecode_operator.cli.calibrate.engine_runs import EngineRun
 from specdecode_operator.cli.input_files import read_deployments, with_configs
 from specdecode_operator.cli.options import fail
+from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
+from specdecode_operator.documents.limits import MAX_BYTES
 from specdecode_operator.engine.startup_log import read_startup_log
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.pair.calibration import (
@@ -48,7 +50,7 @@ def of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> l
 
 def of_logs(files: list[Path], given: Given) -> list[CalibrationEntry]:
     """Print the comparison of each log, once all could be read, and return their entries."""
-    logs = [(str(file), _text(file)) for file in files]
+    logs = [(place_of(str(file)), _log(file)) for file in files]
     return [_measured(name, text, given) for name, text in logs]
 
 
@@ -104,18 +106,23 @@ def _gib(size_bytes: int | None, sign: str = "") -> str:
 def write_entries(out: Path, entries: list[CalibrationEntry]) -> None:
     """Add entries to the file; it is replaced whole, so that an interruption leaves the old one."""
     try:
-        old = parse_calibration(_text(out)) if out.exists() else Calibration()
-        new = out.with_name(f"{out.name}.new")
-        new.write_text(serialize_calibration(old.with_entries(entries)), encoding="utf-8")
-        new.replace(out)
+        old = parse_calibration(read_text(str(out))) if out.exists() else Calibration()
+        with replaced_whole(out) as stream:
+            stream.write(serialize_calibration(old.with_entries(entries)))
+    except DocumentError as error:
+        fail(error)
     except CalibrationError as error:
-        fail(f"{out}: {error}")
+        fail(f"{place_of(str(out))}: {error}")
     except OSError as error:
-        fail(f"{out}: {error.strerror}: name a file that can be written")
+        fail(f"{place_of(str(out))}: {error.strerror}: name a file that can be written")
 
 
-def _text(file: Path) -> str:
+def _log(file: Path) -> str:
+    """Return the beginning of a log, which is where an engine's start is."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        with open_to_read(str(file)) as stream:
+            return stream.read(MAX_BYTES).decode(errors="replace")
+    except DocumentError as error:
+        fail(error)
     except OSError as error:
-        fail(f"{file}: {error.strerror}: name a file that can be read")
+        fail(f"{place_of(str(file))}: {error.strerror}: name a file that can be read")

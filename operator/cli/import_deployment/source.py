@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cli.input_files import Document, DocumentError, read_objects
+from specdecode_operator.cli.input_files import Document, read_objects
+from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.kube.untyped import mapping
 
 _FORMS: Final = ("deployment", "deployments", "deploy", "deployment.apps", "deployments.apps")

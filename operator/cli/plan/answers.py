@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from specdecode_operator.cli.input_files import (
     Document,
-    DocumentError,
     Reading,
     read_calibration,
     read_model_configs,
     read_nodes,
     with_configs,
 )
+from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice

@@ -9,7 +9,6 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.capture.control.admission import admitted_capture
 from specdecode_operator.cli.input_files import (
     Document,
-    DocumentError,
     read_calibration,
     read_model_configs,
     read_nodes,
@@ -25,6 +24,7 @@ from specdecode_operator.cli.render.objects import (
     render_deployment,
     without_owner,
 )
+from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.pair.calibration import Calibration

@@ -312,7 +312,7 @@ def test_min_concurrency_decides_the_verdict(estimate: Estimate) -> None:
 
 def test_a_line_that_is_no_json_is_told_by_its_number(estimate: Estimate) -> None:
     _, first, second = estimate("", "   ", {**OF_8B, "id": 1}, "{not json", "[" * 100_000)
-    assert first["error"].startswith("line 4: is no JSON: ")
+    assert first["error"].startswith("line 4: is no JSON at column 2: ")
     assert second["error"].startswith("line 5: ")
 
 

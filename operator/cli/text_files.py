@@ -1,0 +1,135 @@
+"""Reads text that people name on the command line, and writes files that are whole or as they were."""
+
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final, TextIO
+
+from specdecode_operator.documents.limits import MAX_BYTES, too_large
+from specdecode_operator.problems import printable
+
+STANDARD_INPUT: Final = "-"
+
+_OWN_STREAMS: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""What a shell makes of <(command): a FIFO that somebody writes into."""
+
+_MODE: Final = 0o666
+_FIX: Final = "name a file that can be read, or - for standard input"
+
+
+class DocumentError(Exception):
+    """A file that cannot be read, in one line that names the file and what to do."""
+
+
+def place_of(file: str) -> str:
+    """Return a file's name as messages say it."""
+    return "standard input" if file == STANDARD_INPUT else printable(file)
+
+
+def read_text(file: str) -> str:
+    """Return the text of a file, or of standard input.
+
+    Raises
+    ------
+    DocumentError
+        When it cannot be read, is no file, is too large, or is not UTF-8.
+    """
+    with open_to_read(file) as stream:
+        try:
+            content = stream.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise _unreadable(file, error) from error
+    if len(content) > MAX_BYTES:
+        raise DocumentError(f"{place_of(file)}: {too_large()}")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{place_of(file)}: is not UTF-8 text: name a YAML or JSON file") from error
+
+
+@contextmanager
+def open_to_read(file: str) -> Iterator[BinaryIO]:
+    """Open a file that somebody named, or standard input, without waiting for who may never write.
+
+    Raises
+    ------
+    DocumentError
+        When it cannot be opened, or is no file.
+    """
+    if file == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise DocumentError("standard input is closed: name a file")
+        yield sys.stdin.buffer
+        return
+    refuse_no_file(file)
+    try:
+        stream = Path(file).open("rb")  # noqa: SIM115  closed below; the errors of who reads are not ours
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    with stream:
+        yield stream
+
+
+def _unreadable(file: str, error: OSError | ValueError) -> DocumentError:
+    return DocumentError(f"{place_of(file)}: {getattr(error, 'strerror', None) or error}: {_FIX}")
+
+
+def refuse_no_file(file: str) -> None:
+    """Refuse what would hang, never end, or is no file.
+
+    Raises
+    ------
+    DocumentError
+        When it is a device, a socket, a FIFO that no shell made, a folder, or nothing.
+    """
+    if not file:
+        raise DocumentError(f"the name of a file is empty: {_FIX}")
+    try:
+        mode = Path(file).stat().st_mode
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
+    if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and file.startswith(_OWN_STREAMS)):
+        return
+    kind = next((name for is_kind, name in kinds if is_kind(mode)), "a device")
+    raise DocumentError(f"{place_of(file)}: is {kind}: name a file, or - for standard input")
+
+
+@contextmanager
+def replaced_whole(file: Path) -> Iterator[TextIO]:
+    """Write a file that is there whole, or not at all: what stood there before stays until the end.
+
+    Raises
+    ------
+    OSError
+        When it cannot be written.
+    """
+    # What a link names is written, not the link.
+    target = Path(os.path.realpath(file))
+    if target.exists() and not target.is_file():
+        with target.open("w", encoding="utf-8") as stream:
+            yield stream
+        return
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _MODE & ~_umask()
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            yield stream
+        temporary.chmod(mode)
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _umask() -> int:
+    """Return the mask of the process, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,188 @@
+"""Reads YAML that others wrote, as Kubernetes does: what comes out is what JSON can say.
+
+PyYAML composes by recursion in C, which deep nesting ends with a signal, and lets a few aliases stand for more than
+memory holds. So the events of each document are counted first.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import yaml
+
+from specdecode_operator.documents.limits import (
+    BYTES_PER_VALUE,
+    MANY_VALUES,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    UnreadableTextError,
+    check_size,
+)
+from specdecode_operator.problems import shown
+
+_TAG: Final = "tag:yaml.org,2002:"
+_TAGS: Final = (None, "!", *(f"{_TAG}{name}" for name in ("str", "map", "seq")))
+_MERGE_KEY: Final = "<<"
+_FLOAT: Final = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_INT: Final = re.compile(r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)")
+_MOST_TAG_DIRECTIVES: Final = 8
+"""No manifest has one, and each is compared with all before it."""
+
+# The safe loader in C where there is one: folders of GitOps repositories are large.
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def parse_yaml(text: str) -> Iterator[Any]:
+    """Return the documents of a text one by one.
+
+    Raises
+    ------
+    UnreadableTextError
+        When one is no YAML, says what JSON cannot say, or is larger or deeper than it may be.
+    """
+    check_size(text)
+    if len(re.findall(r"^%TAG", text, flags=re.MULTILINE)) > _MOST_TAG_DIRECTIVES:
+        raise UnreadableTextError(f"has more than {_MOST_TAG_DIRECTIVES} lines with %TAG: leave them out")
+    loader = _Loader(text)
+    try:
+        for _ in _checked_documents(text):
+            yield loader.get_data()
+    except yaml.YAMLError as error:
+        raise UnreadableTextError(_why(error)) from error
+    finally:
+        loader.dispose()
+
+
+def _checked_documents(text: str) -> Iterator[None]:
+    """Come back after each document whose events may be made values of."""
+    counts = _Counts(max(MANY_VALUES, len(text) // BYTES_PER_VALUE))
+    for event in yaml.parse(text, Loader=_Loader):
+        counts.add(event)
+        if isinstance(event, yaml.DocumentEndEvent):
+            yield
+
+
+class _Counts:
+    """What the events of a text come to, before a value is made of them."""
+
+    def __init__(self, most_values: int) -> None:
+        self._most_values = most_values
+        self._values = 0
+        self._open: list[tuple[str | None, int]] = []
+        """Anchor of each object and list that is not over, and the values before it."""
+        self._sizes: dict[str, int] = {}
+        """Values that stand behind each anchor: an alias repeats all of them."""
+
+    def add(self, event: yaml.Event) -> None:
+        """Count an event, and refuse what is too much."""
+        match event:
+            case yaml.DocumentStartEvent():
+                self._sizes = {}
+                self._values += 1
+            case yaml.ScalarEvent() | yaml.CollectionStartEvent():
+                self._begin(event)
+            case yaml.CollectionEndEvent():
+                anchor, before = self._open.pop()
+                if anchor is not None:
+                    self._sizes[anchor] = self._values - before
+            case yaml.AliasEvent():
+                if event.anchor not in self._sizes:
+                    raise _problem(event, f"the alias *{shown(event.anchor)} has no anchor that ends before it")
+                self._values += self._sizes[event.anchor]
+        if self._values > self._most_values:
+            raise _problem(event, f"has more than {self._most_values:,} values, aliases counted in full: split it")
+
+    def _begin(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
+        if event.tag not in _TAGS:
+            raise _problem(event, f"the tag {shown(event.tag)} is nothing that Kubernetes knows: leave it out")
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, self._values))
+            if len(self._open) > MAX_DEPTH:
+                raise _problem(event, f"is nested more than {MAX_DEPTH} deep, which no object is")
+        elif event.anchor is not None:
+            self._sizes[event.anchor] = 1
+        self._values += 1
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """Makes values as Kubernetes does: dates stay text, 1e6 is a number, keys are text, and none is there twice."""
+
+    def construct_document(self, node: yaml.Node) -> object:
+        _refuse_repeated_keys(node)
+        return super().construct_document(node)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        self.flatten_mapping(node)
+        return {self._key(key): self.construct_object(value, deep=deep) for key, value in node.value}
+
+    def _key(self, node: yaml.Node) -> str:
+        key = self.construct_object(node) if isinstance(node, yaml.ScalarNode) else None
+        if key is None:
+            raise _problem(node, "a key must be text")
+        return str(key).lower() if isinstance(key, bool) else str(key)
+
+    def number(self, node: yaml.ScalarNode) -> float:
+        """Return a number that a program can compute with, and .inf and .nan, which fields refuse by name."""
+        if len(node.value) > MAX_DIGITS:
+            raise _problem(node, f"the number {node.value[:20]}… has {len(node.value):,} digits: write one with fewer")
+        if node.tag == f"{_TAG}int":
+            return int(self.construct_yaml_int(node))
+        value = float(self.construct_yaml_float(node))
+        if math.isinf(value) and node.value[-1].isdigit():
+            raise _problem(node, f"the number {node.value[:20]} is too large: write a smaller one")
+        return value
+
+
+def _without(resolvers: dict[str, list[tuple[str, Any]]], *tags: str) -> dict[str, list[tuple[str, Any]]]:
+    left_out = {f"{_TAG}{name}" for name in tags}
+    return {first: [each for each in known if each[0] not in left_out] for first, known in resolvers.items()}
+
+
+_Loader.yaml_implicit_resolvers = _without(_Loader.yaml_implicit_resolvers, "int", "float", "timestamp", "value")
+_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(f"^(?:{_INT.pattern})$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(f"{_TAG}float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789."))
+for _name in ("int", "float"):
+    _Loader.add_constructor(f"{_TAG}{_name}", _Loader.number)
+
+
+def _refuse_repeated_keys(document: yaml.Node) -> None:
+    """Look before anything is constructed: merging adds keys to mappings that override them."""
+    pending, seen = [document], {id(document)}
+    while pending:
+        node = pending.pop()
+        inside: Iterable[yaml.Node] = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            _refuse_repeated(node)
+            inside = [value for _, value in node.value]
+        for child in inside:
+            # Anchors may stand in many places.
+            if id(child) not in seen:
+                seen.add(id(child))
+                pending.append(child)
+
+
+def _refuse_repeated(mapping: yaml.MappingNode) -> None:
+    keys = [key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode) and key.value != _MERGE_KEY]
+    known = set()
+    for key in keys:
+        if key.value in known:
+            problem = f"the key {shown(key.value)} is there twice: remove one, or write --- between two objects"
+            raise _problem(key, problem)
+        known.add(key.value)
+
+
+def _problem(at: Any, message: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=message, problem_mark=at.start_mark)
+
+
+def _why(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    position = getattr(error, "position", None)
+    if position is not None:
+        place = f" at character {position + 1}"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+    return f"is no YAML{place}: {problem}"
