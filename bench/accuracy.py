@@ -18,7 +18,7 @@ from specdecode_operator.sizing.kv.groups import stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.kv.settings import KvSettings
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import DTYPE_BYTES, Dtype, Precision
 from tests.support.kv_logs import printed_tokens
 
 LOGS: Final = Path(__file__).parents[1] / "tests/unit/sizing/groundtruth"
@@ -141,6 +141,7 @@ def _memory_row(run: dict[str, Any]) -> MemoryRow:
         min_concurrency=1,
         engine_version=run["vllm_version"],
         prefix_caching=False,
+        dtype_bytes=_dtype_bytes(run),
     )
     geometry = find_geometry(run["model"]) or geometry_from_config(run["model"], run["model_config"])
     pair = Pair(geometry, _precision(quantization), None, None, "none", 0, limits)
@@ -151,6 +152,10 @@ def _memory_row(run: dict[str, Any]) -> MemoryRow:
         measured_tokens=run["observed"].get("kv_cache_tokens"),
         runner=pair.era.runner.value,
     )
+
+
+def _dtype_bytes(run: dict[str, Any]) -> int:
+    return DTYPE_BYTES[run.get("dtype", Dtype.AUTO)]
 
 
 def _precision(quantization: str) -> Precision:
@@ -185,8 +190,7 @@ def _tokens_can_be_compared(run: dict[str, Any]) -> bool:
 
 def _layers(run: dict[str, Any]) -> Iterator[LayerRun]:
     model = run["model_config"]
-    width = 4 if "float32" in str(model.get("torch_dtype")) else 2
-    element_bytes = 1 if str(run["kv_cache_dtype"]).startswith("fp8") else width
+    element_bytes = 1 if str(run["kv_cache_dtype"]).startswith("fp8") else _dtype_bytes(run)
     if model["attention"] == "mla":
         # The latent vector is on every rank whole (v1/kv_cache_interface.py, MLAAttentionSpec).
         latent = model["kv_lora_rank"] + model["qk_rope_head_dim"]

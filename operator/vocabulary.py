@@ -83,6 +83,36 @@ METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Me
 """Methods whose draft reads the target's hidden states."""
 
 
+class Dtype(StrEnum):
+    """Element type of what is not quantized, in vLLM's words."""
+
+    AUTO = "auto"
+    """That of the checkpoint; of one in float32 bfloat16 (config/model.py, _resolve_auto_dtype)."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+ENGINE_DTYPES: Final[Mapping[str, Dtype]] = {
+    **{dtype.value: dtype for dtype in Dtype},
+    "half": Dtype.FLOAT16,
+    "float": Dtype.FLOAT32,
+}
+"""All names that vLLM takes for them (config/model.py, _STR_DTYPE_TO_TORCH_DTYPE)."""
+
+SIXTEEN_BIT_BYTES: Final = 2
+FLOAT32_BYTES: Final = 4
+
+DTYPE_BYTES: Final[Mapping[str, int]] = {
+    Dtype.AUTO: SIXTEEN_BIT_BYTES,
+    Dtype.BFLOAT16: SIXTEEN_BIT_BYTES,
+    Dtype.FLOAT16: SIXTEEN_BIT_BYTES,
+    Dtype.FLOAT32: FLOAT32_BYTES,
+}
+"""Bytes of a number that is not quantized."""
+
+
 class KvCacheDtype(StrEnum):
     """Element type of the KV cache, in vLLM's words."""
 

@@ -14,7 +14,7 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.models import Models, ShortText, Target
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.values import AcceleratorType, CudagraphMode, Planning, RolloutStrategy
-from specdecode_operator.vocabulary import KvCacheDtype, Objective, Slo, WorkloadKind
+from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Objective, Slo, WorkloadKind
 
 _BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 KIND = "SpecDecodeDeployment"
@@ -80,6 +80,10 @@ class Serving(ApiModel):
 
     max_num_batched_tokens: StrictInt = Field(default=8192, ge=1, le=16_777_216)
     """Tokens scheduled in one step."""
+
+    dtype: Dtype = Dtype.AUTO
+    """Element type of all that is not quantized, in target and draft; auto is the target's own, or bfloat16 where that
+    is float32."""
 
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     """Element type of the KV cache; auto is the model's."""

@@ -74,7 +74,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--ssl-keyfile", "spec.serving.tlsSecret", _tls_file("tls.key")),
     # A certificate that is renewed counts without a restart.
     Argument("--enable-ssl-refresh", "spec.serving.tlsSecret", lambda s, _: () if s.tls else None),
-    Argument("--dtype", "spec.target.quantization", lambda s, _: _one(s.dtype)),
+    Argument("--dtype", "spec.serving.dtype", lambda s, _: _one(s.dtype)),
     Argument("--quantization", "spec.target.quantization", _quantization),
     Argument("--tensor-parallel-size", "spec.parallelism.tensor", lambda s, _: _one(s.tensor_parallel_size)),
     Argument("--pipeline-parallel-size", "spec.parallelism.pipeline", lambda s, _: _several(s.pipeline_parallel_size)),

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vocabulary import Dtype, Method
 
 
 class Platform(StrEnum):
@@ -129,8 +128,7 @@ class EngineSettings:
     data_parallel_size: int = 1
     expert_parallel: bool = False
     """Whether whole experts are spread over the GPUs of a stage."""
-    dtype: Literal["auto", "bfloat16"] = "auto"
-    """Precision of what is not quantized; ``auto`` is the checkpoint's."""
+    dtype: Dtype = Dtype.AUTO
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False
     cudagraph_mode: CudagraphMode | None = None

@@ -24,11 +24,28 @@ from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate, 
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KV_ELEMENT_BYTES, METHODS_WITH_DRAFT, Method, Precision
+from specdecode_operator.vocabulary import (
+    DTYPE_BYTES,
+    ENGINE_DTYPES,
+    FP8_ELEMENT_BYTES,
+    KV_ELEMENT_BYTES,
+    METHODS_WITH_DRAFT,
+    Dtype,
+    Method,
+    Precision,
+)
 
 CASE_KEYS: Final = (
     *("id", "vllm_version", "gpu", "gpu_total_gib", "tp", "pp", "dp", "gpu_memory_utilization", "max_model_len"),
-    *("max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "block_size", "enforce_eager", "quantization"),
+    *(
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "dtype",
+        "kv_cache_dtype",
+        "block_size",
+        "enforce_eager",
+        "quantization",
+    ),
     *("model", "model_config", "speculative", "available_kv_gib", "min_concurrency"),
 )
 """Keys of a case."""
@@ -267,6 +284,7 @@ def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: E
         # vLLM lowers its own default, never what it was told.
         max_num_seqs=fields.whole("max_num_seqs", _MOST_REQUESTS) or min(defaults.max_num_seqs, batched_tokens),
         max_num_batched_tokens=batched_tokens,
+        dtype_bytes=DTYPE_BYTES[_dtype(fields)],
         block_size=fields.whole("block_size", _MOST_BLOCK_TOKENS) or defaults.block_size,
         kv_cache_element_bytes=_kv_element_bytes(fields),
         memory_utilization_percent=_utilization_percent(fields, defaults),
@@ -275,6 +293,13 @@ def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: E
         engine_version=version,
         prefix_caching=caches_prefixes(version),
     )
+
+
+def _dtype(fields: CaseFields) -> Dtype:
+    dtype = fields.text("dtype") or Dtype.AUTO
+    if dtype not in ENGINE_DTYPES:
+        raise fields.error("dtype", f"is not known: use one of {', '.join(ENGINE_DTYPES)}")
+    return ENGINE_DTYPES[dtype]
 
 
 def _kv_element_bytes(fields: CaseFields) -> int | None:

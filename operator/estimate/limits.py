@@ -5,9 +5,10 @@ from typing import Any, Final
 
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.choice.precision_rules import dtype_problem, served_precision
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vocabulary import ENGINE_DTYPES, Dtype, Method
 
 _KERNEL_BLOCK_TOKENS: Final = 16
 """Blocks of every attention backend on GPUs are multiples of it (v1/attention/backends, MultipleOf)."""
@@ -25,6 +26,7 @@ _TOLD_LONGEST: Final = "model_max_length"
 def refuse_unstartable(fields: CaseFields, pair: Pair) -> None:
     """Raise CaseError with the first setting of a case that vLLM raises an error for."""
     _refuse_length(fields, pair.target)
+    _refuse_dtype(fields, pair)
     _refuse_requests(fields, pair)
     _refuse_blocks(fields, pair.target)
     speculative = fields.section("speculative")
@@ -43,6 +45,13 @@ def _refuse_length(fields: CaseFields, target: ModelGeometry) -> None:
         if wanted <= told or not any(_values(config.values, _LONGEST)):
             return
     raise fields.error("max_model_len", f"{target.name} was made for at most {longest} tokens: use that or less")
+
+
+def _refuse_dtype(fields: CaseFields, pair: Pair) -> None:
+    dtype = ENGINE_DTYPES.get(fields.text("dtype") or Dtype.AUTO, Dtype.AUTO)
+    for model, precision in ((pair.target, pair.target_precision), (pair.draft, pair.draft_precision)):
+        if model is not None and (message := dtype_problem(model, served_precision(model, precision), dtype)):
+            raise fields.error("dtype", message)
 
 
 def _is_stretched(target: ModelGeometry) -> bool:

@@ -23,7 +23,7 @@ from specdecode_operator.migration.environment import secret_keys, take_variable
 from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
-from specdecode_operator.migration.serving import settle_precision, take_flags, take_tls
+from specdecode_operator.migration.serving import take_flags, take_tls
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -156,7 +156,6 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
     take_speculation(speculative, builder, profile)
     omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
-    settle_precision(builder)
     env = take_variables(container, command, builder, profile)
     take_pod(pod, container, env, omitted, builder)
     _take_split(server.gpus, builder)

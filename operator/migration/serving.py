@@ -12,12 +12,10 @@ from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.refused_flags import refusal
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.arguments import SECRET_FLAGS, Argument
-from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder, plain
+from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.environment import take_secret
 from specdecode_operator.migration.server_command import secret_variable
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.model.geometry import GeometryError
-from specdecode_operator.vocabulary import KvCacheDtype
+from specdecode_operator.vocabulary import ENGINE_DTYPES, KvCacheDtype
 
 Secrets = Mapping[str, dict[str, str]]
 """Keys of Secrets by the variable that holds them."""
@@ -222,17 +220,11 @@ def _take_special(given: Argument, builder: SpecBuilder) -> bool:
 def _take_precision(given: Argument, builder: SpecBuilder) -> None:
     what = given.text
     match given.name, given.value:
-        case "--dtype", "bfloat16":
-            # Only a model that is known to be 16-bit may be asked for it; of others it is the checkpoint's anyway.
-            builder.set("target.quantization", "BF16")
-            builder.note(Outcome.FIELD, what, "spec.target.quantization: BF16, where the checkpoint is not quantized")
         case "--dtype", "auto":
             builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
-        case "--dtype", _:
-            message = (
-                "only bfloat16 and the checkpoint's own precision are sized: write --dtype auto, or keep the Deployment"
-            )
-            builder.decide("spec.target.quantization", what, message)
+        case "--dtype", dtype:
+            # The checks of the spec name one that vLLM does not know.
+            builder.take(what, "serving.dtype", str(ENGINE_DTYPES.get(dtype.lower(), dtype)))
         case "--quantization", "fp8" | "fp8_per_tensor":
             builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
         case "--quantization", scheme if scheme in _OF_CHECKPOINTS:
@@ -300,15 +292,3 @@ def _secret_file(path: str, pod: Mapping[str, Any], container: Mapping[str, Any]
         return None
     keys = {str(each.get("path")): str(each.get("key")) for each in objects(secret, "items")}
     return secret["secretName"], keys.get(file, file), name_of(volume)
-
-
-def settle_precision(builder: SpecBuilder) -> None:
-    """Leave BF16 out again where the target's checkpoint is quantized, or nobody knows."""
-    if builder.get("target.quantization") != "BF16":
-        return
-    try:
-        geometry = find_geometry(plain(builder.get("target.model")))
-    except GeometryError:
-        geometry = None
-    if geometry is None or geometry.checkpoint is not None or geometry.checkpoint_precision is not None:
-        del builder.spec["target"]["quantization"]

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
 from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
-from specdecode_operator.vocabulary import KvCacheDtype, Method
+from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method
 from tests.engine.contract_cases import CPU, DRAFT, STARTING_EXTRA, TARGET
 
 ranges = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(0, 8)), max_size=4).map(
@@ -46,7 +46,7 @@ any_settings = st.builds(
     data_parallel_size=st.sampled_from([1, 2]),
     port=st.integers(1024, 65_535),
     shutdown_timeout_s=st.integers(0, 3600),
-    dtype=st.sampled_from(["auto", "bfloat16"]),
+    dtype=st.sampled_from([Dtype.AUTO, Dtype.BFLOAT16, Dtype.FLOAT16]),
     online_quantization=st.none() | st.sampled_from(OnlineQuantization),
     enforce_eager=st.booleans(),
     cudagraph_mode=st.none() | st.sampled_from(CudagraphMode),

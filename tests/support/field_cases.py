@@ -148,6 +148,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "serving.maxModelLen": at(4096),
     "serving.maxNumSeqs": at(128),
     "serving.maxNumBatchedTokens": at(4096),
+    "serving.dtype": at("float32"),
     "serving.kvCacheDtype": at("fp8"),
     "serving.blockSize": at(32),
     "serving.memoryUtilizationPercent": at(90),

@@ -257,6 +257,13 @@ SPEC = (
         values=("self.serving.maxNumSeqs",),
     ),
     Rule(
+        field="serving.dtype",
+        holds="self.target.quantization != 'BF16' || self.serving.dtype in ['auto', 'bfloat16']",
+        message="is %s, and target.quantization BF16 asks for bfloat16: remove one of the two",
+        values=("self.serving.dtype",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="parallelism",
         holds="self.accelerator.type != 'CPU'"
         " || self.parallelism.pipeline * self.parallelism.data == 1 && !self.parallelism.expert",

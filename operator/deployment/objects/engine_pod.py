@@ -220,9 +220,10 @@ def _resources(facts: Facts, plan: Plan) -> Body:
 
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
     """Return the init containers that download each model from the hub."""
-    models = [(DOWNLOAD_TARGET, spec.target.model, spec.target.revision)]
-    if spec.speculation and spec.speculation.draft:
-        models.append((DOWNLOAD_DRAFT, spec.speculation.draft.model, spec.speculation.draft.revision))
+    models = {(spec.target.model, spec.target.revision): DOWNLOAD_TARGET}
+    if spec.speculation and (draft := spec.speculation.draft):
+        # A model that drafts for itself is there already.
+        models.setdefault((draft.model, draft.revision), DOWNLOAD_DRAFT)
     return [
         {
             "name": name,
@@ -231,5 +232,5 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
                 *(("--revision", revision) if revision else ()),
             ],
         }
-        for name, model, revision in models
+        for (model, revision), name in models.items()
     ]

@@ -17,7 +17,7 @@ from specdecode_operator.engine.settings import (
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.vocabulary import Dtype, Method, Precision
 
 
 def engine_settings(
@@ -41,7 +41,7 @@ def engine_settings(
         port=serving.port,
         tls=serving.tls_secret is not None,
         shutdown_timeout_s=shutdown_timeout_s(spec),
-        dtype="bfloat16" if spec.target.quantization is Quantization.BF16 else "auto",
+        dtype=Dtype.BFLOAT16 if spec.target.quantization is Quantization.BF16 else serving.dtype,
         online_quantization=_online_quantization(pair.target, pair.target_precision),
         enforce_eager=serving.enforce_eager,
         cudagraph_mode=serving.cudagraph_mode,

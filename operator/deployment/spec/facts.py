@@ -32,7 +32,7 @@ from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
-from specdecode_operator.vocabulary import KV_ELEMENT_BYTES, Method, Precision
+from specdecode_operator.vocabulary import DTYPE_BYTES, KV_ELEMENT_BYTES, Method, Precision
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         max_num_seqs=serving.max_num_seqs,
         max_num_batched_tokens=serving.max_num_batched_tokens,
         block_size=serving.block_size or default_block_size,
+        dtype_bytes=DTYPE_BYTES[serving.dtype],
         kv_cache_element_bytes=KV_ELEMENT_BYTES[serving.kv_cache_dtype],
         memory_utilization_percent=serving.memory_utilization_percent,
         enforce_eager=serving.enforce_eager,

@@ -15,7 +15,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import AcceleratorType
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
-from specdecode_operator.deployment.spec.model_sources import NO_MODELS, KnownModels, ModelSource
+from specdecode_operator.deployment.spec.model_sources import DRAFT, NO_MODELS, TARGET, KnownModels, ModelSource
 from specdecode_operator.deployment.spec.pairing_rules import pairing_problems
 from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
@@ -29,12 +29,13 @@ from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
+from specdecode_operator.sizing.choice.precision_rules import dtype_problem, served_precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import Pair, spread_problems
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Dtype, KvCacheDtype
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 
@@ -73,6 +74,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *_length_problems(spec, pair),
         *_workload_problems(spec, pair),
         *_block_problems(pair),
+        *_dtype_problems(facts),
         *_cache_dtype_problems(spec, pair),
         *pairing_problems(spec, pair, profile),
         *_spread_problems(facts),
@@ -177,6 +179,20 @@ def _block_problems(pair: Pair) -> Iterator[Problem]:
     if pair.target.has_sparse_attention and given % BLOCK_TOKENS:
         message = f"{name} chooses tokens by an index with blocks of {BLOCK_TOKENS}: remove it, or write that"
         yield Problem("spec.serving.blockSize", str(given), message)
+
+
+def _dtype_problems(facts: Facts) -> Iterator[Problem]:
+    """What vLLM computes in no such type; the draft gets the target's (config/speculative.py)."""
+    pair, dtype = facts.pair, facts.spec.serving.dtype
+    for model, precision in ((pair.target, pair.target_precision), (pair.draft, pair.draft_precision)):
+        if model is not None and (message := dtype_problem(model, served_precision(model, precision), dtype)):
+            yield Problem("spec.serving.dtype", dtype, message)
+            return
+    chosen = ((TARGET, facts.options.target), (DRAFT, facts.options.draft))
+    for field, choices in chosen if dtype is Dtype.FLOAT32 else ():
+        if choices:
+            message = f"with {field.removeprefix('spec.')}.quantization Auto the plan may choose FP8, which vLLM"
+            yield Problem("spec.serving.dtype", dtype, f"{message} multiplies in 16 bits: write AsCheckpoint there")
 
 
 def _cache_dtype_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:

@@ -12,8 +12,9 @@ from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.extra_args import options
 from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 """Modes of which nobody measured what their graphs take."""
@@ -65,7 +66,8 @@ def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
         if geometry is None or read is None:
             continue
         disagreement = checkpoint_disagreement(
-            geometry,
+            # Of the files, whatever the engine computes in.
+            computed_in(geometry, SIXTEEN_BIT_BYTES),
             read.weights.total_bytes,
             output_head=read.weights.output_head,
             bytes_by_dtype=read.weights.bytes_by_dtype,

@@ -13,7 +13,8 @@ from functools import cache
 from typing import Final
 
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.vocabulary import FLOAT32_BYTES, Dtype, Precision
 
 ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
 """What a 16-bit checkpoint can be quantized to while loading, without another checkpoint."""
@@ -88,6 +89,8 @@ def checkpoint_problem(
             f"{role} {precision} needs a checkpoint: that of {geometry.name} is {own} and vLLM serves it as it is; "
             f"name a checkpoint in {precision}"
         )
+    if geometry.dtype_bytes == FLOAT32_BYTES:
+        return f"{role} {precision} is multiplied in 16 bits: use another serving.dtype than float32"
     if precision in ONLINE_PRECISIONS:
         return None
     if precision is Precision.MXFP4 and not geometry.has_experts:
@@ -96,6 +99,30 @@ def checkpoint_problem(
         f"{role} {precision} needs a checkpoint: vLLM makes no {precision} weights while loading; "
         f"name a checkpoint of {geometry.name} in {precision}"
     )
+
+
+_UNSTABLE_IN_FLOAT16: Final = ("Gemma2For", "Gemma3For", "Glm4ForC")
+"""Beginnings of architectures of which vLLM refuses float16 (vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS)."""
+
+
+def dtype_problem(geometry: ModelGeometry, precision: Precision, dtype: str) -> str | None:
+    """Return why a model cannot be served in an element type; None where it can.
+
+    vLLM's kernels multiply quantized weights with 16 bits alone (get_supported_act_dtypes; of compressed-tensors
+    _custom_ops.py, cutlass_scaled_mm), MXFP4 with bfloat16 (mxfp4.py), and no backend of latent attention takes
+    float32 (v1/attention/backends/mla).
+    """
+    if dtype == Dtype.FLOAT16:
+        if geometry.architecture.startswith(_UNSTABLE_IN_FLOAT16):
+            return f"{geometry.name} is not stable in it, and vLLM refuses it: use auto, bfloat16 or float32"
+        if precision is Precision.MXFP4:
+            return f"{geometry.name} is MXFP4, which vLLM multiplies in bfloat16 alone: use auto or bfloat16"
+    if dtype == Dtype.FLOAT32:
+        if precision is not Precision.BF16:
+            return f"{geometry.name} is served in {precision}, which vLLM multiplies in 16 bits: use auto"
+        if any(isinstance(mixer, LatentAttention) for mixer in geometry.attentions):
+            return f"{geometry.name} has latent attention, of which vLLM has no kernel in float32: use auto"
+    return None
 
 
 @cache

@@ -11,6 +11,9 @@ from specdecode_operator.sizing.weights.weights import padded_vocabulary
 
 _FLOAT32_BYTES: Final = 4
 
+_FLOAT32_COPIES: Final = 3
+"""What V1's sampler makes of the logits, each as large as they are in float32."""
+
 _LARGEST_PIECE_BYTES: Final = Named(GIB, "of a piece in float32")
 """V2 copies logits to float32 in pieces of at most so much (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
 
@@ -65,9 +68,9 @@ def _requests(pair: Pair) -> int:
 def _v1_sampler_bytes(pair: Pair, requests: int) -> int:
     """Return the logits and what the sampler makes of them (vLLM, v1/sample/sampler.py, topk_topp_sampler.py).
 
-    Logits as computed, gathered over the ranks; as float32 (copied only from
-    another type); their softmax, and the noise of the draw or, with
-    FlashInfer, the masked logits. The Triton kernel keeps a row for each
+    Logits as computed, gathered over the ranks; as float32 (a copy even of
+    float32, as a log of vLLM 0.19 with --dtype float32 shows); their softmax,
+    and the noise of the draw or, with FlashInfer, the masked logits. The Triton kernel keeps a row for each
     multiprocessor. With a draft the rejection sampler runs after it.
     """
     vocabulary = pair.target.vocab_size
@@ -78,8 +81,7 @@ def _v1_sampler_bytes(pair: Pair, requests: int) -> int:
     if pair.num_speculative_tokens:
         return _v1_rejection_bytes(pair, requests, requests) + _v1_probabilities_bytes(pair, requests) + buffer
     logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
-    copies = 2 if pair.target.dtype_bytes == _FLOAT32_BYTES else 3
-    return logits + copies * entries * _FLOAT32_BYTES + buffer
+    return logits + _FLOAT32_COPIES * entries * _FLOAT32_BYTES + buffer
 
 
 def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:

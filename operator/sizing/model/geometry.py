@@ -1,8 +1,8 @@
 """The shape of a model, as far as memory depends on it."""
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.model.layers import (
@@ -142,6 +142,16 @@ class ModelGeometry:
         return DEFAULT_FORMATS[precision or Precision.BF16]
 
 
+def computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
+    """Return a model whose numbers that no quantization touches have so many bytes; itself where they do already."""
+    return geometry if geometry.dtype_bytes == dtype_bytes else _computed_in(geometry, dtype_bytes)
+
+
+@cache
+def _computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
+    return replace(geometry, dtype_bytes=dtype_bytes)
+
+
 def _dense_width(feed_forward: FeedForward | None) -> int:
     match feed_forward:
         case DenseMlp():
@@ -152,4 +162,4 @@ def _dense_width(feed_forward: FeedForward | None) -> int:
             return 0
 
 
-__all__ = ["GeometryError", "HeadParts", "ModelGeometry", "Tower"]
+__all__ = ["GeometryError", "HeadParts", "ModelGeometry", "Tower", "computed_in"]

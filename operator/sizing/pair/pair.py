@@ -7,12 +7,12 @@ from typing import Final
 
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, ModelTraits, find_era, sizing_facts
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method, Precision
 
 PIPELINE_FIELD: Final = "parallelism.pipeline"
 """Where users say in how many stages the layers lie."""
@@ -36,6 +36,7 @@ class EngineLimits:
     enforce_eager: bool  # Whether the engine runs without CUDA graphs
     min_concurrency: int  # Requests of max_model_len that must fit at once
     engine_version: str = NEWEST_VERSION  # vLLM's version
+    dtype_bytes: int = SIXTEEN_BIT_BYTES  # Bytes of a number that is not quantized, in target and draft
     prefix_caching: bool = True  # Whether prefixes are cached
     graph_mode: str | None = None  # Which steps are captured as CUDA graphs, in vLLM's words; None for the engine's own
     # Most tokens of a step that is captured as a CUDA graph; None for the engine's own
@@ -130,6 +131,13 @@ class Pair:
     samples_drafts: bool = False  # Whether the draft picks its tokens by chance, so that its logits are kept
     # Other numbers of proposed tokens, 0 among them, that the engine goes over to by the number of requests
     other_draft_lengths: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Let both models compute in the engine's type (config/speculative.py: the draft gets the target's)."""
+        for role in ("target", "draft"):
+            model = getattr(self, role)
+            if model is not None:
+                object.__setattr__(self, role, computed_in(model, self.limits.dtype_bytes))
 
     @property
     def models(self) -> str:

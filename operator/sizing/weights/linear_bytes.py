@@ -10,12 +10,12 @@ from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention, SingleMixer
 from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
 from specdecode_operator.sizing.weights.rank_layers import ROUTER, LinearLayer
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Precision
 
 SCALE_BYTES_FLOAT32: Final = 4
 """Scales of 8-bit weights and scales for whole tensors are float32 (vLLM, fp8_utils.py, create_fp8_scale_parameter)."""
 
-SCALE_BYTES_16_BIT: Final = 2
+SCALE_BYTES_16_BIT: Final = SIXTEEN_BIT_BYTES
 """Scales of packed integers are stored in the model's 16-bit type."""
 
 _PACKED_BYTES: Final = 4
@@ -41,12 +41,16 @@ _MARLIN_EXPERT_HIDDEN_MULTIPLE: Final = 128
 """What the Marlin kernel of experts takes (vLLM, marlin_utils.py, check_moe_marlin_supports_config)."""
 
 
-def linear_bytes(weight_format: WeightFormat, linear: LinearLayer) -> int:
-    """Return the bytes of one copy of a linear layer on a rank, scales included, bias not."""
+def linear_bytes(weight_format: WeightFormat, linear: LinearLayer, dtype_bytes: int = SIXTEEN_BIT_BYTES) -> int:
+    """Return the bytes of one copy of a linear layer on a rank, scales included, bias not.
+
+    ``dtype_bytes`` are those of a number that is not quantized. Scales in the model's type have 16 bits: vLLM
+    multiplies nothing quantized in float32.
+    """
     weights = linear.inputs * linear.outputs
     match weight_format.scales:
         case Scales.NONE:
-            return 2 * weights
+            return dtype_bytes * weights
         case Scales.TENSOR:
             # Experts share one scale for what goes into gate and up.
             inputs = (1 if linear.routed else len(linear.parts)) * weight_format.static_inputs

@@ -111,17 +111,19 @@ def allocation_bytes(geometry: ModelGeometry, precision: Precision, split: Split
     for layer, count in where.distinct_layers:
         for linear in rank_layer(layer, geometry.hidden_size, split).linears:
             stored_as = linear_format(linear, layer, weight_format)
-            tensor_bytes = linear.copies * linear.inputs * linear.outputs * _weight_bits(stored_as) // 8
+            tensor_bytes = linear.copies * linear.inputs * linear.outputs * _weight_bits(stored_as, geometry) // 8
             total += count * _rounding(tensor_bytes)
     rows = padded_vocabulary(geometry.vocab_size) // split.tensor
     tables = _vocabulary_rows(geometry, where, Tables.OWN) // padded_vocabulary(geometry.vocab_size)
     return total + tables * _rounding(rows * geometry.hidden_size * geometry.dtype_bytes)
 
 
-_WEIGHT_BITS: Final = {Precision.BF16: 16, Precision.FP8: 8, Precision.INT8: 8}
+_WEIGHT_BITS: Final = {Precision.FP8: 8, Precision.INT8: 8}
 
 
-def _weight_bits(weight_format: WeightFormat) -> int:
+def _weight_bits(weight_format: WeightFormat, geometry: ModelGeometry) -> int:
+    if weight_format.precision is Precision.BF16:
+        return 8 * geometry.dtype_bytes
     return _WEIGHT_BITS.get(weight_format.precision, 4)
 
 
@@ -185,7 +187,9 @@ def layer_bytes(layer: Layer, geometry: ModelGeometry, weight_format: WeightForm
         stored_as = linear_format(linear, layer, weight_format)
         if stored_as.precision is Precision.MXFP4:
             linear = _padded_for_marlin(linear)  # noqa: PLW2901 (the same layer, as its kernel wants it)
-        size_bytes = linear.copies * (linear_bytes(stored_as, linear) + linear.bias * geometry.dtype_bytes)
+        size_bytes = linear.copies * (
+            linear_bytes(stored_as, linear, geometry.dtype_bytes) + linear.bias * geometry.dtype_bytes
+        )
         if linear.module.startswith(_FEED_FORWARD):
             feed_forward += size_bytes
         else:

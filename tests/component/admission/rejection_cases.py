@@ -44,6 +44,12 @@ BAD = {
     "draft missing": Bad(
         "speculation: {method: draft_model, numSpeculativeTokens: 5}", "spec.speculation.draft", "set draft.model"
     ),
+    "two element types": Bad(
+        "target: {model: org/target, quantization: BF16}\nserving: {dtype: float32}",
+        "spec.serving.dtype",
+        "is float32, and target.quantization BF16 asks for bfloat16: remove one of the two",
+    ),
+    "element type of another name": Bad("serving: {dtype: half}", "spec.serving.dtype", '"auto", "bfloat16"'),
     "draft of nothing": Bad(
         "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {}}",
         "spec.speculation.draft.model",

@@ -326,3 +326,34 @@ def test_every_number_of_stages_has_a_result_or_an_error_that_names_it(
     assert results[-1]["error"]
     for result in results:
         assert result["error"] is None or result["error"].startswith(f"pp: {result['id']}: "), result
+
+
+def test_float32_is_sized_as_a_public_log_has_it(estimate: Estimate) -> None:
+    """The groundtruth's llama-3.1-8b-instruct-float32: 42.80 GiB and 175,296 tokens."""
+    case = {
+        "vllm_version": "0.19",
+        "model": DRAFT,
+        "gpu": "H100",
+        "gpu_memory_utilization": 0.95,
+        "max_model_len": 8192,
+    }
+    results = estimate(
+        *({**case, **dtype} for dtype in ({"dtype": "float32"}, {"dtype": "float"}, {"dtype": "half"}, {}))
+    )
+    assert [each["kv_cache_tokens"] for each in results] == [175_296, 175_296, 476_048, 476_048]
+    assert results[0]["per_gpu"]["available_kv"] / GIB == pytest.approx(42.80, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "fp64"}, "dtype: 'fp64': is not known: use one of auto, bfloat16"),
+        (
+            {"dtype": "half", "model": "google/gemma-3-27b-it"},
+            "dtype: 'half': google/gemma-3-27b-it is not stable in it",
+        ),
+        ({"dtype": "float32", "quantization": "fp8"}, "multiplies in 16 bits"),
+    ],
+)
+def test_a_type_that_the_engine_refuses_is_refused(estimate: Estimate, changes: dict[str, Any], words: str) -> None:
+    assert words in estimate({"model": DRAFT, "gpu": "H200", **changes})[0]["error"]

@@ -44,7 +44,7 @@ def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
 
 def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> None:
     spec, said = imported(specdecode, DATA / "stack-chart.yaml")
-    assert spec["target"] == {"model": LLAMA_70B, "quantization": "BF16"}
+    assert spec["target"] == {"model": LLAMA_70B}
     assert spec["speculation"] == {
         "method": "draft_model",
         "numSpeculativeTokens": 5,
@@ -52,6 +52,7 @@ def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> N
     }
     assert spec["accelerator"] == {"product": ["NVIDIA-H100-80GB-HBM3"]}
     assert spec["serving"] == {
+        "dtype": "bfloat16",
         "maxModelLen": 8192,
         "maxNumSeqs": 128,
         "memoryUtilizationPercent": 95,

@@ -47,7 +47,7 @@ ASKED = {
     "another device": ["--device", "tpu"],
     "a quantization while loading": ["--quantization", "bitsandbytes"],
     "INT8 while loading": ["-q", "experts_int8"],
-    "float16": ["--dtype", "half"],
+    "a dtype that vLLM does not have": ["--dtype", "float64"],
     "a dtype of the KV cache": ["--kv-cache-dtype", "turboquant_4bit_nc"],
     "a length that is found out": ["--max-model-len", "auto"],
     "a backend that is gone": ["--guided-decoding-backend", "xgrammar:no-fallback"],

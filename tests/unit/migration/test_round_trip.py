@@ -28,6 +28,7 @@ SERVING = optional(
     maxNumBatchedTokens=st.sampled_from([2048, 8192]),
     cudagraphMode=st.sampled_from(["NONE", "PIECEWISE", "FULL_AND_PIECEWISE"]),
     maxCudagraphCaptureSize=st.sampled_from([64, 256]),
+    dtype=st.sampled_from(["auto", "bfloat16", "float16"]),
     kvCacheDtype=st.sampled_from(["auto", "bfloat16", "fp8"]),
     blockSize=st.sampled_from([16, 32]),
     memoryUtilizationPercent=st.sampled_from([80, 92, 95]),

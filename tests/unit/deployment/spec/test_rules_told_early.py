@@ -19,6 +19,7 @@ from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 from tests.unit.engine.test_launch_document import rows
 
+LARGE, SMALL = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 QWEN, QWEN_HEAD, LONG = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", {"maxModelLen": 8192}
 HEAD = SpeculationSettings(Method.EAGLE3, 3, draft_model="/models/head")
 MTP = SpeculationSettings(Method.MTP, 1)
@@ -30,6 +31,13 @@ def drafting(method: str, target: str, draft: str | None = None, k: int = 3, **m
     if draft is not None:
         speculation["draft"] = {"model": draft}
     return {"target": {"model": target}, "speculation": speculation, "serving": LONG, **more}
+
+
+def typed(dtype: str, target: str, draft: Body | None = None, **more: Any) -> Body:
+    """A spec with an element type."""
+    spec = drafting("ngram" if draft is None else "draft_model", target)
+    spec["speculation"] |= {} if draft is None else {"draft": draft}
+    return {**spec, "target": {**spec["target"], **more}, "serving": {**LONG, "dtype": dtype}}
 
 
 def ranges(*parts: tuple[int, int, int], k: int = 4) -> SpeculationSettings:
@@ -81,6 +89,16 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (speculating(ranges((1, 8, 5))), "above numSpeculativeTokens")
     ],
     "a multiple of what the attention backend computes with": [(replace(PLAIN, block_size=24), "multiple of 16")],
+    "no float16 with Gemma 2, Gemma 3, GLM-4 0414 and MXFP4; no float32 with quantized models and latent attention": [
+        (typed("float16", "google/gemma-3-27b-it"), "is not stable in it"),
+        (typed("float16", "openai/gpt-oss-20b"), "bfloat16 alone"),
+        (typed("float32", "openai/gpt-oss-20b"), "is served in MXFP4, which vLLM multiplies in 16 bits"),
+        (typed("float32", QWEN, quantization="FP8"), "is served in FP8"),
+        (typed("float32", QWEN, quantization="Auto"), "write AsCheckpoint"),
+        (typed("float32", "deepseek-ai/DeepSeek-V2-Lite"), "latent attention"),
+        (typed("float32", LARGE, draft={"model": SMALL, "quantization": "FP8"}), "is served in FP8"),
+        (typed("float32", LARGE, draft={"model": SMALL, "quantization": "Auto"}), "write AsCheckpoint"),
+    ],
     "room for one whole verification: drafted tokens, one more, and the method's extra slots": [
         (speculating(DRAFT_MODEL, max_num_seqs=1, max_num_batched_tokens=6), "at least 7 to verify")
     ],
