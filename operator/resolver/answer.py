@@ -3,10 +3,10 @@
 import base64
 import gzip
 import io
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.resolver.read_model_facts import (
     ERROR_LIMIT,
     MESSAGE_LIMIT_BYTES,
@@ -16,7 +16,7 @@ from specdecode_operator.resolver.read_model_facts import (
 )
 
 _UNPACKED_LIMIT_BYTES = 256 * 1024
-_MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, RecursionError)
+_MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError)
 
 
 def unpack(message: str) -> Checkpoint:
@@ -28,11 +28,11 @@ def unpack(message: str) -> Checkpoint:
         The one that the message tells, or one that says that the message itself makes no sense.
     """
     try:
-        answer = json.loads(message[:MESSAGE_LIMIT_BYTES])
+        answer = parse_json(message[:MESSAGE_LIMIT_BYTES])
         if "error" not in answer:
             packed = io.BytesIO(base64.b64decode(answer["facts"], validate=True))
             with gzip.GzipFile(fileobj=packed) as stream:
-                return checkpoint_of(json.loads(stream.read(_UNPACKED_LIMIT_BYTES)))
+                return checkpoint_of(parse_json(stream.read(_UNPACKED_LIMIT_BYTES)))
         failure = CheckpointError(str(answer["error"]["reason"])[:64], str(answer["error"]["message"])[:ERROR_LIMIT])
     except _MAKES_NO_SENSE as error:
         raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {message[:200]!r}") from error

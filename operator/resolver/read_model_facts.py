@@ -33,7 +33,6 @@ MESSAGE_LIMIT_BYTES = 4096
 CONFIG_LIMIT_BYTES = 64 * 1024
 HEADER_LIMIT_BYTES = 100_000_000
 """The safetensors library itself takes no larger header (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
-
 QUANTIZATION = "hf_quant_config.json"
 """Where ModelOpt writes what others write into config.json; vLLM reads it too (transformers_utils/config.py)."""
 
@@ -43,7 +42,6 @@ DEADLINE_S = 300
 _LENGTH_BYTES = 8
 _FIRST_BYTES = 64 * 1024
 """Read of each file at first: most headers are not longer, and one request to the hub is enough."""
-
 ERROR_LIMIT = 600
 _MOST_PARTS = 24
 _LONG_VALUE = 400
@@ -52,7 +50,6 @@ _NEEDED_THOUGH_LONG = {
     "rope_parameters",
 }  # fmt: skip
 """Parts of the model, lists by layer and what quantization leaves out decide about bytes."""
-
 _MOST_SPACE = 2**60
 
 _DTYPE_BITS = {
@@ -287,11 +284,14 @@ def _part(name: str) -> str:
     return ".".join(words[:number])[:64]
 
 
-def _relevant(value: Any) -> Any:
-    """The settings without those that take no memory, at every level."""
+def _relevant(value: Any, levels: int = 64) -> Any:
+    """The settings without those that take no memory, at every level; there are not many."""
+    if not levels:
+        raise CheckpointError("ConfigUnreadable", "config.json is nested more than 64 deep")
     if isinstance(value, dict):
-        return {key: _relevant(inner) for key, inner in value.items() if key not in _IRRELEVANT and inner is not None}
-    return value
+        kept = {key: inner for key, inner in value.items() if key not in _IRRELEVANT and inner is not None}
+        return {key: _relevant(inner, levels - 1) for key, inner in kept.items()}
+    return [_relevant(inner, levels - 1) for inner in value] if isinstance(value, list) else value
 
 
 def _json_file(files: Files, name: str, limit_bytes: int, reason: str) -> dict[str, Any]:

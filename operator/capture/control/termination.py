@@ -1,6 +1,5 @@
 """Termination messages of a capture's pod: a summary, or why there is none."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
+from specdecode_operator.documents.json_text import parse_json
 
 _TOLD_TO_STOP = frozenset({0, 137, 143})
 """Exit codes of an engine that ended because the load did."""
@@ -129,7 +129,7 @@ def _ended(pod: Body, container: str) -> Body | None:
 
 def _said(ended: Body | None) -> Any:
     try:
-        return json.loads((ended or {}).get("message") or "null")
+        return parse_json(str((ended or {}).get("message") or "null"))
     except ValueError:
         return None
 

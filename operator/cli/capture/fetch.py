@@ -13,6 +13,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.capture.watch import RESOURCE, CaptureError, message_of, phase_of
+from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import CAPTURE_LABEL
 
 MANIFEST: Final = "manifest.json"
@@ -125,7 +126,7 @@ def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], 
 
 def _listed(manifest: str, location: Location) -> list[RemoteFile]:
     try:
-        files = json.loads(manifest)["files"]
+        files = parse_json(manifest)["files"]
         found = [RemoteFile(name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FetchError(f"{location.path}/{MANIFEST}: is no manifest of a capture ({error!r})") from error

@@ -1,6 +1,5 @@
 """Watches a capture on its way, and tells what is new."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
+from specdecode_operator.documents.json_text import parse_json
 
 DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
@@ -187,7 +187,7 @@ def progress(kubectl: Kubectl, capture: Body) -> Iterator[dict[str, Any]]:
     try:
         for line in stream.stdout or ():
             try:
-                found = json.loads(line)
+                found = parse_json(line)
             except ValueError:
                 continue
             if isinstance(found, dict) and "phase" in found:

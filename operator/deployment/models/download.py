@@ -25,6 +25,7 @@ from specdecode_operator.deployment.spec.model_storage import (
     cache_claim,
     downloads_to_cache,
 )
+from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import DOWNLOAD_KEY_ANNOTATION
 from specdecode_operator.kube.manifests import owned, secret_key
 from specdecode_operator.kube.nodes import PRODUCT_LABEL
@@ -150,9 +151,9 @@ def _commit(terminated: Body) -> str | Blocked:
     if terminated.get("reason") == "OOMKilled":
         return Blocked("OutOfMemory", "the download needed more memory than its limit and was killed")
     try:
-        error = json.loads(str(terminated.get("message") or ""))["error"]
+        error = parse_json(str(terminated.get("message") or ""))["error"]
         reason, text = str(error["reason"]), str(error["message"])[: download_model.MESSAGE_LIMIT]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return Blocked("DownloadFailed", f"the download {last_words(terminated)}")
     return Blocked(reason if reason in _REMEDIES else "DownloadFailed", text)
 
@@ -160,8 +161,8 @@ def _commit(terminated: Body) -> str | Blocked:
 def _commit_in(text: object) -> str | None:
     """Return the commit of an answer or entry; nothing else of a user's namespace becomes part of a path."""
     try:
-        commit = json.loads(str(text))["commit"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        commit = parse_json(str(text))["commit"]
+    except (ValueError, KeyError, TypeError):
         return None
     return commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None
 

@@ -13,6 +13,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.kept import believed
 from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
+from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
 from specdecode_operator.resolver.answer import checkpoint_of
 from specdecode_operator.resolver.read_model_facts import Checkpoint
@@ -63,10 +64,10 @@ def _checkpoint(source: ModelSource, entry: str | None) -> Checkpoint | None:
     if entry is None:
         return None
     try:
-        body = json.loads(entry)
+        body = parse_json(entry)
         # People may have copied it from another model's.
         if {field: body.get(field) for field in asdict(source)} != asdict(source):
             return None
         return checkpoint_of(body["checkpoint"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -15,6 +15,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.objects.workload import serving_template, with_pods_of, workload_name
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, as_data, from_data
 from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
+from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.manifests import owned
 from specdecode_operator.sizing.choice.plan import Plan
 
@@ -64,8 +65,8 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
     """Return what a ConfigMap holds; None where there is none, or somebody broke it."""
     data = (config_map or {}).get("data") or {}
     try:
-        workload, failure = json.loads(data[_WORKLOAD]), json.loads(data.get(_FAILURE, "null"))
-        groups = json.loads(data.get(_GROUPS, "null"))
+        workload, failure = parse_json(data[_WORKLOAD]), parse_json(data.get(_FAILURE, "null"))
+        groups = parse_json(data.get(_GROUPS, "null"))
         template = serving_template(workload)
         if not isinstance(template["spec"], dict) or template_hash(template) is None or not workload["apiVersion"]:
             return None

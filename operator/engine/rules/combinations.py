@@ -1,9 +1,9 @@
 """What of ``spec.engine.extraArgs`` contradicts the rest of the spec: vLLM refuses it, or requests because of it."""
 
-import json
 from collections.abc import Iterator
 from typing import Final
 
+from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.engine.arguments import COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import Option, options
@@ -142,7 +142,7 @@ def _drafting_problems(
 def _least_probability(option: Option) -> float:
     """Return the min_p that an option sets; 0 where it sets none, or what vLLM's parser will refuse."""
     try:
-        value = json.loads(option.value)
+        value = parse_json(option.value)
     except ValueError:
         return 0
     config = {option.path: value} if option.path else value

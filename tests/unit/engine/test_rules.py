@@ -333,7 +333,14 @@ def test_arguments_that_go_with_the_spec_pass(settings: EngineSettings) -> None:
     assert serving_problems(settings, PROFILE) == []
 
 
-@pytest.mark.parametrize("line", ["--override-generation-config.min_p=0", '--override-generation-config={"min_p":0.0}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--override-generation-config.min_p=0",
+        '--override-generation-config={"min_p":0.0}',
+        f"--override-generation-config={'[' * 4000}",
+    ],
+)
 def test_a_min_p_of_nothing_is_none(line: str) -> None:
     assert combination_problems(replace(PLAIN, speculation=NGRAM, extra_args=(line,)), PROFILE) == []
 

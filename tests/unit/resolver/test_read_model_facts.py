@@ -151,6 +151,9 @@ def test_hostile_headers_end_in_a_sentence(folder: Path, case: str) -> None:
         (b"{", "ConfigUnreadable", "not JSON"),
         (b"[1]", "ConfigUnreadable", "no JSON object"),
         (b"\xff\xfe{}", "ConfigUnreadable", "not JSON"),
+        (b'{"a":' * 300 + b"{}" + b"}" * 300, "ConfigUnreadable", "nested more than 64 deep"),
+        (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", "ConfigUnreadable", "nested more than 64 deep"),
+        (b'{"a":' * 5000 + b"{}" + b"}" * 5000, "ConfigUnreadable", "not JSON"),
         (b"{" + b" " * CONFIG_LIMIT_BYTES + b"}", "ConfigUnreadable", "more than 64 KiB"),
     ],
 )

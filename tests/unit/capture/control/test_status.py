@@ -183,6 +183,7 @@ class TestEnd:
                 "there",
             ),
             ("load", 2, "Traceback\nKeyError: 'x'", {}, "CaptureFailed", "load ended with exit code 2: KeyError: 'x'"),
+            ("load", 2, "[" * 4000, {}, "CaptureFailed", "load ended with exit code 2: "),
             ("load", 137, "", {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
             ("load", 143, "", {"reason": "Evicted", "message": "disk"}, "Evicted", "disk"),
             ("load", 1, TOLD_TO_STOP, {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
