@@ -15,6 +15,7 @@ from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.choice.fixes import Admit
 from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, place_phrase
 from specdecode_operator.sizing.choice.plan import Plan, Row, keep, pair_at, plan_on_cpu, plan_on_gpus, selection
 from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow, quantization_matrix
@@ -63,9 +64,9 @@ def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Pl
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
-    plan = _plan(facts, alone) if _has_room(facts, alone) else None
+    plan = _plan(facts, alone, admit=None) if _has_room(facts, alone) else None
     if plan is None or plan.verdict is Verdict.DOES_NOT_FIT:
-        plan = _plan(facts, pools)
+        plan = _plan(facts, pools, partial(admitted, facts))
     launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
     if plan.chosen.nodes > 1 and launched and not groups:
         return Blocked(LWS_MISSING, _missing_message(plan.chosen))
@@ -119,7 +120,9 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
     pools = {pool.product: pool for pool in _pools(facts, [node for node in nodes if node.schedulable])}
     pools |= {pool.product: pool for pool in _pools(facts, nodes) if pool.product == previous.product}
     try:
-        plan = plan_on_gpus(facts.pair, pools.values(), facts.spec.parallelism.tensor, facts.options)
+        plan = plan_on_gpus(
+            facts.pair, pools.values(), facts.spec.parallelism.tensor, facts.options, partial(admitted, facts)
+        )
     except PlanError:
         return None
     kept = next((row for row in plan.rows if _is_in_force(row, previous)), None)
@@ -157,9 +160,9 @@ def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple
     )
 
 
-def _plan(facts: Facts, pools: Sequence[GpuPool]) -> Plan:
+def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
     try:
-        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options, partial(admitted, facts))
+        return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options, admit)
     except PlanError as error:
         raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
 

@@ -28,6 +28,11 @@ Admit = Callable[[Pair, Changes], Changes | None]
 """Whether a pair may be served after changes: those, with what has to go along; None where it would be refused."""
 
 
+def all_admitted(_: Pair, asked: Changes) -> Changes:
+    """Admit every change as it is."""
+    return asked
+
+
 @dataclass(frozen=True)
 class Fix:
     """One change, or two that go together, that makes it fit."""
@@ -58,7 +63,7 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
     tensor: int | None,
     chosen: Row,
     alternatives: Alternatives = NO_ALTERNATIVES,
-    admit: Admit = lambda _, asked: asked,
+    admit: Admit = all_admitted,
 ) -> tuple[Fix, ...]:
     """Return what makes the pair fit, least harm first; what ends tight says so.
 

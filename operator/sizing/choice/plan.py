@@ -8,7 +8,7 @@ from specdecode_operator.sizing.base.units import GIB, ceil_div
 from specdecode_operator.sizing.choice.candidates import PLACE_ONLY, PlanOptions, candidate_rows, selection
 from specdecode_operator.sizing.choice.changes import Change
 from specdecode_operator.sizing.choice.explanations import capacity_phrase, cpu_sentence, gpu_sentence
-from specdecode_operator.sizing.choice.fixes import Admit, Fix, find_fixes
+from specdecode_operator.sizing.choice.fixes import Admit, Fix, all_admitted, find_fixes
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.other_models import alternatives_to
 from specdecode_operator.sizing.choice.plan_row import Row
@@ -41,13 +41,13 @@ def plan_on_gpus(
     pools: Iterable[GpuPool],
     tensor: int | None,
     options: PlanOptions = PLACE_ONLY,
-    admit: Admit = lambda _, asked: asked,
+    admit: Admit | None = all_admitted,
 ) -> Plan:
     """Return the plan for a pair on the nodes that there are.
 
     With a tensor of None every supported power of two up to the GPUs of a
     node is tried: layers are cut over a network only where users say so. Pools of unknown products are passed over.
-    Only changes that ``admit`` lets through are proposed.
+    Only changes that ``admit`` lets through are proposed, with None nothing is looked for.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def plan_on_gpus(
     rows = candidate_rows(pair, pools, tensor, options)
     chosen = rows[0]
     fixes: tuple[Fix, ...] = ()
-    if chosen.budget.verdict is Verdict.DOES_NOT_FIT:
+    if admit is not None and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
         at_chosen = pair_at(pair, options.available, chosen.target_precision, chosen.draft_precision)
         fixes = find_fixes(at_chosen, pools, tensor, chosen, alternatives_to(at_chosen, options.available), admit)
     choice = choice_phrase(chosen, options.objective) if options.target or options.draft else ""
