@@ -60,6 +60,9 @@ class Other:
     name: str
 
 
+_Found = Document | DocumentError | Other
+
+
 @dataclass(frozen=True)
 class Reading:
     """The objects of ours in some sources, in the order of reading."""
@@ -77,7 +80,7 @@ def read_deployments(sources: Iterable[str]) -> Reading:
 def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) -> Reading:
     """Return the objects of these kinds of ours in files, folders (to any depth) and ``-``; others are passed over."""
     sources = tuple(sources)
-    found = [item for source in sources for item in _read(source, kinds)]
+    found = list(_told_apart(item for source in sources for item in _read(source, kinds)))
     documents = tuple(item for item in found if isinstance(item, Document))
     errors = tuple(item for item in found if isinstance(item, DocumentError))
     if not documents and not errors:
@@ -128,6 +131,8 @@ def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
         model, _, file = text.partition("=")
         if not (model and file):
             raise DocumentError(f"--model-config: {text}: write ID=PATH, such as my/model=config.json")
+        if model in configs:
+            raise DocumentError(f"--model-config: {model}: is given twice: remove one")
         content = list(_documents(file))
         if len(content) != 1 or not isinstance(content[0], Document):
             raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
@@ -146,6 +151,38 @@ def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
     if isinstance(speculation, dict) and "draft" in speculation:
         spec["speculation"] = {**speculation, "draft": _with_config(speculation["draft"], model_configs)}
     return spec
+
+
+def refuse_unused(model_configs: Mapping[str, dict[str, Any]], documents: Sequence[Document]) -> None:
+    """Refuse a config.json that goes into no object.
+
+    Raises
+    ------
+    DocumentError
+        With the models that the objects name.
+    """
+    used = {model: given for document in documents for model, given in _models(document.body.get("spec"))}
+    for model in model_configs if documents else ():
+        if model not in used:
+            named = ", ".join(sorted(used)) or "none"
+            raise DocumentError(
+                f"--model-config: {model}: no object names this model: use one of those named ({named})"
+            )
+        if used[model]:
+            raise DocumentError(f"--model-config: {model}: the object has a config of its own: remove one of the two")
+
+
+def _models(spec: Any) -> Iterator[tuple[str, bool]]:
+    """Return the models of a spec, each with whether it has a config."""
+    if not isinstance(spec, dict):
+        return
+    speculation = spec.get("speculation")
+    served = [spec.get("target"), speculation.get("draft") if isinstance(speculation, dict) else None]
+    for model in served:
+        checkpoints = model.get("checkpoints") if isinstance(model, dict) else None
+        for each in (model, *(checkpoints if isinstance(checkpoints, list) else [])):
+            if isinstance(each, dict) and isinstance(each.get("model"), str):
+                yield each["model"], each.get("config") is not None
 
 
 def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
@@ -182,7 +219,7 @@ def _nothing_found(sources: Sequence[str], kinds: Sequence[str], others: Sequenc
     return DocumentError(f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: name another file or folder")
 
 
-def _read(source: str, kinds: Sequence[str]) -> Iterator[Document | DocumentError | Other]:
+def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
     path = Path(source)
     if source in {STANDARD_INPUT, ""} or not path.is_dir():
         yield from _ours(source, kinds)
@@ -196,6 +233,19 @@ def _read(source: str, kinds: Sequence[str]) -> Iterator[Document | DocumentErro
         yield DocumentError(f"{place_of(source)}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
     for file in files:
         yield from _ours(str(file), kinds)
+
+
+def _told_apart(found: Iterable[_Found]) -> Iterator[_Found]:
+    """Return what was found, and an error in the place of each object that is there already: only one can be."""
+    places: dict[tuple[str, str], str] = {}
+    for item in found:
+        if isinstance(item, Document):
+            place = places.setdefault((item.kind, item.qualified_name), item.place)
+            if place is not item.place:
+                problem = f"metadata.name: {item.name}: {item.kind} {item.qualified_name} is there already ({place})"
+                yield DocumentError(f"{item.place}: {problem}: remove one, or give it another name")
+                continue
+        yield item
 
 
 def _files(folder: Path) -> list[Path]:
@@ -212,7 +262,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def _ours(file: str, kinds: Sequence[str]) -> Iterator[Document | DocumentError | Other]:
+def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
     try:
         for found in _objects(file):
             yield _our(found, kinds) if isinstance(found, Document) else found

@@ -1,5 +1,6 @@
 """What the API server would refuse in an object whose fields are each good: rules, and entries of one key."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -28,6 +29,19 @@ def refusals(spec: SpecDecodeDeploymentSpec, metadata: Any = None) -> list[Probl
     problems = list(broken_rules(spec, "spec"))
     if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
         problems += _judged({"metadata": metadata}, (SERVICE_NAME,), "")
+    return problems
+
+
+def metadata_problems(metadata: Any) -> list[Problem]:
+    """Return what the API server refuses in the metadata of any object that somebody writes into a file."""
+    given = metadata if isinstance(metadata, dict) else {}
+    problems = [
+        Problem(f"metadata.{field}", json.dumps(given[field], default=str), "must be text: write it in quotes")
+        for field in ("name", "namespace")
+        if not isinstance(given.get(field), str | None)
+    ]
+    if given.get("name") in (None, ""):
+        problems.append(Problem("metadata.name", "nothing", "name the object, for example metadata: {name: chat}"))
     return problems
 
 

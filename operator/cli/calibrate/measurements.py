@@ -9,7 +9,7 @@ import typer
 from specdecode_operator.calibration.deployment_status import UnusableObjectError, measure_deployment
 from specdecode_operator.calibration.engine_log import Given, Measurement, UnusableLogError, measure
 from specdecode_operator.cli.calibrate.engine_runs import EngineRun
-from specdecode_operator.cli.input_files import read_deployments, with_configs
+from specdecode_operator.cli.input_files import read_deployments, refuse_unused, with_configs
 from specdecode_operator.cli.options import fail
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
@@ -32,6 +32,10 @@ def of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> l
     reading = read_deployments(files)
     if reading.errors or not reading.documents:
         fail(str(reading.errors[0]) if reading.errors else f"{', '.join(files)}: holds no SpecDecodeDeployment")
+    try:
+        refuse_unused(configs, reading.documents)
+    except DocumentError as error:
+        fail(error)
     entries = []
     for document in reading.documents:
         try:

@@ -14,13 +14,14 @@ from specdecode_operator.cli.input_files import (
     read_calibration,
     read_model_configs,
     read_nodes,
+    refuse_unused,
     with_configs,
 )
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
-from specdecode_operator.deployment.spec.admission import admitted_spec
+from specdecode_operator.deployment.spec.admission import admitted_object
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import NO_MODELS
@@ -111,6 +112,11 @@ class Answers:
             return INVALID
         return max((each.verdict for each in self.answers), key=FROM_BEST.index)
 
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All places that were looked at."""
+        return tuple(candidate for answer in self.answers for candidate in answer.matrix)
+
 
 def ask(
     reading: Reading,
@@ -127,6 +133,7 @@ def ask(
     try:
         nodes = None if nodes_file is None else read_nodes(nodes_file)
         configs = read_model_configs(model_configs)
+        refuse_unused(configs, reading.documents)
         calibration = read_calibration(calibration_file)
     except DocumentError as error:
         return Answers((), (error,))
@@ -149,7 +156,7 @@ def answer(
     ``model_configs`` has the content of config.json by model id, for models whose spec holds none.
     """
     try:
-        spec = admitted_spec(with_configs(document.body.get("spec"), model_configs), document.body.get("metadata"))
+        spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), model_configs)})
         facts = valid_facts(spec, calibration=calibration)
         present = assumed_nodes(facts) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)

@@ -89,6 +89,8 @@ def plan_command(  # noqa: PLR0913  each is an option
         _print_data(result, output)
     for error in result.errors:
         typer.echo(f"error: {error}", err=True)
+    if calibration and result.answers and not any(each.budget.calibration for each in result.candidates):
+        typer.echo(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
     if plot is not None:
         _draw(result, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
@@ -121,8 +123,8 @@ def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
 def _print_text(result: "Answers", *, matrix: bool) -> None:
     from specdecode_operator.cli.plan.text import plan_text, summary_lines  # noqa: PLC0415
 
-    if len(result.answers) == 1:
-        typer.echo(plan_text(result.answers[0], matrix=matrix))
+    if matrix or len(result.answers) == 1:
+        typer.echo("\n\n".join(plan_text(each, matrix=matrix) for each in result.answers), nl=bool(result.answers))
     elif result.answers:
         typer.echo("\n".join(summary_lines(result.answers)))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.crd.admission import metadata_problems
 from specdecode_operator.capture.control.admission import admitted_capture
 from specdecode_operator.cli.input_files import (
     Document,
@@ -13,6 +14,7 @@ from specdecode_operator.cli.input_files import (
     read_model_configs,
     read_nodes,
     read_ours,
+    refuse_unused,
     with_configs,
 )
 from specdecode_operator.cli.plan.answers import FITS, INVALID, TIGHT, answer, assumed_nodes
@@ -54,13 +56,14 @@ class Options:
 
 def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list[DocumentError]]:
     """Return what each object in files, folders or ``-`` comes to, in the order of reading, and what is unreadable."""
+    reading = read_ours(files)
     try:
         nodes = None if options.nodes is None else read_nodes(options.nodes)
         configs = read_model_configs(options.model_configs)
+        refuse_unused(configs, reading.documents)
         calibration = read_calibration(options.calibration)
     except DocumentError as error:
         return [], [error]
-    reading = read_ours(files)
     deployments = {
         document.qualified_name: _deployment(_at_version(document, options), nodes, configs, calibration)
         for document in reading.documents
@@ -104,6 +107,8 @@ def _deployment(
 
 
 def _capture(document: Document, deployments: Mapping[str, Rendered], options: Options) -> Rendered:
+    if problems := metadata_problems(document.body.get("metadata")):
+        return Rendered(document, INVALID, refusal="; ".join(map(str, problems)))
     try:
         spec = admitted_capture(document.body.get("spec"))
     except InvalidSpecError as error:

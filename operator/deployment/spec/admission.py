@@ -3,11 +3,12 @@
 It is a file by itself, for the CEL library takes long to load.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from specdecode_operator.api.crd.admission import refusals
+from specdecode_operator.api.crd.admission import metadata_problems, refusals
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.problems import InvalidSpecError
@@ -28,3 +29,22 @@ def admitted_spec(spec: Any, metadata: Any = None) -> SpecDecodeDeploymentSpec:
     if problems := refusals(admitted, metadata):
         raise InvalidSpecError(problems)
     return admitted
+
+
+def admitted_object(body: Mapping[str, Any]) -> SpecDecodeDeploymentSpec:
+    """Return the spec of an object that an API server would admit.
+
+    Raises
+    ------
+    InvalidSpecError
+        With what it would refuse in metadata and spec.
+    """
+    metadata = body.get("metadata")
+    problems = metadata_problems(metadata)
+    try:
+        spec = admitted_spec(body.get("spec"), metadata)
+    except InvalidSpecError as error:
+        raise InvalidSpecError([*problems, *error.problems], error.reason) from error
+    if problems:
+        raise InvalidSpecError(problems)
+    return spec

@@ -39,6 +39,78 @@ def test_a_name_that_an_api_server_would_refuse_is_refused(specdecode: Specdecod
 
 
 @pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (None, "metadata.name: nothing: name the object"),
+        ({}, "metadata.name: nothing: name the object"),
+        ({"name": ""}, "metadata.name: nothing: name the object"),
+        ({"generateName": "chat-"}, "metadata.name: nothing: name the object"),
+        ({"name": 7}, "metadata.name: 7: must be text: write it in quotes"),
+        ({"name": ["a"]}, 'metadata.name: ["a"]: must be text'),
+        ({"name": "a", "namespace": True}, "metadata.namespace: true: must be text: write it in quotes"),
+    ],
+)
+def test_an_object_without_a_name_is_invalid(
+    specdecode: Specdecode, write: WriteObject, metadata: Any, words: str
+) -> None:
+    path = write("a.yaml", {**manifest("a"), "metadata": metadata})
+    answer = told(specdecode, path)
+    assert words in answer
+    assert "a.yaml" in answer
+    assert specdecode("explain", path).exit_code == INVALID
+    assert specdecode("render", path).exit_code == INVALID
+
+
+def test_all_that_is_wrong_with_an_object_is_said_at_once(specdecode: Specdecode, write: WriteObject) -> None:
+    answer = told(specdecode, write("a.yaml", {**manifest("a"), "metadata": {}, "spec": {}}))
+    assert "metadata.name: nothing" in answer
+    assert "spec.target" in answer
+
+
+def test_one_name_is_one_object(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    elsewhere = manifest("a")
+    elsewhere["metadata"]["namespace"] = "other"
+    first = write("a/one.yaml", manifest("a"), manifest("b"), elsewhere)
+    write("a/two.yaml", manifest("a"))
+    answer = told(specdecode, tmp_path / "a")
+    assert (
+        f"two.yaml, document 1: metadata.name: a: SpecDecodeDeployment a is there already ({first}, document 1):"
+        " remove one, or give it another name" in answer
+    )
+    assert answer.count("already") == 1
+    assert "already" in told(specdecode, first, "-f", first)
+    twice = specdecode("plan", "-f", first, "-f", "-", stdin=(tmp_path / "a/two.yaml").read_text())
+    assert twice.exit_code == INVALID
+    assert "standard input, document 1: metadata.name: a:" in twice.stderr
+    kinds = write("c.yaml", manifest("a"), {**manifest("a"), "kind": "SpecDecodeCapture"})
+    assert specdecode("plan", kinds).exit_code == 0
+
+
+def test_the_matrix_of_several_objects_is_shown(specdecode: Specdecode, write: WriteObject) -> None:
+    free = {"parallelism": {}, "target": {"model": "meta-llama/Llama-3.1-8B-Instruct"}, "speculation": None}
+    path = write("two.yaml", manifest("a", **free), manifest("b", **free))
+    assert "8 x H100, TP 8" not in specdecode("plan", path).stdout
+    text = specdecode("plan", path, "--matrix").stdout
+    assert text.count("8 x H100, TP 8") == 2
+    assert [line.split()[0] for line in text.splitlines() if "vLLM 0.32, length" in line] == ["a", "b"]
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "render"])
+def test_a_config_that_goes_into_no_object_is_refused(specdecode: Specdecode, write: WriteObject, command: str) -> None:
+    config = write("config.json", json.dumps(SMALL_CONFIG))
+    path = write("a.yaml", manifest("a"), with_config())
+    path.write_text(path.read_text().replace("name: a\n", "name: b\n", 1))
+    result = specdecode(command, path, "--model-config", f"my/modell={config}")
+    assert result.exit_code == INVALID
+    named = "meta-llama/Llama-3.1-70B-Instruct, meta-llama/Llama-3.1-8B-Instruct, my/model"
+    assert f"--model-config: my/modell: no object names this model: use one of those named ({named})" in result.stderr
+    own = specdecode(command, path, "--model-config", f"my/model={config}")
+    assert "--model-config: my/model: the object has a config of its own: remove one of the two" in own.stderr
+    twice = ["--model-config", f"my/model={config}"] * 2
+    assert "my/model: is given twice: remove one" in specdecode(command, path, *twice).stderr
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "holds no SpecDecodeDeployment: name another file or folder"),

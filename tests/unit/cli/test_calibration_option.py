@@ -48,6 +48,16 @@ def test_plan_corrects_the_products_that_were_measured(
     assert "calibrated" not in specdecode("plan", "-f", path).stdout
 
 
+def test_plan_says_where_no_measurement_was_of_use(
+    specdecode: Specdecode, write: WriteObject, calibration: Path
+) -> None:
+    path = write("a.yaml", manifest("a", parallelism={"tensor": 4}))
+    told = specdecode("plan", "-f", path, "--calibration", calibration).stderr
+    assert f"warning: --calibration: {calibration}: none of its entries is of engines like these" in told
+    used = write("b.yaml", manifest("b", **FP8))
+    assert "warning" not in specdecode("plan", "-f", used, "--calibration", calibration).stderr
+
+
 def test_explain_has_a_line_for_it_and_adds_up(specdecode: Specdecode, write: WriteObject, calibration: Path) -> None:
     path = write("a.yaml", manifest("a", **FP8))
     plain, corrected = (
