@@ -38,12 +38,12 @@ down: (cluster-down "--name=demo")
 demo-full: setup
     @{{ python }} -m devcluster.demo --capture
 
-# Apply a capture (examples/capture-tiny.yaml without FILE), and wait until its engine serves
+# Apply the captures of FILE (examples/capture-tiny.yaml without), and nothing else; wait until the engine serves
 [group('captures')]
 capture-up *arguments: setup
     @if [ $# = 0 ]; then set -- examples/capture-tiny.yaml; fi; .venv/bin/specdecode capture up "$@"
 
-# Follow a capture to its end with its progress, and fetch its files (creates NAME where it is not there)
+# Follow a capture to its end with its progress, and fetch its files (NAME --create creates it)
 [group('captures')]
 capture-run *arguments: setup
     @.venv/bin/specdecode capture run "$@"

@@ -121,9 +121,11 @@ def _wait_for_proof(kubectl: Kubectl) -> None:
 
 def _capture(kubectl: Kubectl) -> None:
     """Capture the deployment, fetch the files and print their summary."""
-    out = REPOSITORY / "captures" / CAPTURE
     with step("capturing it: specdecode capture up examples/capture-tiny.yaml"):
         _specdecode(kubectl, "capture", "up", str(_EXAMPLES / "capture-tiny.yaml"))
+    # Another demo's files are of another capture, and stay.
+    uid = kubectl.object("sdc", CAPTURE)["metadata"]["uid"]
+    out = REPOSITORY / "captures" / f"{CAPTURE}-{uid[:8]}"
     _specdecode(kubectl, "capture", "run", CAPTURE, f"--out={out}")
     _specdecode(kubectl, "capture", "validate", str(out))
 

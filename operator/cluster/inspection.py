@@ -57,7 +57,9 @@ class ClusterView:
     async def groups(self) -> Mapping[str, Sequence[str]]:
         """Return the API groups that are served, with their versions."""
         found = await self._ask("GET", "/apis", "get /apis")
-        return {each["name"]: [version["version"] for version in each["versions"]] for each in found["groups"]}
+        return {
+            each["name"]: [version["version"] for version in each["versions"]] for each in found.get("groups") or []
+        }
 
     async def _ask(
         self, method: str, path: str, what: str, body: Body | None = None, query: Mapping[str, str] | None = None
@@ -66,13 +68,30 @@ class ClusterView:
             status, text = await send(self._api, method, path, body, query, timeout_s=_TIMEOUT_S)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fix = "is it up, and is this the right context (--context, KUBECONFIG)?"
-            raise ClusterError(
-                f"{self.server}: the API server cannot be reached ({type(error).__name__}): {fix}"
-            ) from error
+            raise ClusterError(f"{self.server}: the API server cannot be reached ({_why(error)}): {fix}") from error
         if status >= HTTPStatus.BAD_REQUEST:
             raise _error(what, status, error_message(text, _MESSAGE_LIMIT))
-        found: Body = json.loads(text)
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ClusterError(
+                f"{self.server}: does not answer as an API server does: name another (--context, KUBECONFIG)"
+            )
         return found
+
+
+def _why(error: Exception) -> str:
+    """Return in the system's words why nobody answers."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_TIMEOUT_S} s"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+        return "its certificate is not trusted"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+    return "the connection broke"
 
 
 @asynccontextmanager
@@ -110,7 +129,8 @@ async def _load_kubeconfig(context: str | None) -> str:
         raise ClusterError(f"{where}: names no cluster ({error}): name a kubeconfig") from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         # The client takes for granted that it is YAML, and a mapping.
-        raise ClusterError(f"{where}: cannot be read ({type(error).__name__}): name a kubeconfig") from error
+        why = getattr(error, "strerror", None) or getattr(error, "problem", None) or "is no kubeconfig"
+        raise ClusterError(f"{where}: cannot be read ({why}): name a kubeconfig") from error
     names = [each["name"] for each in contexts]
     if context is not None and context not in names:
         raise ClusterError(f"--context: {context}: {where} has {', '.join(names)}: use one of these")

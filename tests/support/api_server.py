@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,7 +181,7 @@ class ApiServer:
             body = json.loads(text) if (text := await request.text()) else {}
             return web.json_response(self._answer(call, request, body))
         except RefusalError as error:
-            if str(error).startswith("<"):
+            if error.status == HTTPStatus.OK or str(error).startswith("<"):
                 return web.Response(status=error.status, text=str(error))  # a proxy's word, not a server's
             return web.json_response({"kind": "Status", "message": str(error)}, status=error.status)
 

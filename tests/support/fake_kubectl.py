@@ -3,7 +3,8 @@
 The folder `FAKE_CLUSTER` holds `objects.json` (``{"KIND/NAME": body}``), the volume's files below `volume/`, and gets
 `calls.jsonl`. A list of bodies is what one `get` after the other sees; null is an API server that is away.
 `cut_bytes` in objects.json ends each stream after so many bytes, as connections do; `away_after` lets no stream bring
-what is beyond that place of a file. `FAKE_REFUSES` is a verb that finds no API server.
+what is beyond that place of a file. `FAKE_REFUSES` is a verb that finds no API server. `FAKE_SAYS` is what every call
+complains of instead of doing anything.
 """
 
 import json
@@ -18,7 +19,7 @@ def main(arguments: list[str]) -> int:
     with (CLUSTER / "calls.jsonl").open("a") as calls:
         calls.write(json.dumps(arguments) + "\n")
     words = [word for word in arguments if not word.startswith("--")]
-    if os.environ.get("FAKE_REFUSES") == words[0]:
+    if os.environ.get("FAKE_REFUSES") == words[0] or "FAKE_SAYS" in os.environ:
         return refused()
     state = json.loads((CLUSTER / "objects.json").read_text())
     match words[0]:
@@ -31,16 +32,26 @@ def main(arguments: list[str]) -> int:
                 sys.stderr.write("error: timed out waiting for the condition\n")
             return 1 if "unready" in state else 0
         case "apply":
-            sys.stdout.write(sys.stdin.read())
+            given = sys.stdin.read()
+            with (CLUSTER / "applied.jsonl").open("a") as applied:
+                applied.write(given + "\n")
+            sys.stdout.write(json.dumps(in_namespace(json.loads(given))))
             return 0
         case _:
             sys.stdin.read() if words[0] == "create" else None
             return 0
 
 
+def in_namespace(body: dict) -> dict:
+    """What the API server makes of an object, or of a list of them."""
+    if "items" in body:
+        return {**body, "items": list(map(in_namespace, body["items"]))}
+    return {**body, "metadata": {"namespace": "team", **body["metadata"]}}
+
+
 def get(objects: dict[str, dict], words: list[str]) -> int:
-    kind = words[0].partition(".")[0].rstrip("s")
-    kind, _, name = kind.partition("/") if "/" in kind else (kind, "", words[1] if len(words) > 1 else "")
+    kind, _, name = words[0].partition("/")
+    kind, name = kind.partition(".")[0].rstrip("s"), name or "".join(words[1:2])
     found = {key: body for key, body in objects.items() if key.startswith(f"{kind}/")}
     if name:
         body = next((body for key, body in found.items() if key in {f"{kind}/{name}", f"{kind}/*"}), None)
@@ -61,7 +72,8 @@ def gets_before(words: list[str]) -> int:
 
 
 def refused() -> int:
-    sys.stderr.write("The connection to the server 127.0.0.1:6443 was refused - did you specify the right host?\n")
+    refusal = "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host?\n"
+    sys.stderr.write(os.environ.get("FAKE_SAYS", refusal))
     return 1
 
 

@@ -1,6 +1,5 @@
 """`specdecode capture`: the commands that drive a capture from beginning to end, through kubectl."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import yaml
 
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files
+from specdecode_operator.cli.capture.apply import Applied, apply, read_captures
+from specdecode_operator.cli.capture.fetch import claim_of, fetch, find_files
+from specdecode_operator.cli.capture.folder import FetchError, refuse_earlier
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.capture.watch import (
     DEPLOYMENTS,
@@ -26,16 +26,19 @@ from specdecode_operator.cli.capture.watch import (
     Timeouts,
     get_capture,
     message_of,
+    names_here,
     phase_of,
     progress,
     progress_text,
     wait_for,
 )
 from specdecode_operator.cli.options import Context, TextOrJson
+from specdecode_operator.cli.text_files import DocumentError
 
 _ENGINE_TIMEOUT_S: Final = 3600
 _DEPLOYMENT_TIMEOUT_S: Final = 30
 _STOPPED_WATCHING: Final = "stopped watching; the capture goes on: specdecode capture run follows it again"
+_HOW_TO_CREATE: Final = "add --create to create it with the usual load"
 _LINE_START: Final = "\r\033[K"
 """Back to the beginning of a terminal's line, and clear it."""
 
@@ -61,7 +64,10 @@ Image = Annotated[
 
 @capture_app.command("up")
 def up(
-    file: Annotated[str, typer.Argument(help="YAML file with a SpecDecodeCapture; - for standard input.")],
+    file: Annotated[
+        str,
+        typer.Argument(help="YAML or JSON file with SpecDecodeCaptures, a folder of such files, or - to read stdin."),
+    ],
     namespace: Namespace = None,
     context: Context = None,
     timeout: Timeout = _ENGINE_TIMEOUT_S,
@@ -69,7 +75,8 @@ def up(
 ) -> None:
     """Apply a capture, and wait until its engine serves.
 
-    One that was cancelled (specdecode capture down) begins anew, unless the
+    Of several all are applied or none, and each is waited for. A file that
+    holds anything else is refused as a whole. One that was cancelled (specdecode capture down) begins anew, unless the
     file says suspend: true.
 
     For example: specdecode capture up examples/capture-tiny.yaml
@@ -78,11 +85,13 @@ def up(
     """
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line(_STOPPED_WATCHING):
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        name, kubectl = _apply(kubectl, text)
-        _resume(kubectl, name, text)
-        capture = wait_for(kubectl, name, SERVING, Timeouts(timeout, deployment_timeout), typer.echo)
-        typer.echo(f"capture {name}: {phase_of(capture)}: {message_of(capture)}")
+        applied = apply(kubectl, read_captures(file))
+        for each in applied:
+            typer.echo(f"capture {each.name} applied in namespace {each.kubectl.namespace}")
+            _resume(each)
+        for each in applied:
+            capture = wait_for(each.kubectl, each.name, SERVING, Timeouts(timeout, deployment_timeout), typer.echo)
+            typer.echo(f"capture {each.name}: {phase_of(capture)}: {message_of(capture)}")
 
 
 @capture_app.command("run")
@@ -90,6 +99,7 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     name: Annotated[str | None, typer.Argument(help="Capture. Absent: the one that is not over.")] = None,
     namespace: Namespace = None,
     context: Context = None,
+    create: Annotated[bool, typer.Option("--create", help="Create the capture, with the usual load.")] = False,
     deployment: Annotated[
         str | None, typer.Option(help="Deployment of a capture that is created. Absent: the only one.")
     ] = None,
@@ -100,24 +110,37 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
 ) -> None:
     """Follow a capture to its end, and fetch its files.
 
-    One that does not exist is created, with the usual workload: one client for
-    a minute, then 16 for two. Stopped with Ctrl-C, the capture goes on, and
-    the same command follows it again.
+    With --create one of this name that is not there is created, with the usual
+    load: one client for a minute, then 16 for two. Stopped with Ctrl-C, the
+    capture goes on, and the same command follows it again.
 
     For example: specdecode capture run demo
     """
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line(_STOPPED_WATCHING):
+        if deployment is not None and not create:
+            raise CaptureError(f"--deployment: {deployment}: is that of a capture that is created: add --create")
+        if create and name is None:
+            raise CaptureError("NAME: nothing: give the capture that is created a name")
         name = name or _unfinished(kubectl)
-        if kubectl.find(RESOURCE, name) is None:
-            name, kubectl = _apply(kubectl, json.dumps(_usual_capture(kubectl, name, deployment)))
+        out = out or Path("captures") / name
+        found = kubectl.find(f"{RESOURCE}/{name}") if create else get_capture(kubectl, name, _HOW_TO_CREATE)
+        refuse_earlier(out, name, found["metadata"].get("uid") if found else None)
+        if found is None:
+            (applied,) = apply(kubectl, [_usual_capture(kubectl, name, deployment)])
+            kubectl = applied.kubectl
+            typer.echo(f"capture {name} applied in namespace {kubectl.namespace}")
+        elif deployment not in {None, found["spec"]["deployment"]}:
+            raise CaptureError(
+                f"--deployment: {deployment}: capture {name} is of {found['spec']['deployment']}: name another"
+            )
         timeouts = Timeouts(timeout, deployment_timeout)
         capture = wait_for(kubectl, name, SERVING, timeouts, typer.echo)
         _follow(kubectl, capture)
         timeouts = replace(timeouts, phase_s=_to_the_end_s(capture["spec"], timeout))
         capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts, typer.echo)
         typer.echo(f"capture {name}: {message_of(capture)}")
-        _fetch(kubectl, name, out or Path("captures") / name, image)
+        _fetch(kubectl, name, out, image)
 
 
 @capture_app.command("status")
@@ -170,7 +193,7 @@ def down(
     """
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line():
-        found = kubectl.find(RESOURCE, name) if name else None
+        found = kubectl.find(f"{RESOURCE}/{name}") if name else None
         captures = ([found] if found else []) if name else kubectl.items(RESOURCE)
         for capture in captures:
             found_name = capture["metadata"]["name"]
@@ -182,7 +205,8 @@ def down(
             if where := _where(capture):
                 typer.echo(f"  data: {where}")
         if not captures:
-            typer.echo(f"{name}: is not there; nothing to free" if name else "no captures here; nothing to free")
+            here = names_here(kubectl, name or "")
+            typer.echo(f"{name}: is not there ({here}); nothing to free" if name else f"{here}; nothing to free")
             if name and (claim := claim_of(kubectl, name)):
                 typer.echo(f"  data: claim {claim}")
 
@@ -214,32 +238,23 @@ def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
     """Turn what may go wrong into one line and exit status 1, and Ctrl-C into what it has left."""
     try:
         yield
-    except (CaptureError, FetchError, KubectlError, OSError, UnicodeDecodeError) as error:
+    except (CaptureError, DocumentError, FetchError, KubectlError) as error:
         typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except OSError as error:
+        typer.echo(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         typer.echo(f"\n{stopped}", err=True)
         raise typer.Exit(130) from None
 
 
-def _apply(kubectl: Kubectl, text: str) -> tuple[str, Kubectl]:
-    """Apply one capture; return its name, and kubectl in its namespace, which the file may name."""
-    printed = kubectl.text("apply", "--server-side", "--filename=-", "--output=json", stdin=text)
-    applied = json.loads(printed)
-    objects = applied.get("items", [applied])
-    captures = [each["metadata"] for each in objects if each["kind"] == api.KIND]
-    if len(captures) != 1:
-        raise CaptureError(f"the file holds {len(captures)} objects of kind {api.KIND}: give one with exactly one")
-    name, namespace = str(captures[0]["name"]), str(captures[0]["namespace"])
-    typer.echo(f"capture {name} applied in namespace {namespace}")
-    return name, replace(kubectl, namespace=namespace)
-
-
-def _resume(kubectl: Kubectl, name: str, text: str) -> None:
+def _resume(applied: Applied) -> None:
     """Let a capture that was cancelled begin anew: a file that does not speak of spec.suspend leaves it as it is."""
+    name, kubectl = applied.name, applied.kubectl
     if not get_capture(kubectl, name)["spec"].get("suspend"):
         return
-    if any((each.get("spec") or {}).get("suspend") for each in yaml.safe_load_all(text) if isinstance(each, dict)):
+    if applied.suspended:
         raise CaptureError(f"capture {name}: the file says spec.suspend: true: remove it there to start the capture")
     kubectl.text("patch", RESOURCE, name, "--type=merge", '--patch={"spec":{"suspend":false}}')
     typer.echo(f"capture {name} was cancelled, and begins anew")

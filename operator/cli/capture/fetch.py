@@ -1,23 +1,34 @@
 """Brings the files of a capture from its volume to this machine, and checks them."""
 
 import contextlib
-import hashlib
+import io
 import json
+import re
 import secrets
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.capture.folder import (
+    BEGUN,
+    MANIFEST,
+    PARTIAL_SUFFIX,
+    FetchError,
+    RemoteFile,
+    is_right,
+    refuse_others,
+)
+from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError, one_line
 from specdecode_operator.cli.capture.watch import RESOURCE, CaptureError, message_of, phase_of
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import CAPTURE_LABEL
+from specdecode_operator.problems import printable
 
-MANIFEST: Final = "manifest.json"
-_PARTIAL_SUFFIX: Final = ".fetching"
 _MOUNT: Final = "/capture"
 _OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
 _POD_LIVES_S: Final = 6 * 3600
@@ -32,12 +43,11 @@ _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Between tries that bring nothing; the last one is that of all further tries."""
 
 _BLOCK_BYTES: Final = 1 << 20
+_MANIFEST_BYTES: Final = 16 << 20
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _USER: Final = 65532
 """The user of the operator's image, who wrote the files."""
-
-
-class FetchError(Exception):
-    """The files could not be had, in one line that says what to do."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +61,6 @@ class Location:
     """Image for the pod that reads the volume: the operator's own, which a capture's node has already."""
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """One file on the volume, and what its copy must be like."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
 def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
     """Return where a capture's files lie, also when the capture itself is gone.
 
@@ -68,14 +69,14 @@ def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
     CaptureError
         When it has none.
     """
-    capture = kubectl.find(RESOURCE, name)
+    capture = kubectl.find(f"{RESOURCE}/{name}")
     status = (capture or {}).get("status", {})
     if capture is not None and not status.get("path"):
         raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {message_of(capture)}")
     claim = status.get("claim") or claim_of(kubectl, name)
     if claim is None:
         raise CaptureError(f"capture {name}: neither it nor a claim of it is in this namespace: name another, or -n")
-    found = kubectl.find("persistentvolumeclaim", claim)
+    found = kubectl.find(f"persistentvolumeclaim/{claim}")
     if found is None:
         raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
     path = status.get("path") or f"{found['metadata']['namespace']}/{name}/as-deployed/1"
@@ -90,7 +91,7 @@ def claim_of(kubectl: Kubectl, name: str) -> str | None:
 
 def _image(kubectl: Kubectl, job: str | None) -> str:
     """Return the image of the load generator, which is the operator's own: its node has it already."""
-    found = kubectl.find("job", job) if job else None
+    found = kubectl.find(f"job/{job}") if job else None
     pods = (
         [found] if found else kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
     )
@@ -106,57 +107,90 @@ def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], 
     Raises
     ------
     FetchError
-        When the volume has no published files, or a copy is not what the manifest says.
+        When the volume has no published files, a copy is not what the manifest says, or the folder holds anything else.
     KubectlError
         When the cluster refuses something.
     """
-    out.mkdir(parents=True, exist_ok=True)
     with _reader(kubectl, location, say) as pod:
-        text = _read_manifest(kubectl, pod, location)
-        for file in _listed(text, location):
-            if _is_right(out / file.name, file):
-                say(f"  {file.name}: is here already")
-                continue
-            _copy(kubectl, pod, location, file, out)
-            say(f"  {file.name}: {file.bytes:,} bytes, checksum right")
-    # Last, so that a folder with a manifest is whole here too.
-    (out / MANIFEST).write_text(text, encoding="utf-8")
-    return sorted(path for path in out.iterdir() if path.is_file())
+        manifest = _read_manifest(kubectl, pod, location)
+        files = _listed(manifest, location)
+        refuse_others(out, location.capture, manifest, files)
+        out.mkdir(parents=True, exist_ok=True)
+        _check_room(out, files)
+        if not (out / MANIFEST).exists():
+            (out / BEGUN).write_bytes(manifest)
+        try:
+            _copy_all(kubectl, pod, location, files, out, say)
+        finally:
+            if [*out.iterdir()] == [out / BEGUN]:
+                (out / BEGUN).unlink()  # nothing has come that it could speak of
+    if (out / BEGUN).exists():
+        (out / BEGUN).replace(out / MANIFEST)  # last, so that a folder with a manifest is whole here too
+    return sorted(out / name for name in (MANIFEST, *(file.name for file in files)))
 
 
-def _listed(manifest: str, location: Location) -> list[RemoteFile]:
+def _copy_all(  # noqa: PLR0913, PLR0917  where from, what, and where to
+    kubectl: Kubectl, pod: str, location: Location, files: Sequence[RemoteFile], out: Path, say: Callable[[str], None]
+) -> None:
+    for file in files:
+        if is_right(out / file.name, file):
+            say(f"  {file.name}: is here already")
+            continue
+        _copy(kubectl, pod, location, file, out)
+        say(f"  {file.name}: {file.bytes:,} bytes, checksum right")
+
+
+def _listed(manifest: bytes, location: Location) -> list[RemoteFile]:
+    """Return the files of a manifest: whoever may write to the volume may not write anywhere else on this machine."""
+    where = f"{location.path}/{MANIFEST}"
     try:
-        files = parse_json(manifest)["files"]
-        found = [RemoteFile(name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
+        found = [(str(name), each["bytes"], each["sha256"]) for name, each in parse_json(manifest)["files"].items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FetchError(f"{location.path}/{MANIFEST}: is no manifest of a capture ({error!r})") from error
-    for file in found:
-        # Whoever may write to the volume may not write anywhere on this machine.
-        if Path(file.name).name != file.name or file.name == MANIFEST:
-            raise FetchError(f"{location.path}/{MANIFEST}: {file.name}: is no name of a file of a capture")
-    return found
+        raise FetchError(f"{where}: is no manifest of a capture: name another capture") from error
+    for name, size, sha256 in found:
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST or name.endswith(PARTIAL_SUFFIX):
+            raise FetchError(f"{where}: {printable(name)}: is no name of a file of a capture")
+        if type(size) is not int or size < 0 or not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+            raise FetchError(f"{where}: {name}: has no number of bytes and no sha256: the manifest is broken")
+    return [RemoteFile(*each) for each in found]
 
 
-def _read_manifest(kubectl: Kubectl, pod: str, location: Location) -> str:
-    try:
-        return kubectl.text("exec", pod, "--", "cat", f"{_MOUNT}/{location.path}/{MANIFEST}")
-    except KubectlError as error:
+def _read_manifest(kubectl: Kubectl, pod: str, location: Location) -> bytes:
+    content = io.BytesIO()
+    words = _stream(kubectl, pod, ("cat", f"{_MOUNT}/{location.path}/{MANIFEST}"), content, _MANIFEST_BYTES + 1)
+    if len(content.getvalue()) > _MANIFEST_BYTES:
+        raise FetchError(f"{location.path}/{MANIFEST}: is larger than {_MANIFEST_BYTES:,} bytes: is no manifest")
+    if not content.getvalue():
         raise FetchError(
             f"{location.capture}: claim {location.claim} has no {location.path}/{MANIFEST}: nothing was published;"
             f" files of a run that failed or was cancelled are beside it, in {location.path}.part-…"
-        ) from error
+            f"{f' ({words})' if words else ''}"
+        )
+    return content.getvalue()
+
+
+def _check_room(out: Path, files: Sequence[RemoteFile]) -> None:
+    """Refuse what does not fit on the disk, before the first byte of it."""
+    have = sum(
+        (out / f"{file.name}{suffix}").stat().st_size
+        for file in files
+        for suffix in ("", PARTIAL_SUFFIX)
+        if (out / f"{file.name}{suffix}").exists()
+    )
+    wanted, free = sum(file.bytes for file in files) - have, shutil.disk_usage(out).free
+    if wanted > free:
+        raise FetchError(f"{out}: {wanted:,} bytes are to come, and {free:,} are free: name a folder with more room")
 
 
 def _copy(kubectl: Kubectl, pod: str, location: Location, file: RemoteFile, out: Path) -> None:
     """Copy one file, from where an earlier fetch ended."""
-    partial = out / f"{file.name}{_PARTIAL_SUFFIX}"
+    partial = out / f"{file.name}{PARTIAL_SUFFIX}"
     partial.touch()
     source = f"{_MOUNT}/{location.path}/{file.name}"
     have, heard_at, in_vain = partial.stat().st_size, time.monotonic(), 0
     while have < file.bytes:
         with partial.open("ab") as sink:
-            stream = kubectl.stream("exec", pod, "--", "tail", "-c", f"+{have + 1}", source, output=sink)
-            words = stream.communicate()[1].decode(errors="replace").strip()
+            words = _stream(kubectl, pod, ("tail", "-c", f"+{have + 1}", source), sink, file.bytes - have)
         had, have = have, partial.stat().st_size
         if have > had:
             heard_at, in_vain = time.monotonic(), 0
@@ -168,7 +202,7 @@ def _copy(kubectl: Kubectl, pod: str, location: Location, file: RemoteFile, out:
             )
         time.sleep(_PAUSES_S[min(in_vain, len(_PAUSES_S) - 1)])
         in_vain += 1
-    if not _is_right(partial, file):
+    if not is_right(partial, file):
         partial.unlink()
         raise FetchError(
             f"{file.name}: {have:,} bytes came that are not what the manifest says ({file.bytes:,} bytes, sha256"
@@ -177,14 +211,25 @@ def _copy(kubectl: Kubectl, pod: str, location: Location, file: RemoteFile, out:
     partial.replace(out / file.name)
 
 
-def _is_right(path: Path, file: RemoteFile) -> bool:
-    if not path.is_file() or path.stat().st_size != file.bytes:
-        return False
-    digest = hashlib.sha256()
-    with path.open("rb") as content:
-        while block := content.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest() == file.sha256
+def _stream(kubectl: Kubectl, pod: str, command: Sequence[str], sink: BinaryIO, most_bytes: int) -> str:
+    """Write what a command in the pod prints, but no more than that: a file may be a link to something endless.
+
+    Returns what it complained of.
+    """
+    with tempfile.TemporaryFile() as complaints:
+        process = kubectl.stream("exec", pod, "--", *command, errors=complaints)
+        assert process.stdout is not None  # noqa: S101  it is a pipe
+        try:
+            while most_bytes and (block := process.stdout.read1(min(most_bytes, _BLOCK_BYTES))):  # type: ignore[attr-defined]
+                sink.write(block)
+                most_bytes -= len(block)
+        finally:
+            if not most_bytes:
+                process.terminate()
+            process.stdout.close()
+            process.wait()
+        complaints.seek(0)
+        return one_line(complaints.read(_BLOCK_BYTES).decode(errors="replace"))
 
 
 @contextlib.contextmanager

@@ -1,17 +1,37 @@
 """Runs kubectl for commands that act in a cluster as the person who calls them."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.problems import printable
 
 
 class KubectlError(Exception):
     """kubectl did not do what it was asked; the message is its own, or says what is missing."""
+
+
+_LOG_LINE: Final = re.compile(r"[IWEF]\d{4} ")
+_QUOTED: Final = re.compile(r'^.*? err="(.*)"$')
+_NO_CONTEXT: Final = re.compile(r"context was not found for specified context: (\S+)")
+_NO_KUBECONFIG: Final = re.compile(r"loading config file|invalid configuration|stat .*: no such file")
+_NOT_GOT: Final = re.compile(r'Get \\?"(https?://[^/"]+)[^"]*": (.*?)(?:;|"?$)')
+_UNSET: Final = "localhost:8080"
+"""Where kubectl looks without a kubeconfig: nobody serves an API without TLS any more."""
+
+_NO_CLUSTER: Final = (
+    "was refused - did you specify the right host",
+    "Unable to connect to the server",
+    "no such host",
+    "i/o timeout",
+    "connection refused",
+)
 
 
 @dataclass(frozen=True)
@@ -30,11 +50,15 @@ class Kubectl:
             When it fails.
         """
         done = subprocess.run(  # noqa: S603  arguments are a list: no shell reads them
-            self._command(arguments), input=stdin, capture_output=True, text=True, check=False
+            self._command(arguments),
+            input=None if stdin is None else stdin.encode(),
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            check=False,
         )
         if done.returncode:
-            raise KubectlError(_words(done.stderr, done.returncode))
-        return done.stdout
+            raise KubectlError(self._words(done.stderr.decode(errors="replace"), done.returncode))
+        return done.stdout.decode(errors="replace")
 
     def find(self, *arguments: str) -> Body | None:
         """Return the object, or the list of objects, that ``get`` with these arguments finds; None where there is none.
@@ -53,10 +77,10 @@ class Kubectl:
         listed: list[Body] = (self.find(*arguments) or {}).get("items", [])
         return listed
 
-    def stream(self, *arguments: str, output: int | BinaryIO = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    def stream(self, *arguments: str, errors: int | BinaryIO = subprocess.PIPE) -> subprocess.Popen[bytes]:
         """Start kubectl, whose output is read while it runs; end it when it is no longer needed."""
         return subprocess.Popen(  # noqa: S603  arguments are a list: no shell reads them
-            self._command(arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE
+            self._command(arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
         )
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
@@ -69,8 +93,33 @@ class Kubectl:
         ]
         return [program, *chosen, *arguments]
 
+    def _words(self, stderr: str, code: int) -> str:
+        """Return what kubectl said, in one line that says what to do where it found no cluster."""
+        said = one_line(stderr)
+        if not said:
+            return f"kubectl ended with exit code {code} and said nothing"
+        if match := _NO_CONTEXT.search(said):
+            return f"--context: {match[1]}: the kubeconfig has no such context: kubectl config get-contexts lists them"
+        kubeconfig = f"KUBECONFIG: {os.environ.get('KUBECONFIG') or '~/.kube/config'}"
+        if _NO_KUBECONFIG.search(said):
+            return f"{kubeconfig}: {said}: name another kubeconfig"
+        if _UNSET in said:
+            return f"{kubeconfig}: names no cluster: name a kubeconfig, or start a cluster"
+        if any(words in said for words in _NO_CLUSTER):
+            if match := _NOT_GOT.search(said):
+                said = f"{match[1]}: {match[2]}"
+            return f"{said.partition(' - did you')[0]}: is it up, and is this the right one (--context, KUBECONFIG)?"
+        return said
 
-def _words(stderr: str, code: int) -> str:
-    """Return what kubectl said, without its warnings: a refusal has a line for each field."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Warning:")]
-    return "\n  ".join(lines) or f"kubectl ended with exit code {code} and said nothing"
+
+def one_line(stderr: str) -> str:
+    """Return what kubectl complained of, without its log, its warnings, and its ``error:``.
+
+    A refusal has a line for each field.
+    """
+    lines = [line.strip() for line in stderr.splitlines()]
+    said = [line for line in lines if line and not line.startswith("Warning:") and not _LOG_LINE.match(line)]
+    # Where the log is all that there is, its last line says why.
+    said = said or [_QUOTED.sub(r"\1", line).replace('\\"', '"') for line in lines if line][-1:]
+    text = "; ".join(line.removeprefix("* ").removeprefix("error: ") for line in said)
+    return printable(text.replace(":; ", ": "))

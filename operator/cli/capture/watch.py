@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
@@ -17,6 +18,7 @@ _FOR_GOOD: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED})
 SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
 """The engine serves, or served: all may be over already."""
 
+_SHOWN: Final = 8
 _PERIOD_S: Final = 2.0
 _SEEN_WITHIN_S: Final = 60.0
 """An operator that has just been installed or that takes over from another one has looked at everything by then."""
@@ -27,6 +29,8 @@ _OUTAGE_S: Final = 120.0
 _NOT_FOUND: Final = "DeploymentNotFound"
 _NEEDS_ANOTHER_SPEC: Final = frozenset({"DeploymentNotPlanned", "DeploymentRolledBack"})
 _LOAD_CONTAINER: Final = "load"
+_FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s")
+_NUMBER: Final = int | float | None
 
 
 class CaptureError(Exception):
@@ -54,21 +58,28 @@ def message_of(capture: Body) -> str:
     return str((_condition(capture, "Succeeded") or _condition(capture, "Ready")).get("message", ""))
 
 
-def get_capture(kubectl: Kubectl, name: str) -> Body:
+def get_capture(kubectl: Kubectl, name: str, otherwise: str = "name another, or its namespace (-n)") -> Body:
     """Return a capture.
 
     Raises
     ------
     CaptureError
-        When there is none of this name.
+        When there is none of this name; it says what to do otherwise.
     """
-    found = kubectl.find(RESOURCE, name)
+    found = kubectl.find(f"{RESOURCE}/{name}")
     if found is None:
-        names = ", ".join(each["metadata"]["name"] for each in kubectl.items(RESOURCE)) or "none"
-        raise CaptureError(
-            f"capture {name}: is not there (captures here: {names}): name another, or its namespace (-n)"
-        )
+        raise CaptureError(f"capture {name}: is not there ({names_here(kubectl, name)}): {otherwise}")
     return found
+
+
+def names_here(kubectl: Kubectl, name: str) -> str:
+    """Return which captures there are, and which of them was meant where another name was asked for."""
+    names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE)]
+    if not names:
+        return "no captures here"
+    meant = get_close_matches(name, names, n=1)
+    said = f"captures here: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
+    return f"did you mean {meant[0]}? {said}" if meant else said
 
 
 @dataclass(frozen=True)
@@ -190,11 +201,17 @@ def progress(kubectl: Kubectl, capture: Body) -> Iterator[dict[str, Any]]:
                 found = parse_json(line)
             except ValueError:
                 continue
-            if isinstance(found, dict) and "phase" in found:
+            if isinstance(found, dict) and _is_progress(found):
                 yield found
     finally:
         stream.terminate()
         stream.communicate()
+
+
+def _is_progress(line: dict[str, Any]) -> bool:
+    """Whether a line of the log is one of progress, whoever wrote it."""
+    phase, figures = line.get("phase"), [line.get(name) for name in _FIGURES]
+    return isinstance(phase, str) and phase.isprintable() and all(isinstance(each, _NUMBER) for each in figures)
 
 
 def progress_text(line: dict[str, Any]) -> str:

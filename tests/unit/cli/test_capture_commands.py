@@ -15,6 +15,12 @@ from typer.testing import CliRunner
 from specdecode_operator.cli.main import app
 
 FAKE = Path(__file__).parents[2] / "support" / "fake_kubectl.py"
+MINE = {
+    "apiVersion": "specdecode.io/v1alpha1",
+    "kind": "SpecDecodeCapture",
+    "metadata": {"name": "demo", "namespace": "team"},
+    "spec": {"deployment": "llama"},
+}
 FOLDER = "team/demo/as-deployed/1"
 CONTENT = b"".join(b'{"line": %d}\n' % number for number in range(2000))
 Body = dict[str, Any]
@@ -22,7 +28,7 @@ Body = dict[str, Any]
 
 def capture(name: str = "demo", phase: str = "Succeeded", **status: Any) -> Body:
     return {
-        "metadata": {"name": name, "namespace": "team", "generation": 1},
+        "metadata": {"name": name, "namespace": "team", "generation": 1, "uid": f"{name}-uid"},
         "spec": {"deployment": "llama"},
         "status": {"phase": phase, "observedGeneration": 1, **status},
     }
@@ -54,13 +60,25 @@ class Cluster:
             state["unready"] = True
         (self.folder / "objects.json").write_text(json.dumps(state))
 
-    def publish(self, sha256: str = hashlib.sha256(CONTENT).hexdigest()) -> None:
+    def publish(
+        self,
+        sha256: str = hashlib.sha256(CONTENT).hexdigest(),
+        *,
+        name: str = "trace.jsonl",
+        size: int = len(CONTENT),
+        **said: Any,
+    ) -> None:
         (self.volume / "trace.jsonl").write_bytes(CONTENT)
-        files = {"trace.jsonl": {"bytes": len(CONTENT), "lines": 2000, "sha256": sha256}}
-        (self.volume / "manifest.json").write_text(json.dumps({"files": files}))
+        files = {name: {"bytes": size, "lines": 2000, "sha256": sha256}}
+        (self.volume / "manifest.json").write_text(json.dumps({"files": files, **said}))
+
+    def applied(self) -> list[Body]:
+        """What was sent to be applied, or tried."""
+        return [json.loads(each) for each in (self.folder / "applied.jsonl").read_text().splitlines()]
 
     def calls(self, verb: str) -> list[list[str]]:
-        lines = (self.folder / "calls.jsonl").read_text().splitlines()
+        calls = self.folder / "calls.jsonl"
+        lines = calls.read_text().splitlines() if calls.exists() else []
         return [call for call in map(json.loads, lines) if verb in call]
 
 
@@ -193,6 +211,68 @@ class TestFetch:
         assert answer.stderr == f"error: {FOLDER}/manifest.json: ../escaped: is no name of a file of a capture\n"
         assert not (tmp_path / "escaped").exists()
 
+    @pytest.mark.parametrize(
+        "name",
+        ["..", ".", "", "/etc/x", "a/b", "manifest.json", "a.fetching", ".hidden", "-n", "a\nb", "a\u202eb", "a" * 129],
+    )
+    def test_a_name_that_is_none_of_a_file_is_refused(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, name: str
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish(name=name)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert answer.stderr.count("\n") == 1
+        assert answer.stderr.endswith(": is no name of a file of a capture\n")
+        assert "\u202e" not in answer.stderr
+        assert not (tmp_path / "out").exists(), "nothing was begun"
+
+    @pytest.mark.parametrize(
+        "manifest",
+        [
+            b"[" * 100_000,
+            b"\xff",
+            b"[]",
+            b'{"files": []}',
+            b'{"files": {"trace.jsonl": {"bytes": -1, "sha256": "%s"}}}' % (b"0" * 64),
+            b'{"files": {"trace.jsonl": {"bytes": true, "sha256": "%s"}}}' % (b"0" * 64),
+            b'{"files": {"trace.jsonl": {"bytes": 1, "sha256": "\\u001b[2J"}}}',
+            b" " * (16 << 20) + b"{}",
+        ],
+        ids=["deep", "no text", "a list", "no files", "negative", "a boolean", "no checksum", "endless"],
+    )
+    def test_a_manifest_that_is_none_is_refused_in_one_line(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, manifest: bytes
+    ) -> None:
+        cluster.holds(published())
+        (cluster.volume / "manifest.json").write_bytes(manifest)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith(f"error: {FOLDER}/manifest.json: ")
+        assert answer.stderr.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+
+    def test_a_link_to_something_endless_brings_no_more_than_the_manifest_says(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish()
+        (cluster.volume / "trace.jsonl").write_bytes(CONTENT * 3)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 0, answer.stderr
+        assert (tmp_path / "out" / "trace.jsonl").read_bytes() == CONTENT
+
+    def test_what_does_not_fit_on_the_disk_is_not_begun(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish(size=1 << 60)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert f"{1 << 60:,} bytes are to come, and " in answer.stderr
+        assert not cluster.calls("tail")
+        assert list((tmp_path / "out").iterdir()) == []
+
     def test_a_pod_that_does_not_start_is_told_in_the_clusters_words(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
@@ -212,6 +292,102 @@ class TestFetch:
         assert answer.exit_code == 1
         assert "Failed: has no files" in answer.stderr
         assert "the disk is full" in answer.stderr
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+class TestFolder:
+    """A folder that holds anything else than files of this capture gets none of them, and loses nothing."""
+
+    @pytest.fixture
+    def out(self, cluster: Cluster, tmp_path: Path) -> Path:
+        cluster.holds(published())
+        cluster.publish(namespace="team", capture="demo", capture_uid="demo-uid")
+        folder = tmp_path / "out"
+        folder.mkdir()
+        return folder
+
+    @staticmethod
+    def refused(run: Callable[..., Result], out: Path) -> str:
+        before = content(out)
+        answer = run("fetch", "demo", out)
+        assert answer.exit_code == 1
+        assert content(out) == before, "nothing is replaced, and nothing half-fetched"
+        assert answer.stderr.count("\n") == 1
+        return str(answer.stderr)
+
+    @pytest.mark.parametrize("half", [False, True])
+    def test_with_files_of_another_capture(
+        self,
+        run: Callable[..., Result],
+        out: Path,
+        half: bool,
+    ) -> None:
+        other = json.dumps({"namespace": "team", "capture": "other", "files": {}})
+        (out / ("manifest.json.fetching" if half else "manifest.json")).write_text(other)
+        (out / "trace.jsonl").write_text("theirs")
+        said = self.refused(run, out)
+        assert said == (
+            f"error: {out}: holds files of capture team/other: name another folder for those of capture demo, or move"
+            " these away\n"
+        )
+
+    def test_with_files_of_an_earlier_capture_of_the_name(self, run: Callable[..., Result], out: Path) -> None:
+        (out / "manifest.json").write_text(json.dumps({"namespace": "team", "capture": "demo", "files": {}}))
+        assert "holds files of capture team/demo, recorded at another time,: " in self.refused(run, out)
+
+    @pytest.mark.parametrize("manifest", ["", "[]", "[" * 100_000, '{"capture": "\\u001b[2J"}'])
+    def test_with_a_manifest_of_who_knows_whom(self, run: Callable[..., Result], out: Path, manifest: str) -> None:
+        (out / "manifest.json").write_text(manifest)
+        assert "\x1b" not in self.refused(run, out)
+
+    @pytest.mark.parametrize("name", ["notes.txt", "trace.jsonl", "trace.jsonl.fetching", "client.jsonl", "a\nb"])
+    def test_with_files_of_nobody(self, run: Callable[..., Result], out: Path, name: str) -> None:
+        (out / name).write_text("mine")
+        shown = name.encode("unicode_escape").decode()
+        assert f"holds {shown}, which capture demo has not: name another folder, or move it away" in self.refused(
+            run, out
+        )
+
+    @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.fetching", "manifest.json.fetching"])
+    def test_with_a_link_that_leads_out_of_it(
+        self, cluster: Cluster, run: Callable[..., Result], out: Path, tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / "precious").write_bytes((cluster.volume / "manifest.json").read_bytes())
+        (out / name).symlink_to(tmp_path / "precious")
+        (out / "manifest.json").write_bytes((cluster.volume / "manifest.json").read_bytes())
+        assert f"holds {name}, which" in self.refused(run, out)
+        assert content(tmp_path)["precious"] == (cluster.volume / "manifest.json").read_bytes()
+
+    def test_that_is_none(self, run: Callable[..., Result], out: Path) -> None:
+        out.rmdir()
+        out.write_text("a file")
+        answer = run("fetch", "demo", out)
+        assert (answer.exit_code, answer.stderr) == (1, f"error: {out}: is no folder: name another\n")
+
+    def test_with_the_capture_s_own_files_is_completed(self, run: Callable[..., Result], out: Path) -> None:
+        (out / "trace.jsonl").write_bytes(CONTENT)
+        assert run("fetch", "demo", out).exit_code == 0, "right without a manifest"
+        (out / "trace.jsonl").write_bytes(b"damaged")
+        answer = run("fetch", "demo", out)
+        assert answer.exit_code == 0, answer.stderr
+        assert content(out).keys() == {"manifest.json", "trace.jsonl"}
+        assert content(out)["trace.jsonl"] == CONTENT
+
+    def test_is_looked_at_before_a_load_is_sent(self, cluster: Cluster, run: Callable[..., Result], out: Path) -> None:
+        llama = {"metadata": {"name": "llama", "namespace": "team"}}
+        (out / "manifest.json").write_text(json.dumps({"namespace": "a", "capture": "b", "capture_uid": "c"}))
+        cluster.holds(**{"specdecodedeployment/llama": llama})
+        answer = run("run", "new", "--create", f"--out={out}")
+        assert (
+            answer.stderr
+            == f"error: {out}: holds files already: name another folder for those of capture new (--out)\n"
+        )
+        assert not cluster.calls("apply")
+        cluster.holds(capture(phase="Loading"))
+        assert "holds files of capture a/b" in run("run", "demo", f"--out={out}").stderr
 
 
 class TestRun:
@@ -237,12 +413,62 @@ class TestRun:
         assert answer.exit_code == 1
         assert answer.stderr == "error: capture demo: Failed: the engine was restarted\n"
 
+    @pytest.mark.parametrize(
+        ("there", "said"),
+        [
+            ([], "no captures here"),
+            ([capture("demo"), capture("nightly")], "did you mean demo? captures here: demo, nightly"),
+            ([capture("nightly")], "captures here: nightly"),
+        ],
+    )
+    def test_a_name_that_is_mistyped_costs_nobody_a_gpu(
+        self, cluster: Cluster, run: Callable[..., Result], there: list[Body], said: str
+    ) -> None:
+        llama = {"metadata": {"name": "llama", "namespace": "team"}}
+        cluster.holds(*there, **{"specdecodedeployment/llama": llama})
+        answer = run("run", "demmo")
+        assert answer.exit_code == 1
+        assert answer.stderr == (
+            f"error: capture demmo: is not there ({said}): add --create to create it with the usual load\n"
+        )
+        assert not cluster.calls("apply")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["new", "--deployment=llama"], "--deployment: llama: is that of a capture that is created: add --create"),
+            (["--create"], "NAME: nothing: give the capture that is created a name"),
+            (["demo", "--create", "--deployment=other"], "--deployment: other: capture demo is of llama: name another"),
+        ],
+    )
+    def test_what_is_asked_of_a_creation_fits_together(
+        self, cluster: Cluster, run: Callable[..., Result], arguments: list[str], said: str, tmp_path: Path
+    ) -> None:
+        cluster.holds(capture())
+        answer = run("run", *arguments, f"--out={tmp_path / 'out'}")
+        assert (answer.exit_code, answer.stderr) == (1, f"error: {said}\n")
+        assert not cluster.calls("apply")
+
+    def test_one_that_is_asked_for_is_created(
+        self, cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._PERIOD_S", 0.0)
+        llama = {"metadata": {"name": "llama", "namespace": "team"}}
+        cluster.holds(**{"specdecodedeployment/llama": llama, "specdecodecapture/demo": [{}, published()]})
+        cluster.publish()
+        answer = run("run", "demo", "--create", "--namespace=team")
+        assert answer.exit_code == 0, answer.stderr
+        (applied,) = cluster.applied()
+        assert applied["spec"] == {"deployment": "llama"}
+        assert content(tmp_path / "captures" / "demo")["trace.jsonl"] == CONTENT
+
     def test_a_deployment_that_is_not_there_is_named_before_anything_is_created(
         self, cluster: Cluster, run: Callable[..., Result]
     ) -> None:
         llama = {"metadata": {"name": "llama", "namespace": "team"}}
         cluster.holds(**{"specdecodedeployment/llama": llama})
-        answer = run("run", "new", "--deployment=lama")
+        answer = run("run", "new", "--create", "--deployment=lama")
         assert answer.exit_code == 1
         assert answer.stderr == "error: --deployment: lama: is not here (SpecDecodeDeployments: llama): name another\n"
         assert not cluster.calls("apply")
@@ -275,6 +501,76 @@ class TestUp:
     MISSING = "spec.deployment: llama: there is no SpecDecodeDeployment of this name"
     STUCK = "deployment llama has no plan in force (DoesNotFit: 3 GiB are missing); goes on when it has one"
 
+    @pytest.mark.parametrize(
+        ("documents", "said"),
+        [
+            ([MINE, {**MINE, "kind": "Pod"}], "document 2: kind: Pod: is no SpecDecodeCapture: apply it with kubectl"),
+            ([{"kind": "List", "items": [MINE, {"kind": "Secret"}]}], "document 1, item 2: kind: Secret: is no"),
+            ([{**MINE, "kind": "SpecDecodeDeployment"}], "document 1: kind: SpecDecodeDeployment: is no"),
+            ([{**MINE, "apiVersion": "batch/v1"}], "document 1: apiVersion: batch/v1: use specdecode.io/v1alpha1"),
+            ([{}], "document 1: kind: nothing: is no SpecDecodeCapture"),
+            ([MINE, MINE], "document 2: metadata.name: demo: is there twice: rename one"),
+            ([{**MINE, "metadata": {"generateName": "a-"}}], "document 1: metadata.name: must be the capture's name"),
+            ([{**MINE, "spec": []}], "document 1: spec: must be an object"),
+        ],
+    )
+    def test_a_file_with_anything_else_is_refused_as_a_whole(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, documents: list[Body], said: str
+    ) -> None:
+        file = tmp_path / "capture.yaml"
+        file.write_text("\n---\n".join(map(json.dumps, documents)))
+        answer = run("up", file)
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith("error: nothing was applied: ")
+        assert said in answer.stderr
+        assert not (cluster.folder / "calls.jsonl").exists(), "nobody was asked for anything"
+
+    @pytest.mark.parametrize("how", ["file", "list", "folder", "stdin"])
+    def test_of_several_all_are_applied_or_none(
+        self, cluster: Cluster, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        both = [MINE, {**MINE, "metadata": {"name": "other", "namespace": "team"}}]
+        folder = tmp_path / "captures"
+        folder.mkdir()
+        text = json.dumps({"kind": "List", "items": both}) if how == "list" else "\n---\n".join(map(json.dumps, both))
+        if how == "folder":
+            for number, body in enumerate(both):
+                (folder / f"{number}.yaml").write_text(json.dumps(body))
+            (folder / "README.md").write_text("about them")
+            (folder / "below").mkdir()
+            (folder / "below" / "pod.yaml").write_text("kind: Pod")
+        else:
+            (folder / "all.yaml").write_text(text)
+        source = {"folder": str(folder), "stdin": "-"}.get(how, str(folder / "all.yaml"))
+        cluster.holds(capture(phase="Loading"), capture("other", phase="Loading"))
+        answer = CliRunner().invoke(app, ["capture", "up", source], input=text)
+        assert answer.exit_code == 0, answer.stderr
+        tried, applied = cluster.calls("apply")
+        assert "--dry-run=server" in tried, "the API server takes every one, or it gets none"
+        assert "--dry-run=server" not in applied
+        assert [each["metadata"]["name"] for each in cluster.applied()[-1]["items"]] == ["demo", "other"]
+        assert "capture other: Loading" in answer.stdout
+        (cluster.folder / "calls.jsonl").unlink()
+        monkeypatch.setenv("FAKE_REFUSES", "apply")
+        assert CliRunner().invoke(app, ["capture", "up", source], input=text).exit_code == 1
+        assert len(cluster.calls("apply")) == 1
+
+    @pytest.mark.parametrize("what", ["missing", "empty folder", "empty file"])
+    def test_where_there_is_no_capture_it_says_so(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, what: str
+    ) -> None:
+        path = tmp_path / "input"
+        if what == "empty folder":
+            path.mkdir()
+        elif what == "empty file":
+            path.write_text("")
+        answer = run("up", path)
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith(f"error: {path}: ")
+        assert "Errno" not in answer.stderr
+        assert answer.stderr.count("\n") == 1
+        assert not (cluster.folder / "calls.jsonl").exists()
+
     @staticmethod
     def held(reason: str, message: str, stalled: str) -> Body:
         told = {"observedGeneration": 1, "reason": reason, "message": message}
@@ -288,7 +584,7 @@ class TestUp:
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
         path = tmp_path / "capture.json"
-        path.write_text(json.dumps(capture() | {"kind": "SpecDecodeCapture"}))
+        path.write_text(json.dumps(MINE))
         return path
 
     @pytest.mark.parametrize("command", ["up", "run"])
@@ -421,6 +717,47 @@ class TestDown:
         answer = run("down", "demo")
         assert answer.exit_code == 0
         assert cluster.calls("patch")
+
+
+_LOG = 'E1122 14:02:28.1 11257 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list"\n'
+SAID = {
+    5 * _LOG + "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
+        "KUBECONFIG: there: names no cluster: name a kubeconfig, or start a cluster"
+    ),
+    5 * _LOG + "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?\n": (
+        "The connection to the server 10.0.0.1:6443 was refused: is it up, and is this the right one (--context,"
+        " KUBECONFIG)?"
+    ),
+    "Unable to connect to the server: dial tcp: lookup nohost: no such host\n": (
+        "Unable to connect to the server: dial tcp: lookup nohost: no such host: is it up, and is this the right one"
+        " (--context, KUBECONFIG)?"
+    ),
+    "Error in configuration: context was not found for specified context: nope\n": (
+        "--context: nope: the kubeconfig has no such context: kubectl config get-contexts lists them"
+    ),
+    'error: error loading config file "there": yaml: line 1: did not find expected node content\n': (
+        'KUBECONFIG: there: error loading config file "there": yaml: line 1: did not find expected node content: name'
+        " another kubeconfig"
+    ),
+    "error: timed out waiting for the condition\n": "timed out waiting for the condition",
+    "Warning: old\n" + _LOG: "couldn't get current server API group list",
+    "": "kubectl ended with exit code 1 and said nothing",
+    'The SpecDecodeCapture "a" is invalid: \n* spec.seed: Invalid value\n* spec.record: Invalid value\n': (
+        'The SpecDecodeCapture "a" is invalid: spec.seed: Invalid value; spec.record: Invalid value'
+    ),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("command", [["status"], ["run"], ["fetch", "demo", "out"], ["down"]])
+@pytest.mark.usefixtures("cluster")
+def test_what_kubectl_complains_of_is_one_line(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, said: str, command: list[str]
+) -> None:
+    monkeypatch.setenv("FAKE_SAYS", said)
+    monkeypatch.setenv("KUBECONFIG", "there")
+    answer = run(*command)
+    assert (answer.exit_code, answer.stderr) == (1, f"error: {SAID[said]}\n")
 
 
 def test_without_kubectl_one_line_says_so(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,11 +105,21 @@ class TestRefusals:
         with pytest.raises(ClusterError, match=r"^list nodes: HTTP 502$"):
             await cluster.list(NODE)
 
+    @pytest.mark.parametrize("text", ["<html>Sign in</html>", "[]", "[" * 100_000, ""])
+    async def test_nor_does_one_that_says_something_else(self, api: ApiServer, cluster: ClusterView, text: str) -> None:
+        api.refusals["list nodes"] = (200, text)
+        with pytest.raises(
+            ClusterError, match=r"^http://127\.0\.0\.1:\d+: does not answer as an API server does: name"
+        ):
+            await cluster.list(NODE)
+
     async def test_a_server_that_does_not_answer_is_told_with_its_address(self, tmp_path: Path, api: ApiServer) -> None:
         async with ApiServer().serving(tmp_path / "kubeconfig"):
             context = open_cluster(None)
             view = await context.__aenter__()
-        with pytest.raises(ClusterError, match=r"^http://127\.0\.0\.1:\d+: the API server cannot be reached"):
+        with pytest.raises(
+            ClusterError, match=r"^http://127\.0\.0\.1:\d+: the API server cannot be reached \(Connection refused\)"
+        ):
             await view.version()
         await context.__aexit__(None, None, None)
 
@@ -136,9 +146,9 @@ class TestKubeconfig:
         ("text", "said"),
         [
             (None, "there is no such file: name a kubeconfig"),
-            ("", "cannot be read (TypeError): name a kubeconfig"),
-            ("- a list", "cannot be read (TypeError): name a kubeconfig"),
-            ("{", "cannot be read (ParserError): name a kubeconfig"),
+            ("", "cannot be read (is no kubeconfig): name a kubeconfig"),
+            ("- a list", "cannot be read (is no kubeconfig): name a kubeconfig"),
+            ("{", "cannot be read (expected the node content, but found '<stream end>'): name a kubeconfig"),
             ("current-context: x", "names no cluster"),
         ],
         ids=["none", "empty", "no mapping", "no YAML", "no contexts"],

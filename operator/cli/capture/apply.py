@@ -1,0 +1,105 @@
+"""Applies captures from files: all of them or none, and nothing else that stands there."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from specdecode_operator.api import base
+from specdecode_operator.api import capture as api
+from specdecode_operator.api.base import Body
+from specdecode_operator.cli.capture.kubectl import Kubectl
+from specdecode_operator.cli.capture.watch import CaptureError
+from specdecode_operator.cli.input_files import Document, read_objects
+from specdecode_operator.problems import shown
+
+_SUFFIXES: Final = (".json", ".yaml", ".yml")
+_APPLY: Final = ("apply", "--server-side", "--filename=-", "--output=json")
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A capture that was applied."""
+
+    name: str
+    kubectl: Kubectl
+    """kubectl in its namespace, which the file may name."""
+
+    suspended: bool
+    """Whether it was applied as one that shall not start."""
+
+
+def read_captures(source: str) -> list[Body]:
+    """Return the captures of a file, of ``-``, or of a folder's files, as ``kubectl apply`` takes them.
+
+    Raises
+    ------
+    CaptureError
+        When anything else is among them, or the same capture twice.
+    DocumentError
+        When a file cannot be read.
+    """
+    files = _files(source)
+    documents = [document for file in files for document in read_objects(file)]
+    if wrong := "\n  ".join(filter(None, map(_wrong, documents))):
+        raise CaptureError(f"nothing was applied: {wrong}")
+    if not documents:
+        raise CaptureError(f"{source}: holds no {api.KIND}: name another file or folder")
+    names: set[str] = set()
+    for document in documents:
+        if document.qualified_name in names:
+            twice = f"{document.place}: metadata.name: {shown(document.name)}: is there twice"
+            raise CaptureError(f"nothing was applied: {twice}: rename one")
+        names.add(document.qualified_name)
+    return [document.body for document in documents]
+
+
+def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
+    """Apply captures, after the API server has said that it takes every one of them.
+
+    What is sent is what was read, not the file's text: another parser might find other objects in it.
+
+    Raises
+    ------
+    KubectlError
+        When the API server refuses one of them; then none was applied.
+    """
+    listed: Body = {"apiVersion": "v1", "kind": "List", "items": [*captures]}
+    text = json.dumps(listed if len(captures) > 1 else captures[0], default=str)
+    if len(captures) > 1:
+        kubectl.text(*_APPLY, "--dry-run=server", stdin=text)
+    answer = json.loads(kubectl.text(*_APPLY, stdin=text))
+    return [
+        Applied(
+            name=str(each["metadata"]["name"]),
+            kubectl=replace(kubectl, namespace=str(each["metadata"]["namespace"])),
+            suspended=bool((sent.get("spec") or {}).get("suspend")),
+        )
+        for each, sent in zip(answer.get("items", [answer]), captures, strict=True)
+    ]
+
+
+def _files(source: str) -> Iterable[str]:
+    folder = Path(source)
+    if not folder.is_dir():
+        return [source]
+    found = [str(file) for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.is_file()]
+    if not found:
+        raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
+    return found
+
+
+def _wrong(document: Document) -> str | None:
+    """Return why a document is no capture that could be applied."""
+    body = document.body
+    kind, version, metadata = body.get("kind"), body.get("apiVersion"), body.get("metadata")
+    if kind != api.KIND:
+        return f"{document.place}: kind: {shown(kind or 'nothing')}: is no {api.KIND}: apply it with kubectl"
+    if version != base.API_VERSION:
+        return f"{document.place}: apiVersion: {shown(version or 'nothing')}: use {base.API_VERSION}"
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str) or not metadata["name"]:
+        return f"{document.place}: metadata.name: must be the capture's name"
+    if not isinstance(body.get("spec", {}), dict):
+        return f"{document.place}: spec: must be an object"
+    return None
