@@ -6,17 +6,19 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TextIO
 
 import typer
 
-from specdecode_operator.cli.options import CALIBRATION_HELP, ExitCode, fail
+from specdecode_operator.cli.options import CALIBRATION_HELP, ExitCode, HubOption, fail
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
 
 if TYPE_CHECKING:
+    from specdecode_operator.cli.hub.models import HubModels
     from specdecode_operator.sizing.pair.calibration import Calibration
 
 STANDARD_STREAM: Final = "-"
@@ -28,6 +30,7 @@ def estimate_command(
     cases: Annotated[str, typer.Option("--in", help="JSON lines, one configuration each; - for standard input.")],
     results: Annotated[str, typer.Option("--out", help="Where results go, a line a case; - for standard output.")],
     *,
+    hub: HubOption = False,
     calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (2) where a line has an error.")] = False,
 ) -> None:
@@ -37,11 +40,12 @@ def estimate_command(
     or, with --strict, when a line has an error.
     """
     measured = _read_calibration(calibration)
+    lookup = Lookup(_hub_models(wanted=hub))
     try:
         with open_to_read(cases) as source:
             _refuse_same_file(source, results)
             with _opened_to_write(results) as target:
-                total, bad = _write(estimated(_lines(source), measured), target)
+                total, bad = _write(estimated(_lines(source), measured, lookup), target)
     except DocumentError as error:
         fail(f"--in: {error}")
     except OSError as error:
@@ -50,6 +54,7 @@ def estimate_command(
         fail(f"--out: {place_of(results)}: {error.strerror}: name a file that can be written, or -")
     if bad:
         typer.echo(f"{bad} of {total} cases have an error", err=True)
+        lookup.name_unknown()
         if strict:
             raise typer.Exit(ExitCode.INVALID)
 
@@ -76,14 +81,70 @@ def _lines(source: BinaryIO) -> Iterator[str]:
         yield line.decode(errors="replace")
 
 
-def estimated(lines: Iterable[str], calibration: "Calibration | None" = None) -> Iterator[dict[str, Any]]:
+@dataclass
+class Lookup:
+    """Models of cases that the catalogue lacks: read from a hub, if there is one, or remembered."""
+
+    hub: "HubModels | None" = None
+    unknown: dict[str, None] = field(default_factory=dict)
+
+    def describe(self, case: Any) -> None:
+        """Put the config.json of the hub into a case, for each model that needs one.
+
+        Raises
+        ------
+        ValueError
+            When the hub does not give it.
+        """
+        from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
+
+        for part in _undescribed(case):
+            model, revision = part["model"], part.get("revision")
+            self.unknown[model] = None
+            if self.hub is None:
+                continue
+            try:
+                found = self.hub.find(model, revision if isinstance(revision, str) else None)
+            except CheckpointError as error:
+                raise ValueError(f"model: {model!r}: {error.message}") from error
+            part["model_config"] = found.config
+            del self.unknown[model]
+
+    def name_unknown(self) -> None:
+        """Say on standard error all models at once that stayed unknown, and what would help."""
+        if self.unknown:
+            names = ", ".join(name if name.isprintable() else ascii(name) for name in self.unknown)
+            fix = "add --hub, or give model_config" if self.hub is None else "give model_config"
+            typer.echo(f"not in the catalogue: {names}: {fix}", err=True)
+
+
+def _undescribed(case: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a case that name a model of which nothing is known here."""
+    from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
+
+    parts = [case, *(case.get(key) for key in ("speculative", "speculative_config"))] if isinstance(case, dict) else []
+    named = (part for part in parts if isinstance(part, dict) and isinstance(part.get("model"), str))
+    yield from (part for part in named if part.get("model_config") is None and find_entry(part["model"]) is None)
+
+
+def _hub_models(*, wanted: bool) -> "HubModels | None":
+    if not wanted:
+        return None
+    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
+
+    return HubModels()
+
+
+def estimated(
+    lines: Iterable[str], calibration: "Calibration | None" = None, lookup: Lookup | None = None
+) -> Iterator[dict[str, Any]]:
     """Return the result of each line that is not blank."""
     # Sizing takes longer to load than the rest of the command line.
     from specdecode_operator.sizing.pair.calibration import UNCALIBRATED  # noqa: PLC0415
 
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield _estimated(number, line, calibration or UNCALIBRATED)
+            yield _estimated(number, line, calibration or UNCALIBRATED, lookup or Lookup())
 
 
 def _read_calibration(file: str | None) -> "Calibration | None":
@@ -106,7 +167,7 @@ def _write(results: Iterator[dict[str, Any]], target: TextIO) -> tuple[int, int]
     return total, bad
 
 
-def _estimated(number: int, line: str, calibration: "Calibration") -> dict[str, Any]:
+def _estimated(number: int, line: str, calibration: "Calibration", lookup: Lookup) -> dict[str, Any]:
     from specdecode_operator.estimate.estimate import size_case  # noqa: PLC0415
 
     try:
@@ -115,6 +176,7 @@ def _estimated(number: int, line: str, calibration: "Calibration") -> dict[str, 
         return {"id": None, "error": f"line {number}: {error}"}
     identity = _identity(case)
     try:
+        lookup.describe(case)
         return {"id": identity, **size_case(case, calibration)}
     except ValueError as error:
         return {"id": identity, "error": str(error)}

@@ -11,6 +11,14 @@ CALIBRATION_HELP: Final = (
     "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
 )
 MODEL_CONFIG_HELP: Final = "ID=PATH: the config.json of a model that the catalogue does not know. May be repeated."
+HubOption = Annotated[
+    bool,
+    typer.Option(
+        "--hub",
+        help="Read models that the catalogue does not know from the model hub: config.json and the headers of the"
+        " weights, kept in a cache. Honours HF_ENDPOINT and HF_TOKEN.",
+    ),
+]
 
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 
@@ -48,6 +56,7 @@ class ExitCode(IntEnum):
     INVALID = 2
     TIGHT = 3
     DOES_NOT_FIT = 4
+    UNKNOWN = 5
 
 
 class TextOrJson(StrEnum):

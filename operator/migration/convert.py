@@ -227,7 +227,7 @@ def _problems(builder: SpecBuilder) -> list[Problem]:
         if error.reason != MODEL_UNKNOWN:
             return error.problems
         for problem in error.problems:
-            why = "is not in the catalogue: the operator reads its config.json; for specdecode plan give --model-config"
+            why = "is not in the catalogue: the operator reads its config.json; plan takes --hub or --model-config"
             builder.note(Outcome.DEFAULT, f"{problem.field} {problem.value}", why)
     else:
         return []

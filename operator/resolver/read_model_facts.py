@@ -8,8 +8,7 @@ the container's termination message, for which a pod needs no permission::
     {"facts": "<base64 of gzip of JSON>"}
     {"error": {"reason": "ModelNotFound", "message": "..."}}
 
-The command line imports it too, to read a checkpoint that is at hand.
-`specdecode_operator.resolver.answer` is the other end of the message.
+The command line imports it too. `specdecode_operator.resolver.answer` is the other end of the message.
 """
 
 import argparse
@@ -111,7 +110,7 @@ class Folder:
 
     def __init__(self, path: str) -> None:
         self.where = path
-        self.commit = None
+        self.commit: str | None = None
 
     def sizes(self) -> dict[str, int | None]:
         """Regular files of the directory itself: a pipe would never end."""
@@ -144,11 +143,11 @@ class HubRepository:
         self._model = model
         info = huggingface_hub.HfApi().model_info(model, revision=revision, files_metadata=True, timeout=30)
         self.commit: str | None = info.sha
-        self._sizes: dict[str, int | None] = {file.rfilename: file.size for file in info.siblings or []}
+        self._files = info.siblings or []
 
     def sizes(self) -> dict[str, int | None]:
-        """Files that the repository lists."""
-        return self._sizes
+        """Files at the top of the repository: vLLM loads no others."""
+        return {file.rfilename: file.size for file in self._files if "/" not in file.rfilename}
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Bytes of a file: fewer where it ends."""
@@ -165,20 +164,21 @@ Files = Folder | HubRepository
 
 def read_checkpoint_directory(path: str) -> Checkpoint:
     """Return what a directory with config.json and safetensors files says of its model, or raise CheckpointError."""
-    return _read_checkpoint(Folder(path))
+    return read_checkpoint(Folder(path))
 
 
 def read_hub_repository(model: str, revision: str | None) -> Checkpoint:
     """Return what a repository on the hub says of its model, or raise CheckpointError; no weights are fetched."""
     try:
-        return _read_checkpoint(HubRepository(model, revision))
+        return read_checkpoint(HubRepository(model, revision))
     except CheckpointError:
         raise
     except Exception as error:
         raise _hub_error(f"{model} on the hub", error) from error
 
 
-def _read_checkpoint(files: Files) -> Checkpoint:
+def read_checkpoint(files: Files) -> Checkpoint:
+    """Return what the files say of their model, or raise CheckpointError."""
     sizes = files.sizes()
     if "config.json" not in sizes:
         raise CheckpointError("ModelNotFound", f"there is no config.json in {files.where}")
@@ -191,9 +191,8 @@ def _read_checkpoint(files: Files) -> Checkpoint:
 
 def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
     """Type and bytes of each tensor, of the files that vLLM would load."""
-    named = None
-    if INDEX in sizes:
-        named = _index(files)
+    named = _index(files) if INDEX in sizes else None
+    if named is not None:
         names = sorted(set(named.values()))
     else:
         # Mistral's own format lies beside the usual one and holds everything once more.
@@ -201,15 +200,13 @@ def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[s
     if not names:
         raise CheckpointError("WeightsNotFound", f"there is no safetensors file in {files.where}; no other is opened")
     # Only what the listing has is opened, so no name in an index leads elsewhere.
-    lacking = [name for name in names if name not in sizes or not name.endswith(".safetensors")]
-    if lacking:
+    if lacking := [name for name in names if name not in sizes or not name.endswith(".safetensors")]:
         message = f"{len(lacking)} of {len(names)} files that {INDEX} names are not in {files.where}, such as"
         raise CheckpointError("WeightsNotFound", f"{message} {lacking[0][:100]}")
     with ThreadPoolExecutor(max_workers=8) as pool:
         headers = list(pool.map(lambda name: _header(files, name, sizes[name]), names))
     tensors = {name: tensor for header in headers for name, tensor in header.items()}
-    absent = [name for name in named or () if name not in tensors]
-    if absent:
+    if absent := [name for name in named or () if name not in tensors]:
         raise _bad(INDEX, f"names tensor {absent[0][:100]}, which no file holds")
     return tensors
 
@@ -233,12 +230,7 @@ def _header(files: Files, name: str, size: int | None) -> dict[str, tuple[str, i
         text += files.read(name, _FIRST_BYTES, length - len(text))
     if len(first) < _LENGTH_BYTES or len(text) < length:
         raise _bad(name, "is cut off within its header")
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _bad(name, "has a header that is not JSON") from error
-    if not isinstance(header, dict):
-        raise _bad(name, "has a header that is not an object")
+    header = _json_object(text, f"the header of {name}", "WeightsUnreadable")
     space = _MOST_SPACE if size is None else size - _LENGTH_BYTES - length
     tensors = {key: _tensor(name, key, value, space) for key, value in header.items() if key != "__metadata__"}
     if sum(tensor_bytes for _, tensor_bytes in tensors.values()) > space:
@@ -298,12 +290,16 @@ def _json_file(files: Files, name: str, limit_bytes: int, reason: str) -> dict[s
     text = files.read(name, 0, limit_bytes + 1)
     if len(text) > limit_bytes:
         raise CheckpointError(reason, f"{name} in {files.where} has more than {limit_bytes // 1024} KiB")
+    return _json_object(text, f"{name} in {files.where}", reason)
+
+
+def _json_object(text: bytes, what: str, reason: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(reason, f"{name} in {files.where} is not JSON: {error}") from error
+        raise CheckpointError(reason, f"{what} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(reason, f"{name} in {files.where} is no JSON object")
+        raise CheckpointError(reason, f"{what} is JSON, but not an object")
     return value
 
 

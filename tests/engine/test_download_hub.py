@@ -11,8 +11,9 @@ import pytest
 
 from specdecode_operator.resolver import download_model
 from tests.engine.engine_process import Engine
-from tests.engine.loopback_hub import COMMIT, TOKEN, Hub, run_script
+from tests.engine.hub_jobs import run_script
 from tests.support.http_server import serving
+from tests.support.loopback_hub import COMMIT, TOKEN, Hub
 
 SCRIPT = Path(download_model.__file__)
 FILES = {

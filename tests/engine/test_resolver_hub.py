@@ -11,9 +11,10 @@ from specdecode_operator.resolver import read_model_facts
 from specdecode_operator.resolver.answer import unpack
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
 from tests.engine.engine_process import Engine
-from tests.engine.loopback_hub import COMMIT, TOKEN, Hub, run_script
+from tests.engine.hub_jobs import run_script
 from tests.support.checkpoints import header, safetensors
 from tests.support.http_server import serving
+from tests.support.loopback_hub import COMMIT, TOKEN, Hub
 from tests.support.objects import TINY_CONFIG
 
 SCRIPT = Path(read_model_facts.__file__)

@@ -3,9 +3,8 @@
 All that the command line needs of sizing's rows passes through here.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from specdecode_operator.cli.input_files import (
@@ -17,15 +16,15 @@ from specdecode_operator.cli.input_files import (
     refuse_unused,
     with_configs,
 )
+from specdecode_operator.cli.plan.unknown import Models, UnknownModel, look_up
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
 from specdecode_operator.deployment.spec.admission import admitted_object
-from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_sources import NO_MODELS
-from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.deployment.spec.model_sources import KnownModels
+from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
 from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -33,7 +32,6 @@ from specdecode_operator.sizing.choice.changes import product_change
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
 from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
-from specdecode_operator.sizing.families.catalogue import known_models
 from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import Parallelism
@@ -50,8 +48,9 @@ _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Prec
 FITS: Final = "Fits"
 TIGHT: Final = "Tight"
 DOES_NOT_FIT: Final = "DoesNotFit"
+UNKNOWN: Final = "Unknown"
 INVALID: Final = "Invalid"
-FROM_BEST: Final = (FITS, TIGHT, DOES_NOT_FIT, INVALID)
+FROM_BEST: Final = (FITS, TIGHT, UNKNOWN, DOES_NOT_FIT, INVALID)
 
 
 @dataclass(frozen=True)
@@ -86,16 +85,18 @@ class Answer:
     """What one object comes to."""
 
     document: Document  # The object
-    verdict: str  # Fits, Tight, DoesNotFit or Invalid
+    verdict: str  # Fits, Tight, Unknown, DoesNotFit or Invalid
     explanation: str  # Why, in one sentence without a full stop
-    facts: Facts | None = None  # The spec with all that it refers to; None where it is invalid
+    facts: Facts | None = None  # The spec with all that it refers to; None where it is invalid or unknown
     candidates: tuple[Candidate, ...] = ()  # The best split on each product, the one to choose first
     matrix: tuple[Candidate, ...] = ()  # All products and splits, the one to choose first
     # Target, draft and KV cache in every precision, on every product and split, where they were asked for
     precisions: tuple[MatrixRow, ...] = ()
     choice: str = ""  # Why these precisions; empty where there was nothing to choose
     advice: tuple[str, ...] = ()  # What is worth knowing although it is no error
-    problems: tuple[Problem, ...] = ()  # What is invalid
+    problems: tuple[Problem, ...] = ()  # What is invalid, or unknown
+    unknown: tuple[UnknownModel, ...] = ()  # Models that only the cluster can read
+    known: KnownModels = field(default_factory=dict)  # Models that were read from the hub
 
 
 @dataclass(frozen=True)
@@ -117,17 +118,24 @@ class Answers:
         """All places that were looked at."""
         return tuple(candidate for answer in self.answers for candidate in answer.matrix)
 
+    @property
+    def unknown(self) -> tuple[UnknownModel, ...]:
+        """Models of all objects that only the cluster can read."""
+        return tuple(each for answer in self.answers for each in answer.unknown)
 
-def ask(
+
+def ask(  # noqa: PLR0913  each is an option
     reading: Reading,
     nodes_file: str | None,
     model_configs: Sequence[str],
     calibration_file: str | None = None,
     *,
+    models: Models | None = None,
     every_precision: bool = False,
 ) -> Answers:
     """Return what each object that was read comes to; model configs are given as ``ID=PATH``.
 
+    ``models`` are asked for what neither a spec nor the catalogue describes.
     Precisions that a spec does not ask for are sized only with ``every_precision``: it takes longer than the rest.
     """
     try:
@@ -138,17 +146,19 @@ def ask(
     except DocumentError as error:
         return Answers((), (error,))
     answers = tuple(
-        answer(document, nodes, configs, calibration, every_precision=every_precision) for document in reading.documents
+        answer(document, nodes, configs, calibration, models=models, every_precision=every_precision)
+        for document in reading.documents
     )
     return Answers(answers, reading.errors)
 
 
-def answer(
+def answer(  # noqa: PLR0913  each is an option
     document: Document,
     nodes: tuple[NodeFacts, ...] | None,
     model_configs: Mapping[str, dict[str, Any]],
     calibration: Calibration = UNCALIBRATED,
     *,
+    models: Models | None = None,
     every_precision: bool = False,
 ) -> Answer:
     """Return what an object comes to on these nodes; None: on nodes of 8 of the products it names, or H100 and H200.
@@ -157,19 +167,24 @@ def answer(
     """
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), model_configs)})
-        facts = valid_facts(spec, calibration=calibration)
+        known, unknown = look_up(spec, models)
+        if unknown:
+            check_without_models(spec, {each.field: each.source for each in unknown})
+            problems = tuple(each.problem for each in unknown)
+            explanation = "; ".join(map(str, problems))
+            return Answer(document, UNKNOWN, explanation, problems=problems, unknown=unknown, known=known)
+        facts = valid_facts(spec, known, calibration)
         present = assumed_nodes(facts) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
-        planned = _planned(document, facts, plan, present)
+        planned = replace(_planned(document, facts, plan, present, known), known=known)
         return replace(planned, precisions=full_matrix(facts, present, plan)) if every_precision else planned
     except InvalidSpecError as error:
-        problems = _said_here(error)
-        return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
+        return Answer(document, INVALID, str(error), problems=tuple(error.problems))
 
 
-def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Answer:
+def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> Answer:
     labels = _labels(plan.rows, on_cpu=facts.on_cpu)
     chosen = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     best: dict[str, Row] = {}
@@ -186,7 +201,7 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
         choice=plan.choice,
         advice=(
             *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
-            *plan_warnings(chosen, NO_MODELS, plan.chosen.tensor),
+            *plan_warnings(chosen, known, plan.chosen.tensor),
         ),
     )
 
@@ -245,23 +260,3 @@ def _short_names(products: set[str]) -> dict[str, str]:
     short = {product: product.removeprefix("NVIDIA-").partition("-")[0] for product in products}
     names = list(short.values())
     return {product: name if names.count(name) == 1 else product for product, name in short.items()}
-
-
-def _said_here(error: InvalidSpecError) -> tuple[Problem, ...]:
-    """What is invalid; where a model is unknown, with what helps on the command line."""
-    if error.reason != MODEL_UNKNOWN:
-        return tuple(error.problems)
-    return tuple(
-        replace(
-            problem,
-            message=f"the catalogue does not know this model{_meant(problem.value)}: give its config.json with"
-            f" --model-config {problem.value}=PATH, or put its content into {problem.field.removesuffix('.model')}"
-            ".config; in a cluster the operator reads it by itself",
-        )
-        for problem in error.problems
-    )
-
-
-def _meant(model: str) -> str:
-    close = difflib.get_close_matches(model, known_models(), n=1)
-    return f", did you mean {close[0]}?" if close else " (docs/reference/models.md lists those that it knows)"

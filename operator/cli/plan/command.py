@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, fail
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, fail
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from specdecode_operator.cli.plan.answers import Answers
+    from specdecode_operator.cli.plan.unknown import Models, UnknownModel
+    from specdecode_operator.cli.text_files import DocumentError
 
 FILE_HELP: Final = "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
 NODES_HELP: Final = "Output of kubectl get nodes -o yaml: plan for these nodes."
@@ -33,6 +37,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not the best alone.")] = False,
     nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
     model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    hub: HubOption = False,
     calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also where it is tight.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
@@ -56,7 +61,8 @@ def plan_command(  # noqa: PLR0913  each is an option
     specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
-    input, 3 with --strict when one is tight, 4 when one does not fit.
+    input, 3 with --strict when one is tight, 4 when one does not fit, 5 when
+    a model is unknown here, which the operator would read in a cluster.
     """
     # Sizing and the API's models take longer to load than the rest of the command line,
     # and a tenth longer where garbage is looked for meanwhile.
@@ -82,13 +88,13 @@ def plan_command(  # noqa: PLR0913  each is an option
     )
     shows_all = matrix or output is not Output.TABLE
     reading = described_or_read(description, sources(files, file, needed=description.is_empty))
-    result = ask(reading, nodes, model_config or [], calibration, every_precision=shows_all)
+    models = hub_models(wanted=hub)
+    result = ask(reading, nodes, model_config or [], calibration, models=models, every_precision=shows_all)
     if output is Output.TABLE:
         _print_text(result, matrix=matrix)
     else:
         _print_data(result, output)
-    for error in result.errors:
-        typer.echo(f"error: {error}", err=True)
+    say_what_is_missing(result.errors, result.unknown, hub=hub)
     if calibration and result.answers and not any(each.budget.calibration for each in result.candidates):
         typer.echo(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
     if plot is not None:
@@ -104,6 +110,25 @@ def sources(files: list[str] | None, with_option: list[str] | None, *, needed: b
     return named
 
 
+def hub_models(*, wanted: bool) -> "Models | None":
+    """Return the models of the hub, if they are wanted: nothing else opens a connection."""
+    if not wanted:
+        return None
+    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
+
+    return HubModels()
+
+
+def say_what_is_missing(errors: "Iterable[DocumentError]", unknown: "Sequence[UnknownModel]", *, hub: bool) -> None:
+    """Say on standard error what could not be read, and all models at once that are unknown, even to the hub."""
+    for error in errors:
+        typer.echo(f"error: {error}", err=True)
+    if unknown:
+        from specdecode_operator.cli.plan.unknown import how_to_resolve  # noqa: PLC0415
+
+        typer.echo(how_to_resolve(unknown, asked_hub=hub), err=True)
+
+
 def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
     """Return what the shell gets; says on standard error what is tight."""
     from specdecode_operator.cli.plan import answers  # noqa: PLC0415
@@ -115,6 +140,7 @@ def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
         answers.FITS: ExitCode.OK,
         answers.TIGHT: ExitCode.TIGHT if strict else ExitCode.OK,
         answers.DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
+        answers.UNKNOWN: ExitCode.UNKNOWN,
         answers.INVALID: ExitCode.INVALID,
     }
     return codes[result.verdict]

@@ -43,6 +43,11 @@ def _object(answer: Answer) -> dict[str, Any]:
         "problems": [
             {"field": problem.field, "value": problem.value, "message": problem.message} for problem in answer.problems
         ],
+        "unknown_models": [{"model": each.source.model, "revision": each.source.revision} for each in answer.unknown],
+        "read_models": [
+            {"model": source.model, "revision": source.revision, "commit": checkpoint.commit}
+            for source, checkpoint in answer.known.items()
+        ],
     }
 
 

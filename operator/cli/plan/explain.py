@@ -4,32 +4,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode
-from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, sources
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption
+from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.plan.answers import Answers
 
 
-def explain_command(
+def explain_command(  # noqa: PLR0913  each is an option
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
     *,
     file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
     nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
     model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    hub: HubOption = False,
     calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
 ) -> None:
-    """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`."""
+    """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`.
+
+    Exits with 0, 2 for invalid input, or 5 when a model is unknown here.
+    """
     # Sizing and the API's models take longer to load than the rest of the command line.
     from specdecode_operator.cli.input_files import read_deployments  # noqa: PLC0415
-    from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
+    from specdecode_operator.cli.plan.answers import INVALID, UNKNOWN, ask  # noqa: PLC0415
 
-    result = ask(read_deployments(sources(files, file)), nodes, model_config or [], calibration)
+    reading = read_deployments(sources(files, file))
+    result = ask(reading, nodes, model_config or [], calibration, models=hub_models(wanted=hub))
     _print(result)
-    for error in result.errors:
-        typer.echo(f"error: {error}", err=True)
-    if result.errors or any(answer.problems for answer in result.answers):
+    say_what_is_missing(result.errors, result.unknown, hub=hub)
+    verdicts = {answer.verdict for answer in result.answers}
+    if result.errors or INVALID in verdicts:
         raise typer.Exit(ExitCode.INVALID)
+    if UNKNOWN in verdicts:
+        raise typer.Exit(ExitCode.UNKNOWN)
 
 
 def _print(result: "Answers") -> None:

@@ -25,7 +25,8 @@ def plan_text(answer: Answer, *, matrix: bool) -> str:
     """Return what `plan` prints for one object."""
     facts = answer.facts
     if facts is None:
-        lines = [f"{answer.document.name} is invalid ({answer.document.place}):"]
+        what = "is invalid" if not answer.unknown else "names models that are unknown here"
+        lines = [f"{answer.document.name} {what} ({answer.document.place}):"]
         return "\n".join([*lines, *(f"  {problem}" for problem in answer.problems)])
     parts = [[heading(answer, facts)]]
     if not answer.candidates:

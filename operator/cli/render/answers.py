@@ -18,6 +18,7 @@ from specdecode_operator.cli.input_files import (
     with_configs,
 )
 from specdecode_operator.cli.plan.answers import FITS, INVALID, TIGHT, answer, assumed_nodes
+from specdecode_operator.cli.plan.unknown import Models, UnknownModel
 from specdecode_operator.cli.render.objects import (
     AssumedCluster,
     NotRenderedError,
@@ -37,10 +38,11 @@ class Rendered:
     """What one object comes to."""
 
     document: Document
-    verdict: str  # Fits, Tight, DoesNotFit or Invalid, as `plan` has it; Fits for a capture
+    verdict: str  # Fits, Tight, Unknown, DoesNotFit or Invalid, as `plan` has it; Fits for a capture
     objects: tuple[Body, ...] = ()  # In the order of their creation
     refusal: str = ""  # Why there is none, without a full stop
     deployment: RenderedDeployment | None = None  # What a capture of it needs to know
+    unknown: tuple[UnknownModel, ...] = ()  # Models that only the cluster can read
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Options:
     calibration: str | None = None
     engine_version: str | None = None  # In the place of what objects say
     operator_image: str | None = None
+    models: Models | None = None  # Asked for what neither an object nor the catalogue describes
 
 
 def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list[DocumentError]]:
@@ -65,7 +68,9 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
     except DocumentError as error:
         return [], [error]
     deployments = {
-        document.qualified_name: _deployment(_at_version(document, options), nodes, configs, calibration)
+        document.qualified_name: _deployment(
+            _at_version(document, options), nodes, configs, calibration, options.models
+        )
         for document in reading.documents
         if document.kind != capture.KIND
     }
@@ -93,11 +98,13 @@ def _deployment(
     nodes: tuple[NodeFacts, ...] | None,
     configs: Mapping[str, dict[str, Any]],
     calibration: Calibration,
+    models: Models | None,
 ) -> Rendered:
-    planned = answer(document, nodes, configs, calibration)
+    planned = answer(document, nodes, configs, calibration, models=models)
     if planned.facts is None or planned.verdict not in (FITS, TIGHT):
-        return Rendered(document, planned.verdict, refusal=planned.explanation)
-    body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
+        return Rendered(document, planned.verdict, refusal=planned.explanation, unknown=planned.unknown)
+    read = {source.model: checkpoint.config for source, checkpoint in planned.known.items()}
+    body = {**document.body, "spec": with_configs(document.body["spec"], {**configs, **read})}
     cluster = AssumedCluster(assumed_nodes(planned.facts) if nodes is None else nodes, calibration)
     try:
         made = render_deployment(body, cluster)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode
-from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, sources
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption
+from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ def render_command(  # noqa: PLR0913  each is an option
     file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
     nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
     model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    hub: HubOption = False,
     calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
     engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
     operator_image: Annotated[str | None, typer.Option(help=IMAGE_HELP)] = None,
@@ -46,18 +47,17 @@ def render_command(  # noqa: PLR0913  each is an option
     commits that a cache of models holds.
 
     Exits with 0 when all objects are rendered, else as plan does: 2 for invalid
-    input, 4 when one does not fit.
+    input, 4 when one does not fit, 5 when a model is unknown here.
     """
     from specdecode_operator.cli.render.answers import Options, render  # noqa: PLC0415
 
-    options = Options(nodes, model_config or [], calibration, engine_version, operator_image)
+    options = Options(nodes, model_config or [], calibration, engine_version, operator_image, hub_models(wanted=hub))
     found, errors = render(sources(files, file), options)
     _print(found, output)
     for each in found:
         if each.refusal:
             typer.echo(f"error: {each.document.name}: {each.refusal}", err=True)
-    for error in errors:
-        typer.echo(f"error: {error}", err=True)
+    say_what_is_missing(errors, [model for each in found for model in each.unknown], hub=hub)
     raise typer.Exit(_exit_code(found, invalid=bool(errors) or not found))
 
 
@@ -74,9 +74,11 @@ def _print(found: "Sequence[Rendered]", output: Form) -> None:
 
 
 def _exit_code(found: "Sequence[Rendered]", *, invalid: bool) -> ExitCode:
-    from specdecode_operator.cli.plan.answers import DOES_NOT_FIT  # noqa: PLC0415
+    from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, UNKNOWN  # noqa: PLC0415
 
     refused = {each.verdict for each in found if each.refusal}
-    if invalid or refused - {DOES_NOT_FIT}:
+    if invalid or refused - {DOES_NOT_FIT, UNKNOWN}:
         return ExitCode.INVALID
-    return ExitCode.DOES_NOT_FIT if refused else ExitCode.OK
+    if DOES_NOT_FIT in refused:
+        return ExitCode.DOES_NOT_FIT
+    return ExitCode.UNKNOWN if refused else ExitCode.OK

@@ -1,17 +1,24 @@
 """Models whose geometry ships with the operator."""
 
+import difflib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
 from specdecode_operator.sizing.base.datafiles import data_files, read_data
+from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 """How the data files shorten module names that differ by a number only, as in ``layers.{0..47}.mlp.gate``."""
+
+
+_ALIKE: Final = 0.7
+"""From where on two words are taken for one that was misspelt."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,44 @@ def published_heads() -> tuple[PublishedHead, ...]:
 def known_models() -> tuple[str, ...]:
     """Return the hub ids that need no config of their own, sorted."""
     return tuple(sorted(_raw_entries()))
+
+
+def similar_model(model_id: str, *, heads: bool) -> str | None:
+    """Return the known id that a slip of the pen would have meant, of a draft head or of a model of its own; or None.
+
+    Numbers and words must be the same: another number is another model, another word another checkpoint.
+    """
+    written, whole = _parts(model_id), "/" in model_id
+    candidates = [*known_models(), *(head.head for head in published_heads())]
+    close = [each for each in candidates if _is_slip_of(written, _parts(each if whole else each.rpartition("/")[2]))]
+    alike = difflib.get_close_matches(model_id, close, n=len(close) or 1, cutoff=0)
+    return next((each for each in alike if _is_head(each) == heads), None)
+
+
+def _is_head(model_id: str) -> bool:
+    try:
+        geometry = find_geometry(model_id)
+    except GeometryError:
+        return False
+    return geometry is not None and geometry.head is not None
+
+
+def _parts(model_id: str) -> "Counter[str]":
+    return Counter(re.findall(r"\d+(?:\.\d+)*|[a-z]+", model_id.lower()))
+
+
+def _is_slip_of(written: "Counter[str]", known: "Counter[str]") -> bool:
+    """Whether all that differs are misspelt words, and words that stand there already."""
+    extra, missing = [list((one - other).elements()) for one, other in ((written, known), (known, written))]
+    if any(part[0].isdigit() for part in (*extra, *missing)):
+        return False
+    for part in extra:
+        meant = difflib.get_close_matches(part, missing, n=1, cutoff=_ALIKE)
+        if meant:
+            missing.remove(meant[0])
+        elif part not in known:
+            return False
+    return all(part in written for part in missing)
 
 
 @cache

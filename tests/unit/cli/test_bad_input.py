@@ -289,14 +289,15 @@ def test_a_config_beside_the_file_is_judged_in_the_same_way(specdecode: Specdeco
 
 
 def test_an_unknown_model_says_what_helps(specdecode: Specdecode, write: WriteObject) -> None:
-    slip = told(specdecode, write("a.yaml", manifest("a", target={"model": "meta-llama/Lama-3.1-70B-Instruct"})))
-    assert f"did you mean {LLAMA_70B}?" in slip
-    answer = told(specdecode, write("a.yaml", speculation(draft={"model": "my/own-draft"})))
-    assert "spec.speculation.draft.model: my/own-draft: " in answer
+    misspelt = write("a.yaml", manifest("a", target={"model": "meta-llama/Lama-3.1-70B-Instruct"}))
+    assert f"did you mean {LLAMA_70B}?" in specdecode("plan", "-f", misspelt).stdout
+    result = specdecode("plan", "-f", write("a.yaml", speculation(draft={"model": "my/own-draft"})))
+    answer = result.stdout + result.stderr
+    assert (result.exit_code, "spec.speculation.draft.model: my/own-draft: " in answer) == (5, True)
     for fix in (
         "--model-config my/own-draft=PATH",
         "spec.speculation.draft.config",
-        "in a cluster the operator reads it",
+        "In a cluster the operator reads",
     ):
         assert fix in answer
 

@@ -156,7 +156,7 @@ def test_the_verdict_has_its_numbers_also_where_it_does_not_fit(specdecode: Spec
 def test_invalid_input_is_told_as_by_plan(specdecode: Specdecode, write: WriteObject) -> None:
     assert specdecode("explain", "-f", write("a.yaml", "a: [")).exit_code == 2
     result = specdecode("explain", "-f", write("b.yaml", manifest("b", target={"model": "no/such-model"})))
-    assert result.exit_code == 2
+    assert result.exit_code == 5
     assert "no/such-model" in result.stdout
 
 

@@ -149,7 +149,8 @@ def test_hostile_headers_end_in_a_sentence(folder: Path, case: str) -> None:
     ("content", "reason", "words"),
     [
         (b"{", "ConfigUnreadable", "not JSON"),
-        (b"[1]", "ConfigUnreadable", "no JSON object"),
+        (b"[1]", "ConfigUnreadable", "not an object"),
+        (b'{"text_config": ' * 400 + b"1" + b"}" * 400, "ConfigUnreadable", "nested more than 64 deep"),
         (b"\xff\xfe{}", "ConfigUnreadable", "not JSON"),
         (b'{"a":' * 300 + b"{}" + b"}" * 300, "ConfigUnreadable", "nested more than 64 deep"),
         (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", "ConfigUnreadable", "nested more than 64 deep"),

@@ -16,6 +16,7 @@ from specdecode_operator.sizing.families.catalogue import (
     find_geometry,
     known_models,
     published_heads,
+    similar_model,
 )
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
@@ -211,3 +212,29 @@ def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
         counted = billions(model_id)
         if counted is not None and parameters != UNKNOWN:
             assert parameters == f"{counted:.2f}", model_id
+
+
+@pytest.mark.parametrize(
+    ("written", "heads", "meant"),
+    [
+        ("meta-lama/Llama-3.1-8B-Instruct", False, "meta-llama/Llama-3.1-8B-Instruct"),
+        ("meta-llama/Llama-3.1-8B-Instuct", False, "meta-llama/Llama-3.1-8B-Instruct"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", False, "meta-llama/Llama-3.1-8B-Instruct"),
+        ("Llama-3.1-8B-Instruct", False, "meta-llama/Llama-3.1-8B-Instruct"),
+        ("qwen/qwen3-32b", False, "Qwen/Qwen3-32B"),
+        ("AngelSlim/Qwen3-8B-eagle3", True, "AngelSlim/Qwen3-8B_eagle3"),
+        # Other numbers are other models, other words other checkpoints, and a head is no model.
+        ("zai-org/GLM-4.5", False, None),
+        ("zai-org/GLM-4.5-FP8", False, None),
+        ("deepseek-ai/DeepSeek-R1-0528", False, None),
+        ("Qwen/Qwen3-32B-AWQ", False, None),
+        ("AngelSlim/Qwen3-8B-eagle3", False, None),
+        ("meta-llama/Llama-3.1-8B-Instuct", True, None),
+        ("yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", True, None),
+        ("nobody/nothing", False, None),
+        ("", False, None),
+        ("4.5", False, None),
+    ],
+)
+def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: bool, meant: str | None) -> None:
+    assert similar_model(written, heads=heads) == meant

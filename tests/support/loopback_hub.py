@@ -1,14 +1,10 @@
-"""A hub on the loopback, for what runs with the engine's own huggingface_hub as its Job does."""
+"""A hub of models on the loopback."""
 
 import hashlib
 import json
-import os
-import subprocess
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
-from tests.engine.engine_process import Engine
 from tests.support.http_server import Quiet
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -50,7 +46,7 @@ class HubHandler(Quiet, BaseHTTPRequestHandler):
             self._refuse(403, "GatedRepo")
         elif "/resolve/" in path:
             self._send_file(path.partition(f"/resolve/{COMMIT}/")[2], with_content=with_content)
-        elif "/revision/" in path and not path.endswith(("/revision/v1", f"/revision/{COMMIT}")):
+        elif "/revision/" in path and not path.endswith(("/revision/main", "/revision/v1", f"/revision/{COMMIT}")):
             self._refuse(404, "RevisionNotFound")
         elif "/tree/" in path:
             self._send([self._entry(name) for name in self.server.files])
@@ -95,22 +91,3 @@ class HubHandler(Quiet, BaseHTTPRequestHandler):
         if with_content:
             self.server.sent.append((name, len(content)))
             self.wfile.write(content)
-
-
-def run_script(engine: Engine, hub_url: str, folder: Path, script: Path, *arguments: str, token: str | None) -> str:
-    """Run a script as its Job does, with the engine's packages; return its answer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    message = folder / "message"
-    env = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "PYTHONPATH": str(engine.packages or ""),
-        "HF_ENDPOINT": hub_url,
-        "HF_HOME": str(folder / "hf"),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        **({"HF_TOKEN": token} if token else {}),
-    }
-    command = [str(engine.python), "-c", script.read_text(), *arguments, f"--message={message}"]
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
-    assert message.exists(), done.stderr
-    return message.read_text()

@@ -1,0 +1,93 @@
+"""The models of a spec that neither it nor the catalogue describes: read from the hub, or told with what would help."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.spec.model_sources import (
+    DRAFT,
+    KnownModels,
+    ModelSource,
+    served_models,
+    undescribed_models,
+)
+from specdecode_operator.problems import Problem
+from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
+from specdecode_operator.sizing.families.catalogue import similar_model
+from specdecode_operator.vocabulary import Method
+
+
+class Models(Protocol):
+    """Where facts of models may be had, such as the hub."""
+
+    def find(self, model: str, revision: str | None) -> Checkpoint:
+        """Return what is known of a model, or raise CheckpointError."""
+
+
+@dataclass(frozen=True)
+class UnknownModel:
+    """A model of which nothing is known here; in a cluster the operator reads it."""
+
+    field: str  # Where the spec names it
+    source: ModelSource
+    why: str  # Why it could not be had, without a full stop
+
+    @property
+    def problem(self) -> Problem:
+        """What to tell of it."""
+        return Problem(f"{self.field}.model", self.source.model, self.why)
+
+
+def look_up(spec: SpecDecodeDeploymentSpec, models: Models | None) -> tuple[KnownModels, tuple[UnknownModel, ...]]:
+    """Return what can be known of the models that need it, and those that stay unknown."""
+    known: dict[ModelSource, Checkpoint] = {}
+    unknown = []
+    for field, source in undescribed_models(spec).items():
+        if models is None or source.on_volume:
+            unknown.append(UnknownModel(field, source, _not_in_the_catalogue(spec, field, source)))
+            continue
+        try:
+            known[source] = models.find(source.model, source.revision)
+        except CheckpointError as error:
+            unknown.append(UnknownModel(field, source, _printable(error.message)))
+    return known, tuple(unknown)
+
+
+def how_to_resolve(unknown: Sequence[UnknownModel], *, asked_hub: bool) -> str:
+    """Return all unknown models at once, and the options that would make them known."""
+    sources: Mapping[ModelSource, None] = dict.fromkeys(each.source for each in unknown)
+    names = list(dict.fromkeys(source.model for source in sources))
+    on_hub = any(not source.on_volume for source in sources)
+    many = f"{len(names)} models are" if len(names) > 1 else "1 model is"
+    by_hand = " ".join(f"--model-config {shlex.quote(name)}=PATH" for name in map(_printable, names))
+    lines = [
+        f"{many} unknown here: {_printable(', '.join(names))}",
+        "In a cluster the operator reads what it needs. Here, add",
+    ]
+    if on_hub and not asked_hub:
+        lines += ["  --hub, to read config.json and the headers of the weights from the model hub, or"]
+    fields = ", ".join(dict.fromkeys(f"{each.field}.config" for each in unknown))
+    return "\n".join([*lines, f"  {by_hand}, or", f"  the content of its config.json as {fields}"])
+
+
+def _not_in_the_catalogue(spec: SpecDecodeDeploymentSpec, field: str, source: ModelSource) -> str:
+    place = "" if not source.on_volume else " and it lies on a volume"
+    return f"is not in the catalogue{place}{_meant(spec, field)}"
+
+
+def _meant(spec: SpecDecodeDeploymentSpec, field: str) -> str:
+    """Return the model that a slip of the pen would have meant, of the kind that stands in this field."""
+    models = served_models(spec)
+    if field not in models:
+        return ""
+    method = spec.speculation.method if spec.speculation else Method.NONE
+    wants_head = field == DRAFT and method is not Method.DRAFT_MODEL
+    found = similar_model(models[field].model, heads=wants_head)
+    return f", did you mean {found}?" if found not in (None, spec.target.model) else ""
+
+
+def _printable(text: str) -> str:
+    """Return a text of others without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

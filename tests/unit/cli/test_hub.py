@@ -1,0 +1,407 @@
+"""Models that the catalogue does not know: told all at once, and read from the hub where that is asked for."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from specdecode_operator.cli.hub import repository
+from tests.support.checkpoints import header, safetensors
+from tests.support.http_server import Quiet, serving
+from tests.support.llama import SMALL_CONFIG
+from tests.support.loopback_hub import COMMIT, TOKEN, Hub
+from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+
+SHARDS = {
+    "model-00001-of-00002.safetensors": safetensors(*header({"model.embed_tokens.weight": ("BF16", [4096, 1024])})),
+    "model-00002-of-00002.safetensors": safetensors(*header({"lm_head.weight": ("BF16", [4096, 1024])})),
+}
+INDEX = {"weight_map": dict(zip(["model.embed_tokens.weight", "lm_head.weight"], SHARDS, strict=True))}
+FILES = {
+    "config.json": json.dumps(SMALL_CONFIG).encode(),
+    "model.safetensors.index.json": json.dumps(INDEX).encode(),
+    **SHARDS,
+    "pytorch_model.bin": b"a pickle",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of the test's own, and no settings of whoever runs it."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(FILES)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def alone(model: str, **target: Any) -> dict[str, Any]:
+    """An object with one model and no draft."""
+    return manifest("alone", target={"model": model, **target}, speculation=None, parallelism={"tensor": 1})
+
+
+def verdict(specdecode: Specdecode, path: Path, *options: str) -> dict[str, Any]:
+    """The only object of `plan -o json`."""
+    (found,) = json.loads(specdecode("plan", "-f", path, "-o", "json", *options).stdout)["objects"]
+    answer: dict[str, Any] = found
+    return answer
+
+
+def test_all_unknown_models_of_all_objects_are_named_at_once(specdecode: Specdecode, write: WriteObject) -> None:
+    head = {"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": "acme/head"}}
+    both = manifest("both", target={"model": "acme/target"}, speculation=head)
+    result = specdecode("plan", "-f", write("a.yaml", both, alone("acme/other")))
+    assert result.exit_code == 5
+    assert "3 models are unknown here: acme/target, acme/head, acme/other" in result.stderr
+    assert "--hub" in result.stderr
+    assert all(f"--model-config acme/{name}=PATH" in result.stderr for name in ("target", "head", "other"))
+    assert [line.split()[:2] for line in result.stdout.splitlines()] == [["both", "Unknown"], ["alone", "Unknown"]]
+
+
+def test_an_unknown_model_is_a_verdict_of_its_own_in_data(specdecode: Specdecode, write: WriteObject) -> None:
+    answer = verdict(specdecode, write("a.yaml", alone("acme/other", revision="v1")))
+    assert answer["verdict"] == "Unknown"
+    assert answer["unknown_models"] == [{"model": "acme/other", "revision": "v1"}]
+    assert [problem["field"] for problem in answer["problems"]] == ["spec.target.model"]
+
+
+def test_what_is_wrong_whatever_the_model_is_makes_the_object_invalid(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    body = alone("acme/other")
+    body["spec"]["engine"] = {"extraArgs": ["--tensor-parallel-size=2"]}
+    result = specdecode("plan", "-f", write("a.yaml", body))
+    assert (result.exit_code, "tensor-parallel-size" in result.stdout) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("others", "code"),
+    [([], 5), (["fits"], 5), (["does not fit"], 4), (["invalid"], 2), (["does not fit", "invalid"], 2)],
+)
+def test_a_verdict_that_is_known_to_be_bad_comes_before_unknown(
+    specdecode: Specdecode, write: WriteObject, others: list[str], code: int
+) -> None:
+    small, large = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-405B"
+    bodies = {"fits": alone(small), "does not fit": alone(large), "invalid": alone(small, quantization="FP1")}
+    objects = [alone("acme/other"), *(bodies[other] for other in others)]
+    for number, body in enumerate(objects):
+        body["metadata"]["name"] = f"object-{number}"
+    assert specdecode("plan", "-f", write("a.yaml", *objects)).exit_code == code
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "render"])
+def test_every_command_ends_alike(specdecode: Specdecode, write: WriteObject, command: str) -> None:
+    result = specdecode(command, "-f", write("a.yaml", alone("acme/other")))
+    assert (result.exit_code, "acme/other" in result.stdout + result.stderr) == (5, True)
+
+
+def test_a_model_on_a_volume_is_not_looked_for_on_the_hub(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+    body = alone("acme/open")
+    body["spec"]["models"] = {"volume": {"persistentVolumeClaim": {"claimName": "models"}}}
+    result = specdecode("plan", "-f", write("a.yaml", body), "--hub")
+    assert (result.exit_code, hub.asked) == (5, [])
+
+
+def test_the_hub_is_asked_for_headers_alone_and_once(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+    path = write("a.yaml", alone("acme/open", revision="v1"))
+    answer = verdict(specdecode, path, "--hub")
+    assert answer["verdict"] == "Fits"
+    assert answer["read_models"] == [{"model": "acme/open", "revision": "v1", "commit": COMMIT}]
+    assert "pytorch_model.bin" not in dict(hub.sent)
+    assert all(size <= 64 * 1024 for name, size in hub.sent if name in SHARDS), "weights stay where they are"
+    assert not [each for each in hub.asked if "/resolve/" in each and COMMIT not in each], "one commit for all files"
+    hub.asked.clear()
+    assert verdict(specdecode, path, "--hub") == answer
+    (again,) = hub.asked
+    assert again.partition("?")[0].endswith("/revision/v1"), "only whether the revision has moved"
+
+
+def test_render_knows_what_the_hub_knows(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+    result = specdecode("render", "-f", write("a.yaml", alone("acme/open", revision="v1")), "--hub")
+    assert (result.exit_code, "--revision=v1" in result.stdout or "v1" in result.stdout.split()) == (0, True)
+    assert hub.sent
+
+
+def test_a_model_that_is_pinned_to_a_commit_needs_no_network_again(
+    specdecode: Specdecode, write: WriteObject, hub: Hub
+) -> None:
+    path = write("a.yaml", alone("acme/open", revision=COMMIT))
+    assert verdict(specdecode, path, "--hub")["verdict"] == "Fits"
+    hub.asked.clear()
+    assert verdict(specdecode, path, "--hub")["verdict"] == "Fits"
+    assert hub.asked == []
+
+
+def test_a_revision_that_is_not_there_is_told(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+    result = specdecode("plan", "-f", write("a.yaml", alone("acme/open", revision="v9")), "--hub")
+    assert (result.exit_code, "acme/open: has no such revision" in result.stdout) == (5, True)
+    assert len(hub.asked) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"key": 1, "value": 2}'])
+def test_a_broken_cache_is_read_anew(
+    specdecode: Specdecode, write: WriteObject, hub: Hub, own_cache: Path, content: bytes
+) -> None:
+    path = write("a.yaml", alone("acme/open"))
+    good = verdict(specdecode, path, "--hub")
+    kept = [each for each in own_cache.rglob("*") if each.is_file()]
+    assert len(kept) == 2
+    for each in kept:
+        each.write_bytes(content)
+    assert verdict(specdecode, path, "--hub") == good
+    assert any("/resolve/" in asked for asked in hub.asked)
+    assert sorted(each.suffix for each in own_cache.rglob("*") if each.is_file()) == [".json", ".json"]
+
+
+def test_an_entry_of_another_model_in_the_cache_is_not_believed(
+    specdecode: Specdecode, write: WriteObject, hub: Hub, own_cache: Path
+) -> None:
+    path = write("a.yaml", alone("acme/open"))
+    good = verdict(specdecode, path, "--hub")
+    for each in own_cache.rglob("*.json"):
+        entry = json.loads(each.read_text())
+        each.write_text(json.dumps({**entry, "key": {**entry["key"], "model": "acme/other"}}))
+    asked = len(hub.sent)
+    assert verdict(specdecode, path, "--hub") == good
+    assert len(hub.sent) > asked
+
+
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "relative", ""])
+def test_a_cache_that_cannot_be_written_does_no_harm(
+    specdecode: Specdecode, write: WriteObject, hub: Hub, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    assert verdict(specdecode, write("a.yaml", alone("acme/open")), "--hub")["verdict"] == "Fits"
+    assert hub.sent
+
+
+def test_a_gated_model_needs_the_token_which_nobody_sees(
+    specdecode: Specdecode, write: WriteObject, hub: Hub, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    path = write("a.yaml", alone("acme/gated"))
+    refused = specdecode("plan", "-f", path, "--hub")
+    assert (refused.exit_code, "is gated" in refused.stdout, "HF_TOKEN" in refused.stdout) == (5, True, True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    read = specdecode("plan", "-f", path, "--hub")
+    assert read.exit_code == 0
+    kept = "".join(each.read_text() for each in own_cache.rglob("*.json"))
+    assert TOKEN not in refused.output + read.output + kept
+    assert hub.sent
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "two words"),
+        ("HF_TOKEN", "a\nb"),
+        ("HF_ENDPOINT", "file:///etc"),
+        ("HF_ENDPOINT", "http://user:secret@127.0.0.1"),
+        ("HF_ENDPOINT", "no address"),
+        ("HF_ENDPOINT", "http://[::1"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named_and_not_repeated(
+    specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
+    assert (result.exit_code, name in result.stdout, value in result.output) == (5, True, False)
+
+
+def test_a_hub_out_of_reach_leaves_what_was_read_before(
+    specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = write("a.yaml", alone("acme/open")), write("b.yaml", alone("acme/gated"))
+    with serving(Hub(FILES)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        assert specdecode("plan", "-f", path, "--hub").exit_code == 0
+    again = specdecode("plan", "-f", path, "--hub")
+    assert (again.exit_code, "cannot be reached" in again.stderr, COMMIT[:12] in again.stderr) == (0, True, True)
+    never = specdecode("plan", "-f", other, "--hub")
+    assert (never.exit_code, "cannot be reached" in never.stdout) == (5, True)
+
+
+@pytest.mark.parametrize("model", ["../../etc/passwd", "a/../b", "a/b/c", "/a", "a b", "a/b?c", "a/b\nc", "é/b"])
+def test_what_is_no_hub_id_is_not_asked_for(specdecode: Specdecode, write: WriteObject, hub: Hub, model: str) -> None:
+    case = json.dumps({"gpu": "H100", "model": model})
+    result = specdecode("estimate", "--in", "-", "--out", "-", "--hub", stdin=case)
+    assert "is no hub id" in json.loads(result.stdout)["error"]
+    assert specdecode("plan", "-f", write("a.yaml", alone(model)), "--hub").exit_code == 2, "no API server takes it"
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("revision", ["../../../acme/none", "v1?a=b#c", "a\x00b", "refs/pr/1", "é"])
+def test_a_revision_stays_one_part_of_the_address(
+    specdecode: Specdecode, write: WriteObject, hub: Hub, revision: str
+) -> None:
+    result = specdecode("plan", "-f", write("a.yaml", alone("acme/open", revision=revision)), "--hub")
+    assert result.exit_code == 5
+    (asked,) = hub.asked
+    assert asked.partition("?")[0] == f"/api/models/acme/open/revision/{quote(revision, safe='')}"
+
+
+DEEP = b'{"a":' * 900 + b"1" + b"}" * 900
+HOSTILE: dict[str, tuple[dict[str, bytes], str]] = {
+    "no config": ({"config.json": None}, "no config.json"),
+    "a large config": ({"config.json": b" " * 2**20}, "more than 64 KiB"),
+    "a deep config": ({"config.json": DEEP}, "nested more than"),
+    "a very deep config": ({"config.json": b"[" * 60_000}, "is not JSON"),
+    "a config that is a list": ({"config.json": b"[]"}, "not an object"),
+    "a header of 2^60": ({next(iter(SHARDS)): safetensors({}, 0, length=2**60)}, "more than 100,000,000"),
+    "an index to elsewhere": (
+        {"model.safetensors.index.json": b'{"weight_map": {"a": "../../../etc/passwd.safetensors"}}'},
+        "are not in",
+    ),
+    "names that steer a terminal": ({next(iter(SHARDS)): safetensors({"\x1b[2J\u202e": 1}, 0)}, "describes tensor ?"),
+}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_end_in_a_sentence(specdecode: Specdecode, write: WriteObject, hub: Hub, case: str) -> None:
+    changed, words = HOSTILE[case]
+    hub.files = {name: content for name, content in {**FILES, **changed}.items() if content is not None}
+    result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
+    assert (result.exit_code, result.exception is None or isinstance(result.exception, SystemExit)) == (5, True)
+    assert words in result.stdout
+    assert "\x1b" not in result.output
+    assert "\u202e" not in result.output
+
+
+class Odd(ThreadingHTTPServer):
+    """A server that answers everything in one odd way, and remembers what it was sent."""
+
+    daemon_threads = True
+
+    def __init__(self, way: str) -> None:
+        super().__init__(("127.0.0.1", 0), OddHandler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.way = way
+        self.elsewhere = ""
+        self.tokens: list[str | None] = []
+        self.done = Event()
+
+
+class OddHandler(Quiet, BaseHTTPRequestHandler):
+    server: Odd
+
+    def do_GET(self) -> None:
+        self.server.tokens.append(self.headers.get("Authorization"))
+        match self.server.way:
+            case "loop":
+                self._send(302, b"", Location=f"{self.server.url}{self.path}x")
+            case "elsewhere":
+                self._send(302, b"", Location=f"{self.server.elsewhere}/x")
+            case "file":
+                self._send(302, b"", Location="file:///etc/passwd")
+            case "silence":
+                self.server.done.wait()
+            case "compressed":
+                self._send(200, b"\x1f\x8b" + b"0" * 100, **{"Content-Encoding": "gzip"})
+            case "endless":
+                self._send(200, b" " * (9 * 2**20))
+            case "error":
+                self._send(500, b"\x1b[2J secret words")
+            case body:
+                self._send(200, body.encode())
+
+    def _send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("loop", "redirects more than 5 times"),
+        ("file", "cannot be reached, or does not speak HTTP"),
+        ("compressed", "compresses"),
+        ("endless", "lists no files"),
+        ("error", "answers HTTP 500"),
+        ("<html>", "lists no files"),
+        ("[]", "lists no files"),
+        ("[" * 100_000, "lists no files"),
+        ('{"sha": "../..", "siblings": []}', "lists no files"),
+        ('{"sha": "abcdef0123", "siblings": [{"rfilename": 3}]}', "lists no files"),
+        ('{"sha": "abcdef0123", "siblings": [{"rfilename": "config.json", "size": -1}]}', "lists no files"),
+        ('{"sha": "abcdef0123", "siblings": []}', "there is no config.json"),
+    ],
+)
+def test_a_server_that_is_no_hub_is_told_in_our_words(
+    specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, way: str, words: str
+) -> None:
+    with serving(Odd(way)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
+    assert (result.exit_code, words in result.stdout) == (5, True)
+    assert "secret" not in result.output
+
+
+def test_a_server_that_never_answers_is_left(
+    specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "_DEADLINE_S", 0.05)
+    with serving(Odd("silence")) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
+        server.done.set()
+    assert (result.exit_code, "takes too long" in result.stdout) == (5, True)
+
+
+def test_the_token_goes_to_the_hub_alone(
+    specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with serving(Odd("elsewhere")) as server, serving(Odd("{}")) as other:
+        server.elsewhere = other.url.replace("127.0.0.1", "localhost")
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
+    assert (server.tokens, other.tokens) == ([f"Bearer {TOKEN}"], [None])
+
+
+def test_files_below_folders_are_not_counted(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+    kept = {name: FILES[name] for name in ("config.json", *SHARDS)}
+    hub.files = {**kept, "original/consolidated.00.safetensors": SHARDS["model-00001-of-00002.safetensors"]}
+    assert verdict(specdecode, write("a.yaml", alone("acme/open")), "--hub")["verdict"] == "Fits"
+    assert {name for name, _ in hub.sent} == set(kept)
+
+
+def test_estimate_reads_models_from_the_hub(specdecode: Specdecode, hub: Hub) -> None:
+    cases = [
+        {"id": 1, "gpu": "H100", "model": "acme/open", "revision": "v1"},
+        {"id": 2, "gpu": "H100", "model": "acme/none"},
+    ]
+    stdin = "\n".join(map(json.dumps, cases))
+    result = specdecode("estimate", "--in", "-", "--out", "-", "--hub", stdin=stdin)
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert (first["verdict"], second["error"].startswith("model: 'acme/none': ")) == ("Fits", True)
+    assert any(asked.partition("?")[0].endswith("/revision/v1") for asked in hub.asked)
+    without = specdecode("estimate", "--in", "-", "--out", "-", stdin=stdin)
+    assert "not in the catalogue: acme/open, acme/none: add --hub" in without.stderr
+
+
+def test_without_hub_nothing_of_http_is_loaded(write: WriteObject) -> None:
+    """It would cost a fifth of a plan's time."""
+    program = (
+        "import sys; from typer.testing import CliRunner; from specdecode_operator.cli.main import app\n"
+        "result = CliRunner().invoke(app, sys.argv[1:]); print(result.exit_code, 'httpx' in sys.modules)"
+    )
+    arguments = ["plan", "-f", str(write("a.yaml", alone("acme/open")))]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["5", "False"]
