@@ -9,6 +9,7 @@ from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.owner_index import OwnerIndex
+from specdecode_operator.kube.field_managers import foreign_entries
 from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
@@ -231,6 +232,8 @@ def slim(kind: str, body: Body) -> Body:
     kept = ("metadata", "status") if kind == POD.kind else tuple(body)
     slimmed = {field: body[field] for field in kept if field in body}
     slimmed["metadata"] = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    if foreign := foreign_entries(kind, body["metadata"]):
+        slimmed["metadata"]["managedFields"] = foreign
     if kind == CONFIG_MAP.kind:
         slimmed["data"] = {
             key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()

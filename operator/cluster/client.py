@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -19,11 +19,13 @@ from specdecode_operator.cluster.errors import (
     RefusedForNowError,
 )
 from specdecode_operator.cluster.http import error_message, send
+from specdecode_operator.kube.field_managers import with_fields_taken_over
 from specdecode_operator.kube.resources import EVENT, Resource, child_resource
 
 FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
 _MESSAGE_LIMIT = 500
+_TRIES = 5
 _MERGE_PATCH = "application/merge-patch+json"
 _TYPED_PATCH = "failed to create typed patch object"
 _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota")
@@ -65,6 +67,24 @@ class Cluster:
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields."""
         return await self._apply(child_resource(body["kind"]), body)
+
+    async def take_over_fields(self, body: Body, kept_managers: Collection[str]) -> None:
+        """Take over what others have written of a child, so that the next apply removes what it does not hold."""
+        metadata, left = body["metadata"], _TRIES
+        while left:
+            live = await self.get(child_resource(body["kind"]), metadata["namespace"], metadata["name"])
+            if live is None or live["metadata"]["uid"] != metadata["uid"]:
+                return
+            version = live["metadata"]["resourceVersion"]
+            written = with_fields_taken_over(live, kept_managers)
+            try:
+                await self.merge(live, {"metadata": {"managedFields": written, "resourceVersion": version}})
+            except ConflictError:  # its controller has just written its status
+                left -= 1
+                if not left:
+                    raise
+            else:
+                return
 
     async def create_or_merge(self, body: Body) -> Body:
         """Merge the fields of a body into an object, or create it where there is none."""

@@ -6,23 +6,54 @@ the same strategy.
 """
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.values import RolloutStrategy
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
 from specdecode_operator.deployment.objects.children import wanted_replicas
-from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
-from specdecode_operator.deployment.pods.rollout import current_pods
+from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.drift import identity
-from specdecode_operator.kube.resources import JOB
+from specdecode_operator.kube.field_managers import foreign_managers
+from specdecode_operator.kube.manifests import with_new_hash
+from specdecode_operator.kube.resources import DEPLOYMENT, JOB
+
+_ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
-def objects_to_apply(desired: DesiredState, live: Collection[Body]) -> list[Body]:
+def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_managers: Collection[str] = ()) -> list[Body]:
     """Return the children to apply; a paused rollout starts no workload of another kind beside the live one."""
-    paused = _paused_workload(desired, live) is not None
-    return [child for child in desired.children if not (paused and child is desired.workload)]
+    workload, paused = desired.workload, _paused_workload(desired, live) is not None
+    others = [child for child in desired.children if child is not workload]
+    if workload is None or paused:
+        return others
+    running = next((child for child in live if identity(child) == identity(workload)), None)
+    return [*others, _guarded(workload, running, kept_managers)]
+
+
+def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) -> Body:
+    """Return a Deployment that has nothing to replace with a strategy that ends no engine.
+
+    Else an image edited by hand would end one at once, and undoing it would cost a start. The rendered strategy is in
+    force while a template is rolled out: the operator's, or that of a restart, or of a manager whose fields are kept.
+    """
+    if workload["kind"] != DEPLOYMENT.kind or live is None:
+        return workload
+    if template_hash(serving_template(workload)) != template_hash(serving_template(live)):
+        return workload
+    status, is_guarded = live.get("status", {}), live["spec"].get("strategy") == _ENDS_NOTHING
+    is_settled = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    if is_settled and not foreign_managers(live, kept_managers):
+        replicas = status.get("replicas", 0)
+        serves = 0 < replicas <= status.get("availableReplicas", 0)
+        # An engine that is lost later is made anew in nobody's place.
+        is_guarded = replicas <= status.get("updatedReplicas", 0) and (serves or is_guarded)
+    if not is_guarded:
+        return workload
+    return with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _ENDS_NOTHING}})
 
 
 def workloads_to_scale(parent: Parent, desired: DesiredState, live: Collection[Body]) -> list[tuple[Body, int]]:

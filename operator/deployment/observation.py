@@ -44,6 +44,9 @@ class Observation:
     blocked: Readiness | None = None
     """Why the API server did not take what is desired."""
 
+    contested: tuple[str, ...] = ()
+    """Children that somebody changes again after each repair, with the fields."""
+
     @property
     def missed(self) -> bool:
         """Whether the engines missed a question, as busy ones may: what they proved stands until they stay silent."""

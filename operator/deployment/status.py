@@ -26,7 +26,7 @@ from specdecode_operator.deployment.proof.observed import observed_status, stead
 from specdecode_operator.deployment.proof.residual import budget_residual
 from specdecode_operator.deployment.proof.speculation_active import speculation_condition
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.kube.labels import selector_labels
+from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION, selector_labels
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate")
 """Conditions that only engines of this spec can prove."""
@@ -53,7 +53,7 @@ def compose_status(
     readiness = name_claim_users(seen.readiness, observation.claim_users)
     if parent.suspended_for is not None and readiness.status is TRUE:
         readiness = suspended_for_capture(parent.suspended_for)
-    conditions = [*readiness.conditions(), *desired.conditions, *seen.conditions]
+    conditions = [*readiness.conditions(), *desired.conditions, *seen.conditions, *_contested(observation)]
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
@@ -66,6 +66,18 @@ def compose_status(
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
+
+
+def _contested(observation: Observation) -> list[ConditionUpdate]:
+    """Return the condition that says who undoes the operator's repairs, while somebody does."""
+    if not observation.contested:
+        return []
+    fix = (
+        "repaired ever more rarely: end what writes it, or keep its changes by annotation"
+        f" {KEPT_MANAGERS_ANNOTATION}, which names field managers"
+    )
+    message = f"{'; '.join(observation.contested)}: written again after each repair; {fix}"
+    return [ConditionUpdate("DriftContested", TRUE, "RepairsUndone", message)]
 
 
 def _engine_status(parent: Parent, desired: DesiredState, observation: Observation) -> _EngineStatus:

@@ -3,8 +3,9 @@
 Nothing is taken over that belongs to somebody else.
 """
 
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
@@ -14,7 +15,17 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, InvalidObjectError, RefusedForNowError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, working
-from specdecode_operator.kube.drift import Identity, content_digest, identity, is_owned, needs_apply
+from specdecode_operator.kube.drift import (
+    Identity,
+    changed_fields,
+    content_digest,
+    identity,
+    is_owned,
+    is_same_wish,
+    needs_apply,
+)
+from specdecode_operator.kube.field_managers import foreign_managers
+from specdecode_operator.kube.repairs import Repairs
 from specdecode_operator.kube.resources import Resource, child_resource
 
 
@@ -51,6 +62,7 @@ class Inventory:
         self._kinds = kinds
         self._applied: defaultdict[Key, dict[str, str]] = defaultdict(dict)
         """Digests of what the API server made of the children when they were last applied, by their UIDs."""
+        self._repairs: defaultdict[Key, Repairs] = defaultdict(Repairs)
 
     def owned(self, key: Key, uid: str) -> dict[Identity, Body]:
         """Children of this very object, by kind and name."""
@@ -75,21 +87,35 @@ class Inventory:
             if identity(child) not in owned:
                 await self._check_name(key, uid, *identity(child))
 
-    async def apply(self, key: Key, child: Body, live: Body | None) -> None:
-        """Apply a child where it is missing or drifted.
+    async def apply(self, key: Key, child: Body, live: Body | None, kept_managers: Collection[str] = ()) -> None:
+        """Apply a child where it is missing or drifted, and remove what others added to it.
+
+        ``kept_managers`` are the field managers whose fields stay.
 
         Raises
         ------
         ClusterError
             When the API server refuses or cannot be reached.
         """
-        applied = self._applied[key].get(live["metadata"]["uid"]) if live else None
-        if live is not None and not needs_apply(child, live, applied):
+        if live is None:
+            await self._apply(key, child)
             return
-        answer = await self._cluster.apply(child)
-        # The live object comes from the cache, so what it is compared with must be as slim.
-        self._applied[key][answer["metadata"]["uid"]] = content_digest(slim(child["kind"], answer))
-        self._cache.put(child["kind"], answer)
+        uid, managers, now_s = live["metadata"]["uid"], foreign_managers(live, kept_managers), time.monotonic()
+        if not managers and not needs_apply(child, live, self._applied[key].get(uid)):
+            return
+        is_drift = is_same_wish(child, live)
+        if is_drift and not self._repairs[key].may_repair(uid, now_s):
+            return
+        if managers:
+            await self._cluster.take_over_fields(live, kept_managers)
+        answer = await self._apply(key, child)
+        if is_drift and (fields := changed_fields(live, answer)):
+            by = f" (written by {', '.join(managers)})" if managers else ""
+            self._repairs[key].record(uid, f"{child['kind']} {child['metadata']['name']}: {fields}{by}", now_s)
+
+    def repairs(self, key: Key) -> Repairs:
+        """Return what was repaired of the children of an object."""
+        return self._repairs[key]
 
     async def delete(self, key: Key, child: Body) -> None:
         """Delete a child.
@@ -101,10 +127,21 @@ class Inventory:
         """
         await self._cluster.delete(child)
         self._applied[key].pop(child["metadata"]["uid"], None)
+        self._repairs[key].forget(child["metadata"]["uid"])
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of the children of an object that is gone."""
         self._applied.pop(key, None)
+        self._repairs.pop(key, None)
+
+    async def _apply(self, key: Key, child: Body) -> Body:
+        """Apply a child; return what the API server made of it."""
+        answer = await self._cluster.apply(child)
+        # The live object comes from the cache, so what it is compared with must be as slim.
+        slimmed = slim(child["kind"], answer)
+        self._applied[key][answer["metadata"]["uid"]] = content_digest(slimmed)
+        self._cache.put(child["kind"], answer)
+        return slimmed
 
     async def _check_name(self, key: Key, uid: str, kind: str, name: str) -> None:
         live = await self._cluster.get(child_resource(kind), key.namespace, name)

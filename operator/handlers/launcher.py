@@ -15,6 +15,7 @@ from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, Inventory
 from specdecode_operator.kube.drift import Identity, identity
+from specdecode_operator.kube.repairs import Repairs
 from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, POD
 
 
@@ -52,11 +53,11 @@ class Launcher:
             When the API server refuses or cannot be reached.
         """
         owned = self.owned(parent)
-        children = objects_to_apply(desired, owned.values())
+        children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         # All names are checked before the first write, so that nothing is half-created.
         await self._inventory.check_names(parent.key, parent.uid, children, owned)
         for child in children:
-            await self._inventory.apply(parent.key, child, owned.get(identity(child)))
+            await self._inventory.apply(parent.key, child, owned.get(identity(child)), parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             await self._scale(workload, replicas)
         # What was just applied counts: engines of the other kind end when those of the new template serve.
@@ -90,7 +91,11 @@ class Launcher:
         """
         owned = self.owned(parent)
         await self._inventory.check_names(parent.key, parent.uid, [child], owned)
-        await self._inventory.apply(parent.key, child, owned.get(identity(child)))
+        await self._inventory.apply(parent.key, child, owned.get(identity(child)), parent.kept_managers)
+
+    def repairs(self, parent: Parent) -> Repairs:
+        """Return what was repaired of the children of an object."""
+        return self._inventory.repairs(parent.key)
 
     async def keep_model_facts(self, namespace: str, entries: Mapping[str, str]) -> None:
         """Add what was read of models to what the objects of a namespace share.

@@ -119,6 +119,8 @@ class Reconciler:
             await self._report(parent, internal_error(parent, error), Observation())
             raise
         blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired))
+        for repair in self._launcher.repairs(parent).untold():
+            await self._reporter.post_event(parent.key, parent.uid, "DriftRepaired", repair, warns=True)
         observation = await self._observe(parent, desired, cluster.last_good, blocked)
         if not observation.unanswered_rounds:  # an engine that misses a question holds what it held
             self._residuals.set(key, observed_residual(desired, observation))
@@ -262,6 +264,7 @@ class Reconciler:
             claim_users=self._claim_users(parent),
             replaced_workload=self._launcher.replaced_workload(parent, wanted),
             blocked=blocked,
+            contested=tuple(self._launcher.repairs(parent).contested(now_s)),
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, time.time())
         return replace(observation, groups=record.groups)

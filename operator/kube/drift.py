@@ -1,10 +1,16 @@
-"""Tells whether a live object still is what was asked for."""
+"""Tells whether a live object still is what was asked for, and in what it is not."""
 
 import hashlib
 import json
+from collections.abc import Iterator
+from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.kube.labels import APPLIED_HASH_ANNOTATION
+
+_FIELDS_NAMED: Final = 5
+_KEYS: Final = ("name", "uid")
+"""What elements of a list are told apart by, where they are objects."""
 
 
 def needs_apply(desired: Body, live: Body, applied: str | None) -> bool:
@@ -15,10 +21,56 @@ def needs_apply(desired: Body, live: Body, applied: str | None) -> bool:
     object is compared with that answer and not with what was sent. Without an
     answer, after a start, it is applied once; that changes nothing.
     """
+    return not is_same_wish(desired, live) or applied is None or content_digest(live) != applied
+
+
+def is_same_wish(desired: Body, live: Body) -> bool:
+    """Whether the live object was applied for just what is desired now: then a difference is drift."""
     annotations = live["metadata"].get("annotations") or {}
-    if annotations.get(APPLIED_HASH_ANNOTATION) != desired["metadata"]["annotations"][APPLIED_HASH_ANNOTATION]:
-        return True
-    return applied is None or content_digest(live) != applied
+    wish: str = desired["metadata"]["annotations"][APPLIED_HASH_ANNOTATION]
+    return annotations.get(APPLIED_HASH_ANNOTATION) == wish
+
+
+def changed_fields(before: Body, after: Body) -> str:
+    """Name the fields of an object in which two versions of it differ, the first few of them; empty for none."""
+    paths = [
+        path for name in _compared(before, after) for path in _differences(name, before.get(name), after.get(name))
+    ]
+    owners = [each["metadata"].get("ownerReferences") for each in (before, after)]
+    paths += _differences("metadata.ownerReferences", *owners)
+    more = len(paths) - _FIELDS_NAMED
+    return ", ".join(paths[:_FIELDS_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _compared(*bodies: Body) -> list[str]:
+    return sorted({*bodies[0], *bodies[1]} - {"apiVersion", "kind", "metadata", "status"})
+
+
+def _differences(path: str, before: Any, after: Any) -> Iterator[str]:
+    """Yield the paths at which two values differ; of something that only one has, its own path."""
+    if before == after:
+        return
+    one, other = _by_key(before), _by_key(after)
+    if one is None or other is None:
+        yield path
+        return
+    for key in sorted({*one, *other}):
+        inner = f"{path}[{key}]" if isinstance(before, list) else f"{path}.{key}"
+        if key in one and key in other:
+            yield from _differences(inner, one[key], other[key])
+        else:
+            yield inner
+
+
+def _by_key(value: Any) -> dict[str, Any] | None:
+    """Return what a value has, by name; None for one that is compared as a whole."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        return None
+    key = next((key for key in _KEYS if all(key in each for each in value)), None)
+    found = {str(each[key]): each for each in value} if key else None
+    return found if found is not None and len(found) == len(value) else None
 
 
 def content_digest(body: Body) -> str:

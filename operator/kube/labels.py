@@ -31,6 +31,9 @@ DOWNLOAD_KEY_ANNOTATION = "specdecode.io/download-key"
 ENGINE_LOGGING_ANNOTATION = "specdecode.io/engine-logging"
 """On engine pods: the engine's logging configuration, which a volume shows it as a file."""
 
+KEPT_MANAGERS_ANNOTATION = "specdecode.io/keep-fields-of"
+"""On a SpecDecodeDeployment: field managers, separated by commas, whose changes of its children stay."""
+
 TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 

@@ -77,6 +77,13 @@ def owned(body: Body, key: Key, uid: str) -> Body:
     return body
 
 
+def with_new_hash(body: Body) -> Body:
+    """Return a child of `owned` whose content was changed since, with the hash of what it asks for now."""
+    metadata = {name: value for name, value in body["metadata"].items() if name != "annotations"}
+    annotations = {APPLIED_HASH_ANNOTATION: content_hash({**body, "metadata": metadata})}
+    return {**body, "metadata": {**metadata, "annotations": annotations}}
+
+
 def child_labels(key: Key) -> dict[str, str]:
     """Return the labels by which a child is found."""
     label = CAPTURE_LABEL if key.kind == capture.KIND else DEPLOYMENT_LABEL

@@ -13,6 +13,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
+from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.problems import InvalidSpecError
 
 
@@ -32,6 +33,9 @@ class Parent:
     status: SpecDecodeDeploymentStatus
     suspended_for: str | None = None
     """The capture that has its GPUs: meanwhile the object is as if it were suspended."""
+
+    kept_managers: frozenset[str] = frozenset()
+    """Field managers whose changes of its children stay."""
 
     @property
     def wants_no_engine(self) -> bool:
@@ -64,7 +68,13 @@ def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None) -> 
         spec=_parse_spec(spec),
         status=_parse_status(body.get("status") or {}),
         suspended_for=preempted_by,
+        kept_managers=_kept_managers(metadata.get("annotations") or {}),
     )
+
+
+def _kept_managers(annotations: Mapping[str, str]) -> frozenset[str]:
+    names = annotations.get(KEPT_MANAGERS_ANNOTATION, "").split(",")
+    return frozenset(filter(None, map(str.strip, names)))
 
 
 def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:

@@ -89,9 +89,9 @@ def refuse(kubectl: Kubectl) -> None:
 def settle(kubectl: Kubectl) -> None:
     """Wait until the operator has looked at the object again after everything that came before."""
     kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"rollout":{"strategy":"Surge"}}}')
+    written = kubectl.object("sdd", "tiny")["metadata"]["generation"]
     eventually(
-        lambda: kubectl.object("deployment", "tiny")["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 1,
-        "the strategy is that of the spec",
+        lambda: kubectl.object("sdd", "tiny")["status"]["observedGeneration"] == written, "the new spec was looked at"
     )
 
 
@@ -113,7 +113,7 @@ def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, op
     assert REFUSED in current(body, "Ready")[2]
 
     written = kubectl.object("deployment", "tiny")["metadata"]["generation"]
-    assert written == 3, "made, changed, put back"
+    assert written == 5, "made, guarded once it served, changed, put back, guarded"
 
     tried = kubectl.object("sdd", "tiny")["metadata"]["generation"]
     settle(kubectl)
@@ -183,3 +183,29 @@ def test_an_autoscaler_may_scale_it_but_not_below_nothing(kubectl: Kubectl) -> N
     kubectl.must("scale", "sdd", "tiny", "--replicas=0")
     wait_for(kubectl, "tiny", "Ready", "ScaledToZero")
     assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0
+
+
+def test_an_image_edited_by_hand_ends_no_engine_that_serves(kubectl: Kubectl) -> None:
+    apply(kubectl)
+    serve(kubectl)
+    wait_for(kubectl, "tiny", "Ready", "Serving")
+    (before,) = engines(kubectl, 1)
+    kubectl.must("set", "image", "deployment/tiny", "engine=localhost/other:1")
+    eventually(
+        lambda: any(each["reason"] == "DriftRepaired" for each in kubectl.objects("events")), "the image is set back"
+    )
+    eventually(lambda: kubectl.object("deployment", "tiny")["status"].get("replicas") == 1, "nothing else runs")
+    assert engines(kubectl, 1) == [before]
+    containers = kubectl.object("deployment", "tiny")["spec"]["template"]["spec"]["containers"]
+    assert [each["image"] for each in containers] == ["localhost/engine:1"]
+
+
+def test_a_restart_by_kubectl_replaces_the_engine_without_a_further_gpu(kubectl: Kubectl) -> None:
+    apply(kubectl)
+    serve(kubectl)
+    wait_for(kubectl, "tiny", "Ready", "Serving")
+    (before,) = engines(kubectl, 1)
+    kubectl.must("rollout", "restart", "deployment/tiny")
+    eventually(lambda: before not in engines(kubectl, 1), "its successor takes its place")
+    serve(kubectl)
+    wait_for(kubectl, "tiny", "Ready", "Serving")

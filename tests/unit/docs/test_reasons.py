@@ -27,7 +27,7 @@ VERDICTS = {verdict.value for verdict in Verdict}
 
 OTHER_WORDS = {
     *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
-    *("Succeeded", "WaitingForGPUs", "True", "False", "Normal", "Warning", "Event"),
+    *("DriftContested", "Succeeded", "WaitingForGPUs", "True", "False", "Normal", "Warning", "Event"),
     # What Kubernetes says of nodes, pods and Jobs.
     *("BackoffLimitExceeded", "Complete", "CreateContainerConfigError", "CreateContainerError", "DisruptionTarget"),
     *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),
@@ -35,6 +35,7 @@ OTHER_WORDS = {
     *("RunContainerError", "Running", "Shutdown", "Terminated"),
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "Gi", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
+    "RollingUpdate",
     # Classes of models, what the hub's library raises, a header of HTTP, and what a sentence begins with.
     *("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "MedusaModel", "GatedRepoError", "RepositoryNotFoundError"),
     *("RevisionNotFoundError", "Range", "Volume"),

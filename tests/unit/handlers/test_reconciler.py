@@ -37,6 +37,9 @@ from tests.unit.deployment.spec.test_model_facts import answers, undescribed
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
 CHILD_WRITES = ["patch configmaps llama-plan", "patch services llama", "patch deployments.apps llama"]
 
+GUARD = "patch deployments.apps llama"
+"""An edit by hand ends no engine that serves."""
+
 
 class World:
     """A cluster with one object of ours, and an operator that sees all of it before each look."""
@@ -186,7 +189,7 @@ class TestSteps:
         world.add(tiny_cpu())
         await world.look()
         world.serve()
-        assert await world.look() == ["patch configmaps llama-last-good", STATUS]
+        assert await world.look() == [GUARD, "patch configmaps llama-last-good", STATUS]
         assert await world.look() == []
 
     async def test_what_a_stranger_remembers_by_that_name_is_left_alone(self, world: World) -> None:
@@ -194,7 +197,7 @@ class TestSteps:
         await world.look()
         world.serve()
         theirs = world.api.create(CONFIG_MAP, {"metadata": {"namespace": "team", "name": "llama-last-good"}})
-        assert await world.look() == [STATUS]
+        assert await world.look() == [GUARD, STATUS]
         assert world.said()[:2] == ("False", "ChildNameConflict")
         assert world.api.find(CONFIG_MAP, "llama-last-good") == theirs
 

@@ -1,0 +1,73 @@
+"""An edit by hand ends no engine that serves: the strategy of a Deployment that has nothing to replace."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from specdecode_operator.deployment.changes import objects_to_apply
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.kube.drift import is_same_wish
+from tests.support.decisions import desired_state
+from tests.support.objects import Body, parent, tiny_cpu
+
+REPLACES = {"maxSurge": 0, "maxUnavailable": 1}
+ENDS_NOTHING = {"maxSurge": 1, "maxUnavailable": 0}
+RESTART = {"f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:kubectl.kubernetes.io/restartedAt": {}}}}}}
+EDIT = {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"engine"}': {"f:image": {}}}}}}}
+
+
+def written(live: Body | None, spec: Body | None = None, *, kept: str = "") -> Body:
+    """The Deployment that is applied."""
+    desired = desired_state(read_parent(parent(spec or tiny_cpu())))
+    (found,) = (
+        child for child in objects_to_apply(desired, [live] if live else [], {kept}) if child["kind"] == "Deployment"
+    )
+    return found
+
+
+def strategy(live: Body | None, spec: Body | None = None, *, kept: str = "") -> Any:
+    return written(live, spec, kept=kept)["spec"]["strategy"]["rollingUpdate"]
+
+
+def live(*, guarded: bool, seen: int = 2, fields: Body | None = None, **counts: int) -> Body:
+    """The Deployment after it was applied, as its controller counts; ``fields`` are what somebody else wrote."""
+    body = copy.deepcopy(written(None))
+    body["metadata"] |= {"generation": 2, "managedFields": [{"manager": "vim", "fieldsV1": fields}] if fields else []}
+    body["spec"]["strategy"]["rollingUpdate"] = ENDS_NOTHING if guarded else REPLACES
+    names = {"replicas": "replicas", "updated": "updatedReplicas", "available": "availableReplicas"}
+    return {**body, "status": {"observedGeneration": seen, **{names[name]: value for name, value in counts.items()}}}
+
+
+SERVES = {"replicas": 1, "updated": 1, "available": 1}
+
+
+def test_engines_that_serve_are_guarded() -> None:
+    assert strategy(None) == REPLACES
+    assert strategy(live(guarded=False)) == REPLACES
+    assert strategy(live(guarded=False, replicas=1, updated=1)) == REPLACES
+    assert strategy(live(guarded=False, **SERVES)) == ENDS_NOTHING
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [SERVES, {"replicas": 1, "updated": 1, "available": 0}, {}, {"seen": 1, "replicas": 1}],
+    ids=["all serve", "one was lost", "none is wanted", "the controller has not looked yet"],
+)
+def test_the_guard_stays_and_nothing_is_written_while_there_is_nothing_to_replace(counts: dict[str, int]) -> None:
+    guarded = written(live(guarded=False, **SERVES))
+    assert is_same_wish(written(live(guarded=True, **counts)), guarded)
+    assert strategy(live(guarded=True, **counts)) == ENDS_NOTHING
+
+
+def test_a_new_template_is_rolled_out_by_the_strategy_of_the_spec() -> None:
+    other = tiny_cpu(serving={"maxModelLen": 512})
+    assert strategy(live(guarded=True, **SERVES), other) == REPLACES
+    assert strategy(live(guarded=True, **SERVES), {**other, "rollout": {"strategy": "Surge"}}) == ENDS_NOTHING
+
+
+def test_a_restart_takes_no_further_gpu_and_an_edit_ends_no_engine() -> None:
+    rolling = {"replicas": 2, "updated": 1, "available": 1}
+    assert strategy(live(guarded=True, fields=RESTART, **rolling)) == REPLACES
+    assert strategy(live(guarded=True, fields=EDIT, **rolling)) == ENDS_NOTHING
+    assert strategy(live(guarded=True, fields=EDIT, **rolling), kept="vim") == REPLACES

@@ -1,0 +1,105 @@
+"""What others wrote of an object, read from what the API server keeps of its writers."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.cluster.cache import slim
+from specdecode_operator.kube.field_managers import foreign_entries, foreign_managers, with_fields_taken_over
+from tests.support.objects import Body
+
+ENGINE = 'k:{"name":"engine"}'
+
+
+def entry(manager: str, fields: Any, operation: str = "Update", **more: str) -> Body:
+    typed = {"apiVersion": "apps/v1", "fieldsType": "FieldsV1", "time": "2026-01-01T00:00:00Z"}
+    return {"manager": manager, "operation": operation, **typed, "fieldsV1": fields, **more}
+
+
+def pod(fields: Any) -> Body:
+    return {"f:spec": {"f:template": {"f:spec": fields}}}
+
+
+OURS = entry(
+    "specdecode-operator",
+    {
+        "f:metadata": {"f:annotations": {"f:specdecode.io/applied-hash": {}}, "f:labels": {"f:a": {}}},
+        **pod({"f:containers": {ENGINE: {".": {}, "f:name": {}, "f:command": {}}}}),
+    },
+    "Apply",
+)
+
+
+def live(*others: Body, kind: str = "Deployment") -> Body:
+    metadata = {"name": "llama", "namespace": "team", "managedFields": [OURS, *others]}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pod({"f:hostNetwork": {}}),
+        pod({"f:containers": {ENGINE: {"f:args": {}}}}),
+        pod({"f:containers": {'k:{"name":"miner"}': {".": {}, "f:name": {}}}}),
+        pod({"f:securityContext": {".": {}, "f:runAsUser": {}}}),
+        {"f:data": {".": {}, "f:extra": {}}},
+        {"f:metadata": {"f:ownerReferences": {'k:{"uid":"1"}': {}}}},
+        {"f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:inject": {}}}}}},
+    ],
+)
+def test_a_field_that_somebody_else_wrote_is_theirs_whatever_else_they_wrote(fields: Body) -> None:
+    noise = {"f:metadata": {"f:labels": {"f:x": {}}}, "f:status": {"f:replicas": {}}}
+    assert foreign_managers(live(entry("vim", {**noise, **fields}))) == ["vim"]
+    assert foreign_managers(live(entry("specdecode-operator", {**noise, **fields}))) == ["specdecode-operator"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"f:metadata": {"f:annotations": {"f:deployment.kubernetes.io/revision": {}}, "f:finalizers": {"v:x": {}}}},
+        {"f:status": {"f:replicas": {}}},
+        pod({"f:containers": {ENGINE: {".": {}, "f:command": {}}}}),
+        {"f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:kubectl.kubernetes.io/restartedAt": {}}}}}},
+    ],
+    ids=["marks", "status", "what is ours too", "a restart"],
+)
+def test_what_is_left_to_others_is_nobodys_drift(fields: Body) -> None:
+    assert foreign_managers(live(entry("vim", fields))) == []
+
+
+@pytest.mark.parametrize("kind", ["Job", "PersistentVolumeClaim", "Pod"])
+def test_of_some_kinds_nothing_is_taken_back(kind: str) -> None:
+    assert foreign_entries(kind, live(entry("kueue", {"f:spec": {"f:suspend": {}}}), kind=kind)["metadata"]) == []
+
+
+def test_fields_are_taken_over_but_for_those_of_managers_that_are_kept() -> None:
+    added = pod({"f:hostNetwork": {}, "f:containers": {ENGINE: {"f:args": {}}}})
+    body = live(entry("vim", added), entry("injector", pod({"f:hostPID": {}})))
+    ours, *others = with_fields_taken_over(body, {"injector"})
+    fields = ours["fieldsV1"]["f:spec"]["f:template"]["f:spec"]
+    assert fields == {
+        "f:hostNetwork": {},
+        "f:containers": {ENGINE: {".": {}, "f:name": {}, "f:command": {}, "f:args": {}}},
+    }
+    assert others == body["metadata"]["managedFields"][2:], "a field with two owners would stay"
+    assert foreign_managers({**body, "metadata": {"managedFields": [ours, *others]}}, {"injector"}) == []
+
+
+def test_of_a_writer_stays_what_is_left_to_it() -> None:
+    mark = {"f:metadata": {"f:labels": {"f:x": {}}}}
+    _, other = with_fields_taken_over(live(entry("vim", {**mark, **pod({"f:hostNetwork": {}})})), ())
+    assert other["fieldsV1"] == mark
+
+
+def test_an_object_whose_writers_were_wiped_out_is_taken_over_whole() -> None:
+    body = live()
+    body["metadata"]["managedFields"] = [entry("before-first-apply", pod({"f:hostNetwork": {}}))]
+    (ours,) = with_fields_taken_over(body, ())
+    assert (ours["manager"], ours["operation"], ours["apiVersion"]) == ("specdecode-operator", "Apply", "apps/v1")
+    assert ours["fieldsV1"]["f:spec"] == {"f:template": {"f:spec": {"f:hostNetwork": {}}}}
+
+
+def test_the_cache_keeps_of_the_writers_only_what_counts() -> None:
+    assert "managedFields" not in slim("Deployment", live(entry("vim", {"f:status": {}})))["metadata"]
+    kept = slim("Deployment", live(entry("vim", pod({"f:hostNetwork": {}}))))
+    assert foreign_managers(kept) == ["vim"]
