@@ -14,6 +14,7 @@ from specdecode_operator.cli.ending import run_to_its_end
 from specdecode_operator.cli.estimate import estimate_command
 from specdecode_operator.cli.import_deployment.command import import_command
 from specdecode_operator.cli.init import init_command
+from specdecode_operator.cli.options import AllowPodTemplateOption, allowed_names
 from specdecode_operator.cli.plan.command import plan_command
 from specdecode_operator.cli.plan.explain import explain_command
 from specdecode_operator.cli.render.command import render_command
@@ -44,7 +45,7 @@ app.add_typer(capture_job_app, name="capture-job", hidden=True)
 
 
 @app.command("operator")
-def operator_command(
+def operator_command(  # noqa: PLR0913  each is an option
     *,
     health_port: Annotated[int, typer.Option(help="Port of /healthz, for the liveness probe.")] = 8080,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics; 0 takes a free one.")] = 8081,
@@ -55,6 +56,7 @@ def operator_command(
         list[str] | None,
         typer.Option(help="Directory of nodes that objects may have their models in; may be given several times."),
     ] = None,
+    allow_pod_template: AllowPodTemplateOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
@@ -70,6 +72,7 @@ def operator_command(
         metrics_port=metrics_port,
         calibration=calibration,
         host_paths=host_paths,
+        pod_template=allowed_names(allow_pod_template),
         verbose=verbose,
     )
 

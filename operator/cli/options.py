@@ -49,6 +49,16 @@ KvCacheOption = Annotated[str | None, typer.Option("--kv-cache-dtype", help="aut
 VersionOption = Annotated[str | None, typer.Option("--engine-version", help="vLLM version, such as 0.32.")]
 
 
+AllowPodTemplateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-pod-template",
+        help="What podTemplate may ask for beside what all may, such as hostNetwork or capabilities.IPC_LOCK. May be"
+        " repeated, or a list with commas.",
+    ),
+]
+
+
 class ExitCode(IntEnum):
     """What the shell gets; the names are those of the verdicts of a plan."""
 
@@ -70,3 +80,15 @@ def fail(message: object) -> NoReturn:
     """Say on standard error what is wrong, and end with the exit code of invalid input."""
     typer.echo("\n".join(map(printable, f"error: {message}".split("\n"))), err=True)
     raise typer.Exit(ExitCode.INVALID)
+
+
+def allowed_names(given: list[str] | None) -> frozenset[str]:
+    """Return what --allow-pod-template names; end with the exit code of invalid input where it cannot be allowed."""
+    from specdecode_operator.kube.pod_policy import GRANTS, is_grant  # noqa: PLC0415  most commands need none of it
+
+    names = [name.strip() for each in given or [] for name in each.split(",")]
+    for name in names:
+        if not is_grant(name):
+            message = f"{name}: cannot be allowed: use {', '.join(GRANTS)}, or a part such as capabilities.IPC_LOCK"
+            raise typer.BadParameter(message, param_hint="--allow-pod-template")
+    return frozenset(names)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.pods.rollback import LastGood
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 
 
@@ -27,5 +28,8 @@ class ClusterState:
     calibration: Calibration = UNCALIBRATED
     host_paths: tuple[str, ...] = ()
     """Directories of nodes that specs may mount."""
+
+    pod_template: frozenset[str] = NONE_ALLOWED
+    """What podTemplate may ask for beyond `kube/pod_policy.py`, by name."""
 
     has_leader_worker_sets: bool = False

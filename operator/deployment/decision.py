@@ -18,6 +18,7 @@ from specdecode_operator.deployment.models.model_facts import facts_entry, read_
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children
 from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
+from specdecode_operator.deployment.objects.workload import pod_templates
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
 from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, without_engines, working
@@ -27,8 +28,10 @@ from specdecode_operator.deployment.spec.model_sources import KnownModels, Model
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.deployment.spec.validation import (
     check_without_models,
+    is_still_allowed,
     refuse_group_name,
     refuse_host_paths,
+    refuse_pod_template,
     valid_facts,
 )
 from specdecode_operator.deployment.spec.warnings import plan_warnings
@@ -82,6 +85,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
         if isinstance(spec, InvalidSpecError):
             raise spec
         refuse_host_paths(spec, cluster.host_paths)
+        refuse_pod_template(spec, cluster.pod_template)
         known = read_entries(spec, cluster.model_facts)
         if unknown := _unknown_models(spec, known):
             return _read_first(parent, spec, unknown, cluster.model_pods)
@@ -99,7 +103,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
     if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
         readiness, jobs = download
         return planned.not_launched(readiness, *jobs)
-    return _launch(planned, commits, cluster.last_good)
+    return _launch(planned, commits, _allowed_last_good(cluster))
 
 
 def internal_error(parent: Parent, error: Exception) -> DesiredState:
@@ -157,6 +161,16 @@ def _planned(parent: Parent, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, .
     warnings = plan_warnings(facts, known, plan.chosen.tensor)
     condition = replace(condition, message="; ".join([condition.message, *warnings]))
     return _Planned(parent, facts, plan, matrix, condition, plan_status(facts, plan))
+
+
+def _allowed_last_good(cluster: ClusterState) -> LastGood | None:
+    """Return what served last, where this operator would let its pods through today."""
+    last_good = cluster.last_good
+    if last_good is None:
+        return None
+    templates = pod_templates(last_good.workload)
+    allowed = all(is_still_allowed(each, cluster.host_paths, cluster.pod_template) for each in templates)
+    return last_good if allowed else None
 
 
 def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None) -> DesiredState:

@@ -8,6 +8,7 @@ import kopf
 from specdecode_operator.handlers import lifecycle, watch
 from specdecode_operator.handlers.metrics import CaptureCollector, serve_metrics
 from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 
 HANDLERS = (lifecycle, watch)
 """Modules whose import registers the handlers."""
@@ -16,24 +17,26 @@ _CHATTY_LOGGERS = ("kopf.objects", "kopf.activities.probe", "aiohttp.access", "h
 """They speak of every watch event and every probe; what changed is logged by the reconciler."""
 
 
-def run_operator(
+def run_operator(  # noqa: PLR0913  what the command line says
     *,
     health_port: int,
     metrics_port: int,
     calibration: Path | None = None,
     host_paths: tuple[str, ...] = (),
+    pod_template: frozenset[str] = NONE_ALLOWED,
     verbose: bool = False,
 ) -> None:
     """Serve all namespaces until SIGTERM; /healthz and /metrics answer on their ports.
 
     ``calibration`` is the file that corrects estimates; it may come, change and go at any time. ``host_paths`` are the
-    directories of nodes that objects may have their models in.
+    directories of nodes that objects may have their models in, ``pod_template`` is what their podTemplate may ask for
+    beyond the policy.
     """
     kopf.configure(verbose=verbose)
     if not verbose:
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
-    state = OperatorState(calibration, host_paths)
+    state = OperatorState(calibration, host_paths, pod_template)
     port = serve_metrics(metrics_port, state.residuals, CaptureCollector(state.cache))
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     kopf.run(

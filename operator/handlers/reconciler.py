@@ -44,6 +44,7 @@ from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
 from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.labels import MODEL_FACTS_NAME
+from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import CONFIG_MAP, POD
 from specdecode_operator.problems import InvalidSpecError
 
@@ -84,6 +85,7 @@ class Reconciler:
         calibration: CalibrationFile,
         *,
         host_paths: tuple[str, ...] = (),
+        pod_template: frozenset[str] = NONE_ALLOWED,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -93,7 +95,7 @@ class Reconciler:
         self._launcher = Launcher(cluster, cache)
         self._reporter = Reporter(cluster, cache)
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
-        self._host_paths = host_paths
+        self._host_paths, self._pod_template = host_paths, pod_template
         self._records: dict[Key, _Record] = {}
 
     async def reconcile(self, key: Key) -> None:
@@ -158,6 +160,7 @@ class Reconciler:
             or read_last_good(self._believed(parent, last_good_name(parent.key))),
             calibration=self._calibration.read(),
             host_paths=self._host_paths,
+            pod_template=self._pod_template,
             has_leader_worker_sets=self._cache.has_groups,
         )
 

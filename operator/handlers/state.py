@@ -23,6 +23,7 @@ from specdecode_operator.handlers.own_image import own_image
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconciler import Reconciler
 from specdecode_operator.kube.labels import OWNED_SELECTOR
+from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import (
     LEADER_WORKER_SET,
     NODE,
@@ -48,10 +49,15 @@ class OperatorStuckError(kopf.PermanentError):
 class OperatorState:
     """Cache, queue and connections, from start-up to clean-up."""
 
-    def __init__(self, calibration: Path | None = None, host_paths: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        calibration: Path | None = None,
+        host_paths: tuple[str, ...] = (),
+        pod_template: frozenset[str] = NONE_ALLOWED,
+    ) -> None:
         self.cache = Cache()
         self.calibration = CalibrationFile(calibration)
-        self.host_paths = host_paths
+        self.host_paths, self.pod_template = host_paths, pod_template
         self.queue = WorkQueue()
         self.residuals = ResidualCollector()
         self.watched: set[str] = set()
@@ -75,7 +81,13 @@ class OperatorState:
         self._connections.push_async_callback(probe.close)
         await self._list_everything(cluster)
         reconciler = Reconciler(
-            cluster, self.cache, probe, self.residuals, self.calibration, host_paths=self.host_paths
+            cluster,
+            self.cache,
+            probe,
+            self.residuals,
+            self.calibration,
+            host_paths=self.host_paths,
+            pod_template=self.pod_template,
         )
         captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, await own_image(cluster))
 

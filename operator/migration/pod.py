@@ -8,6 +8,7 @@ from typing import Any, Final
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
 from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.kube.pod_policy import needed_grants
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
 
@@ -145,7 +146,7 @@ def take_pod(
     volumes = _volumes(pod, [*containers, *init])
     template |= {"volumes": volumes} if volumes else {}
     for key in template:
-        builder.note(Outcome.POD, key, f"{_TEMPLATE}.{key}" + _names(template[key]))
+        builder.note(Outcome.POD, key, f"{_TEMPLATE}.{key}" + _names(template[key]) + _remark({key: template[key]}))
     if template:
         builder.set("podTemplate.spec", template)
 
@@ -234,6 +235,12 @@ def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list
         for volume in objects(pod, "volumes")
         if renamed[name_of(volume)] in used or name_of(volume) not in mounted
     ]
+
+
+def _remark(template: Mapping[str, Any]) -> str:
+    """Return what whoever runs the operator must allow for a part of a podTemplate."""
+    grants = dict.fromkeys(needed_grants({"spec": template}).values())
+    return f", where the operator allows it: --allow-pod-template={','.join(grants)}" if grants else ""
 
 
 def _names(value: Any) -> str:

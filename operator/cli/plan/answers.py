@@ -24,7 +24,7 @@ from specdecode_operator.deployment.plan.status import plan_advice
 from specdecode_operator.deployment.spec.admission import admitted_object
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels
-from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
+from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
 from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -131,11 +131,13 @@ def ask(  # noqa: PLR0913  each is an option
     calibration_file: str | None = None,
     *,
     models: Models | None = None,
+    allowed: frozenset[str] | None = None,
     every_precision: bool = False,
 ) -> Answers:
     """Return what each object that was read comes to; model configs are given as ``ID=PATH``.
 
     ``models`` are asked for what neither a spec nor the catalogue describes.
+    ``allowed`` is what podTemplate may ask for; None: nobody wants that judged.
     Precisions that a spec does not ask for are sized only with ``every_precision``: it takes longer than the rest.
     """
     try:
@@ -146,7 +148,7 @@ def ask(  # noqa: PLR0913  each is an option
     except DocumentError as error:
         return Answers((), (error,))
     answers = tuple(
-        answer(document, nodes, configs, calibration, models=models, every_precision=every_precision)
+        answer(document, nodes, configs, calibration, models=models, allowed=allowed, every_precision=every_precision)
         for document in reading.documents
     )
     return Answers(answers, reading.errors)
@@ -159,6 +161,7 @@ def answer(  # noqa: PLR0913  each is an option
     calibration: Calibration = UNCALIBRATED,
     *,
     models: Models | None = None,
+    allowed: frozenset[str] | None = None,
     every_precision: bool = False,
 ) -> Answer:
     """Return what an object comes to on these nodes; None: on nodes of 8 of the products it names, or H100 and H200.
@@ -167,6 +170,8 @@ def answer(  # noqa: PLR0913  each is an option
     """
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), model_configs)})
+        if allowed is not None:
+            refuse_pod_template(spec, allowed)
         known, unknown = look_up(spec, models)
         if unknown:
             check_without_models(spec, {each.field: each.source for each in unknown})

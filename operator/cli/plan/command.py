@@ -41,6 +41,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also where it is tight.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
+    allow_pod_template: options.AllowPodTemplateOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the memory of each candidate: FILE.png or FILE.svg.")] = None,
     model: options.ModelOption = None,
     draft: options.DraftOption = None,
@@ -88,8 +89,10 @@ def plan_command(  # noqa: PLR0913  each is an option
     )
     shows_all = matrix or output is not Output.TABLE
     reading = described_or_read(description, sources(files, file, needed=description.is_empty))
-    models = hub_models(wanted=hub)
-    result = ask(reading, nodes, model_config or [], calibration, models=models, every_precision=shows_all)
+    models, allowed = hub_models(wanted=hub), options.allowed_names(allow_pod_template)
+    result = ask(
+        reading, nodes, model_config or [], calibration, models=models, allowed=allowed, every_precision=shows_all
+    )
     if output is Output.TABLE:
         _print_text(result, matrix=matrix)
     else:

@@ -29,6 +29,7 @@ from specdecode_operator.cli.render.objects import (
 )
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.pair.calibration import Calibration
 
@@ -54,6 +55,7 @@ class Options:
     calibration: str | None = None
     engine_version: str | None = None  # In the place of what objects say
     operator_image: str | None = None
+    allowed: frozenset[str] = NONE_ALLOWED  # What podTemplate may ask for
     models: Models | None = None  # Asked for what neither an object nor the catalogue describes
 
 
@@ -68,9 +70,7 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
     except DocumentError as error:
         return [], [error]
     deployments = {
-        document.qualified_name: _deployment(
-            _at_version(document, options), nodes, configs, calibration, options.models
-        )
+        document.qualified_name: _deployment(_at_version(document, options), nodes, configs, calibration, options)
         for document in reading.documents
         if document.kind != capture.KIND
     }
@@ -98,14 +98,14 @@ def _deployment(
     nodes: tuple[NodeFacts, ...] | None,
     configs: Mapping[str, dict[str, Any]],
     calibration: Calibration,
-    models: Models | None,
+    options: Options,
 ) -> Rendered:
-    planned = answer(document, nodes, configs, calibration, models=models)
+    planned = answer(document, nodes, configs, calibration, models=options.models, allowed=options.allowed)
     if planned.facts is None or planned.verdict not in (FITS, TIGHT):
         return Rendered(document, planned.verdict, refusal=planned.explanation, unknown=planned.unknown)
     read = {source.model: checkpoint.config for source, checkpoint in planned.known.items()}
     body = {**document.body, "spec": with_configs(document.body["spec"], {**configs, **read})}
-    cluster = AssumedCluster(assumed_nodes(planned.facts) if nodes is None else nodes, calibration)
+    cluster = AssumedCluster(assumed_nodes(planned.facts) if nodes is None else nodes, calibration, options.allowed)
     try:
         made = render_deployment(body, cluster)
     except NotRenderedError as error:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption
+from specdecode_operator.cli.options import (
+    CALIBRATION_HELP,
+    MODEL_CONFIG_HELP,
+    AllowPodTemplateOption,
+    ExitCode,
+    HubOption,
+    allowed_names,
+)
 from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
 
 if TYPE_CHECKING:
@@ -36,6 +43,7 @@ def render_command(  # noqa: PLR0913  each is an option
     calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
     engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
     operator_image: Annotated[str | None, typer.Option(help=IMAGE_HELP)] = None,
+    allow_pod_template: AllowPodTemplateOption = None,
     output: Annotated[
         Form, typer.Option("--output", "-o", help="yaml, json, or command: the vLLM command line alone.")
     ] = Form.YAML,
@@ -51,7 +59,8 @@ def render_command(  # noqa: PLR0913  each is an option
     """
     from specdecode_operator.cli.render.answers import Options, render  # noqa: PLC0415
 
-    options = Options(nodes, model_config or [], calibration, engine_version, operator_image, hub_models(wanted=hub))
+    allowed, models = allowed_names(allow_pod_template), hub_models(wanted=hub)
+    options = Options(nodes, model_config or [], calibration, engine_version, operator_image, allowed, models)
     found, errors = render(sources(files, file), options)
     _print(found, output)
     for each in found:

@@ -21,6 +21,7 @@ from specdecode_operator.deployment.spec.model_storage import COMMIT
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.kube.labels import APPLIED_HASH_ANNOTATION
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import JOB
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
@@ -47,6 +48,7 @@ class AssumedCluster:
 
     nodes: tuple[NodeFacts, ...]
     calibration: Calibration = UNCALIBRATED
+    pod_template: frozenset[str] = NONE_ALLOWED
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment
         calibration=cluster.calibration,
         # Which directories of nodes are allowed says the operator's command line.
         host_paths=("/",),
+        pod_template=cluster.pod_template,
         has_leader_worker_sets=True,
     )
     wanted = set() if isinstance(parent.spec, InvalidSpecError) else set(wanted_downloads(parent.spec).values())

@@ -28,6 +28,14 @@ def serving_template(workload: Body) -> Body:
     return template
 
 
+def pod_templates(workload: Body) -> list[Body]:
+    """Return the templates of all pods that a workload starts."""
+    template: Body = workload["spec"][_TEMPLATE_FIELD[workload["kind"]]]
+    if workload["kind"] != LEADER_WORKER_SET.kind:
+        return [template]
+    return [template[role] for role in ("leaderTemplate", "workerTemplate") if template.get(role)]
+
+
 def with_pods_of(workload: Body, earlier: Body) -> Body:
     """Return the workload, without its metadata, that starts the pods of an earlier one; their number stays."""
     if earlier["kind"] != workload["kind"]:

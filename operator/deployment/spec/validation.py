@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Final
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import AcceleratorType
@@ -25,7 +26,8 @@ from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.kube.nodes import product_refusal
-from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.kube.pod_policy import pod_problems
+from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
@@ -116,6 +118,26 @@ def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) ->
     refused = {field: path for field, path in _host_paths(spec).items() if not _is_inside(path, allowed)}
     problems = [Problem(field, path, _host_path_fix(path, allowed)) for field, path in refused.items()]
     _raise(problems, reason="HostPathNotAllowed")
+
+
+def refuse_pod_template(spec: SpecDecodeDeploymentSpec, allowed: frozenset[str]) -> None:
+    """Let nothing of podTemplate through that reaches beyond the pod's namespace, but what is allowed.
+
+    Raises
+    ------
+    InvalidSpecError
+        When it asks for more.
+    """
+    template = spec.pod_template
+    if template is not None:
+        given = {"metadata": template.metadata, "spec": template.spec}
+        _raise(pod_problems(given, "spec.podTemplate", allowed), reason="PodTemplateNotAllowed")
+
+
+def is_still_allowed(pod: Body, host_paths: Sequence[str], allowed: frozenset[str]) -> bool:
+    """Whether a pod that the operator rendered earlier would be let through today."""
+    paths = [mapping(volume, "hostPath").get("path") for volume in objects(mapping(pod, "spec"), "volumes")]
+    return not pod_problems(pod, "", allowed) and all(_is_inside(str(path), host_paths) for path in paths if path)
 
 
 def refuse_group_name(key: Key, nodes: int) -> None:

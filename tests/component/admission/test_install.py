@@ -198,6 +198,13 @@ def test_directories_of_nodes_are_allowed_by_name_and_none_by_default() -> None:
     assert [each for each in args if each.startswith(flag)] == [f"{flag}/mnt/models", f"{flag}/srv/a b"]
 
 
+def test_what_pod_templates_may_ask_for_is_allowed_by_name_and_nothing_by_default() -> None:
+    flag = "--allow-pod-template="
+    assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
+    args = operator_container(helm("--set=allowedPodTemplate={hostNetwork,capabilities.IPC_LOCK}"))["args"]
+    assert [each for each in args if each.startswith(flag)] == [f"{flag}hostNetwork", f"{flag}capabilities.IPC_LOCK"]
+
+
 def test_the_operator_takes_the_arguments_of_its_container() -> None:
     arguments = operator_container(kustomize())["args"]
     options = {option.partition("=")[0] for option in arguments[1:]}

@@ -1,0 +1,198 @@
+"""What a pod may have by the operator's leave: nothing that reaches beyond its namespace, but what is allowed by name.
+
+Who may create our objects need not be allowed to create pods, and an object's pods must not reach further than theirs.
+The yardstick is the level restricted of the Pod Security Standards, less what a pod does to itself alone, such as
+running as root in its own image: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from specdecode_operator.kube.untyped import mapping, objects, texts
+from specdecode_operator.problems import Problem
+
+NONE_ALLOWED: Final[frozenset[str]] = frozenset()
+
+_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "hostNetwork": ((False, None), "shares the node's network, past every NetworkPolicy"),
+    "hostPID": ((False, None), "shows the processes of the node"),
+    "hostIPC": ((False, None), "shares memory with the processes of the node"),
+    "nodeName": (("", None), "passes by the scheduler, with its taints and room: use nodeSelector or affinity"),
+    "serviceAccountName": (("", "default", None), "gives the pod the rights of another account"),
+    "serviceAccount": (("", "default", None), "gives the pod the rights of another account"),
+    # Null would take away the operator's own false.
+    "automountServiceAccountToken": ((False,), "gives the pod a token for the API server"),
+}
+"""Fields of a pod: values that do no harm, and what others do."""
+
+_CONTAINER_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "privileged": ((False, None), "gives the container the node"),
+    "allowPrivilegeEscalation": ((False,), "lets processes gain rights that the container was not given"),
+    "procMount": (("Default", None), "shows /proc of the node unmasked"),
+}
+_PROFILES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "seccompProfile": ("RuntimeDefault", "Localhost"),
+    "appArmorProfile": ("RuntimeDefault", "Localhost"),
+}
+_SELINUX_TYPES: Final = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
+_SYSCTLS: Final = frozenset(
+    {
+        "kernel.shm_rmid_forced",
+        *(f"net.ipv4.{name}" for name in ("ip_local_port_range", "ip_unprivileged_port_start", "ping_group_range")),
+        *(f"net.ipv4.tcp_{name}" for name in ("syncookies", "keepalive_time", "fin_timeout", "keepalive_intvl")),
+        *(f"net.ipv4.{name}" for name in ("ip_local_reserved_ports", "tcp_keepalive_probes", "tcp_rmem", "tcp_wmem")),
+    }
+)
+_VOLUMES: Final = frozenset(
+    {
+        *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
+        # Judged by its path (--allow-host-path).
+        *("secret", "hostPath"),
+    }
+)
+_TOKENS: Final = ("serviceAccountToken", "podCertificate")
+_APP_ARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
+_SYSTEM_CLASS: Final = "system-"
+_CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
+_PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
+
+GRANTS: Final = (
+    *(name for name in _SWITCHES if name != "serviceAccount"),
+    *_CONTAINER_SWITCHES,
+    *_PROFILES,
+    *("seLinuxOptions", "windowsOptions", "capabilities", "sysctls", "hostPort", "probeHost", "priorityClassName"),
+    *("serviceAccountToken", "volumes"),
+)
+"""What may be allowed by name."""
+
+_WITH_PART: Final = ("capabilities", "sysctls", "volumes")
+"""Of these a part may be allowed alone, such as capabilities.IPC_LOCK."""
+
+
+def is_grant(name: str) -> bool:
+    """Whether something can be allowed by this name."""
+    whole, dot, part = name.partition(".")
+    return name in GRANTS or (whole in _WITH_PART and bool(dot and part))
+
+
+def pod_problems(pod: Mapping[str, Any], where: str, allowed: frozenset[str] = NONE_ALLOWED) -> list[Problem]:
+    """Return what of a pod's metadata and spec is not allowed, each with its field, below ``where``, and the fix.
+
+    A pod may also be one that is laid over another: null takes away what stands there.
+    """
+    return [
+        Problem(f"{where}.{field}", _shown(value), f"{why}; {_fix(grant)}")
+        for field, value, why, grant in _findings(pod)
+        if grant not in allowed and grant.partition(".")[0] not in allowed
+    ]
+
+
+def needed_grants(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Return by what names a pod's fields can be allowed that are not, by field."""
+    return {field: grant for field, _, _, grant in _findings(pod)}
+
+
+_Found = tuple[str, Any, str, str]
+"""Field, value, what it does, and the name by which it can be allowed."""
+
+
+def _findings(pod: Mapping[str, Any]) -> Iterator[_Found]:
+    spec = mapping(pod, "spec")
+    yield from _of_pod(spec)
+    yield from _of_annotations(mapping(mapping(pod, "metadata"), "annotations"))
+    for field in _CONTAINERS:
+        for index, container in enumerate(objects(spec, field)):
+            for place, *rest in _of_container(container):
+                yield f"spec.{field}[{index}].{place}", *rest
+
+
+def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
+    for field, (harmless, why) in _SWITCHES.items():
+        if field in spec and spec[field] not in harmless:
+            yield f"spec.{field}", spec[field], why, "serviceAccountName" if field == "serviceAccount" else field
+    if str(spec.get("priorityClassName")).startswith(_SYSTEM_CLASS):
+        why = "lets the pod evict all others, of the cluster itself too"
+        yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
+    yield from _of_security("spec.securityContext", spec)
+    for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):
+        if sysctl.get("name") not in _SYSCTLS:
+            name = sysctl.get("name")
+            yield f"spec.securityContext.sysctls[{index}]", name, "may change the kernel for others", f"sysctls.{name}"
+    for index, volume in enumerate(objects(spec, "volumes")):
+        for place, *rest in _of_volume(volume):
+            yield f"spec.volumes[{index}].{place}", *rest
+
+
+def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
+    for kind in volume.keys() - _VOLUMES - {"name"}:
+        why = "mounts what no PersistentVolume of the cluster's administrators stands for: use a persistentVolumeClaim"
+        yield kind, "set", why, f"volumes.{kind}"
+    for index, source in enumerate(objects(mapping(volume, "projected"), "sources")):
+        for token in _TOKENS:
+            if token in source:
+                yield f"projected.sources[{index}].{token}", "set", "gives the pod an identity", "serviceAccountToken"
+
+
+def _of_annotations(annotations: Mapping[str, Any]) -> Iterator[_Found]:
+    for name, value in annotations.items():
+        if name.startswith(_APP_ARMOR_ANNOTATION) and not str(value).startswith(("runtime/default", "localhost/")):
+            yield f"metadata.annotations.{name}", value, "takes the profile away", "appArmorProfile"
+
+
+def _of_container(container: Mapping[str, Any]) -> Iterator[_Found]:
+    yield from _of_security("securityContext", container)
+    context = mapping(container, "securityContext")
+    for field, (harmless, why) in _CONTAINER_SWITCHES.items():
+        if field in context and context[field] not in harmless:
+            yield f"securityContext.{field}", context[field], why, field
+    if "capabilities" in context:
+        yield from _of_capabilities(mapping(context, "capabilities"))
+    for index, port in enumerate(objects(container, "ports")):
+        if port.get("hostPort") or port.get("hostIP"):
+            yield f"ports[{index}].hostPort", port.get("hostPort"), "opens a port of the node", "hostPort"
+    probes = {probe: mapping(container, probe) for probe in _PROBES}
+    hooks = {f"lifecycle.{hook}": mapping(mapping(container, "lifecycle"), hook) for hook in ("postStart", "preStop")}
+    for place, handler in (probes | hooks).items():
+        for kind in ("httpGet", "tcpSocket"):
+            if host := mapping(handler, kind).get("host"):
+                yield f"{place}.{kind}.host", host, "has the kubelet ask another address than the pod's", "probeHost"
+
+
+def _of_capabilities(given: Mapping[str, Any]) -> Iterator[_Found]:
+    for name in texts(given, "add"):
+        if name.upper().removeprefix("CAP_") not in _CAPABILITIES:
+            grant = f"capabilities.{name.upper().removeprefix('CAP_')}"
+            yield "securityContext.capabilities.add", name, "gives the container rights of the kernel's", grant
+    if "drop" in given or not given:
+        dropped = texts(given, "drop")
+        if "ALL" not in map(str.upper, dropped):
+            why = "keeps capabilities: drop [ALL]"
+            yield "securityContext.capabilities.drop", ", ".join(dropped) or "none", why, "capabilities"
+
+
+def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
+    """Judge what the security contexts of pods and containers have in common."""
+    if "securityContext" not in holder:
+        return
+    if holder["securityContext"] is None:
+        yield where, None, "takes away what the operator sets", "seccompProfile"
+    context = mapping(holder, "securityContext")
+    for field, types in _PROFILES.items():
+        if field in context and mapping(context, field).get("type") not in types:
+            yield f"{where}.{field}", mapping(context, field).get("type"), "takes the profile away", field
+    options = mapping(context, "seLinuxOptions")
+    if options.get("user") or options.get("role") or options.get("type", "") not in _SELINUX_TYPES:
+        yield f"{where}.seLinuxOptions", "set", "leaves the domain of containers", "seLinuxOptions"
+    if mapping(context, "windowsOptions").get("hostProcess"):
+        yield f"{where}.windowsOptions.hostProcess", True, "runs on the node itself", "windowsOptions"
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)[:64]
+
+
+def _fix(grant: str) -> str:
+    return f"leave it out, or have whoever runs the operator start it with --allow-pod-template={grant}"
