@@ -31,7 +31,7 @@ class Problem:
 
     def __str__(self) -> str:
         """One sentence that names field, value and fix."""
-        return f"{self.field}: {self.value}: {self.message}"
+        return printable(f"{self.field}: {self.value}: {self.message}")
 
 
 class InvalidSpecError(Exception):

@@ -3,13 +3,14 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture_schedule import ScheduleStatus
+from specdecode_operator.problems import printable
 
-Word = Annotated[str, StringConstraints(max_length=256)]
-Sentence = Annotated[str, StringConstraints(max_length=32_768)]
+Word = Annotated[str, StringConstraints(max_length=256), AfterValidator(printable)]
+Sentence = Annotated[str, StringConstraints(max_length=32_768), AfterValidator(printable)]
 
 
 class ConditionStatus(StrEnum):

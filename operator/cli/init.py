@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import ExitCode, fail
+from specdecode_operator.cli.options import ExitCode, fail, say
 from specdecode_operator.cli.plan.command import exit_code
 
 
@@ -64,7 +64,7 @@ def init_command(  # noqa: PLR0913  each is an option
     result = ask(Reading((document,), ()), None, model_config or [])
     if result.errors:
         fail(result.errors[0])
-    typer.echo(result.answers[0].explanation, err=True)
+    say(result.answers[0].explanation, err=True)
     code = exit_code(result, strict=False)
     if code is not ExitCode.INVALID:
         _write(yaml.safe_dump(document.body, sort_keys=False, allow_unicode=True), out)

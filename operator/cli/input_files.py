@@ -14,6 +14,7 @@ from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, pl
 from specdecode_operator.documents.json_text import parse_json_values
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
+from specdecode_operator.problems import printable
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -43,14 +44,14 @@ class Document:
         """Name in the object's metadata; its place where it has none."""
         metadata = self.body.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        return str(name) if name else self.place
+        return printable(str(name)) if name else self.place
 
     @property
     def qualified_name(self) -> str:
         """Namespace and name; the name alone where the object says no namespace."""
         metadata = self.body.get("metadata")
         namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
-        return f"{namespace}/{self.name}" if namespace else self.name
+        return f"{printable(str(namespace))}/{self.name}" if namespace else self.name
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Options, exit codes and errors that several commands share."""
 
+import re
 from enum import IntEnum, StrEnum
 from typing import Annotated, Final, NoReturn
 
@@ -19,6 +20,9 @@ HubOption = Annotated[
         " weights, kept in a cache. Honours HF_ENDPOINT and HF_TOKEN.",
     ),
 ]
+
+_OWN_STYLES: Final = re.compile("(\x1b\\[(?:0|1|3[123])m)")
+"""Bold and the colours of verdicts: no others pass."""
 
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 
@@ -76,9 +80,19 @@ class TextOrJson(StrEnum):
     JSON = "json"
 
 
+def say(text: object, *, err: bool = False, nl: bool = True) -> None:
+    """Print lines for people: what others wrote in them is shown, whatever a terminal would make of it."""
+    lines = str(text).split("\n")
+    typer.echo("\n".join("".join(map(_without_effect, _OWN_STYLES.split(line))) for line in lines), err=err, nl=nl)
+
+
+def _without_effect(part: str) -> str:
+    return part if _OWN_STYLES.fullmatch(part) else printable(part)
+
+
 def fail(message: object) -> NoReturn:
     """Say on standard error what is wrong, and end with the exit code of invalid input."""
-    typer.echo("\n".join(map(printable, f"error: {message}".split("\n"))), err=True)
+    say(f"error: {message}", err=True)
     raise typer.Exit(ExitCode.INVALID)
 
 

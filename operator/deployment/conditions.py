@@ -1,13 +1,16 @@
 """Conditions as a reconcile makes them, and their generation and time when they are written."""
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
 from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.problems import printable
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 _MESSAGE_LIMIT = 4096
+_REASON_LIMIT = 64
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ def stamp(
             Condition(
                 type=update.type,
                 status=update.status,
-                reason=update.reason,
-                message=update.message[:_MESSAGE_LIMIT],
+                reason=_word(update.reason) or update.type,
+                message=printable(update.message)[:_MESSAGE_LIMIT],
                 observed_generation=generation,
                 last_transition_time=old.last_transition_time
                 if old is not None and unchanged
@@ -49,6 +52,11 @@ def stamp(
             )
         )
     return stamped
+
+
+def _word(reason: str) -> str:
+    """Return a reason as Kubernetes takes it: pods, which others may write, give reasons too."""
+    return re.sub(r"[^A-Za-z0-9_,:]", "", reason)[:_REASON_LIMIT]
 
 
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:

@@ -1,6 +1,7 @@
 """Runs the operator until it is told to stop."""
 
 import logging
+import traceback
 from pathlib import Path
 
 import kopf
@@ -9,12 +10,25 @@ from specdecode_operator.handlers import lifecycle, watch
 from specdecode_operator.handlers.metrics import CaptureCollector, serve_metrics
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
+from specdecode_operator.problems import printable
 
 HANDLERS = (lifecycle, watch)
 """Modules whose import registers the handlers."""
 
 _CHATTY_LOGGERS = ("kopf.objects", "kopf.activities.probe", "aiohttp.access", "httpx")
 """They speak of every watch event and every probe; what changed is logged by the reconciler."""
+
+
+class OneLine(logging.Filter):
+    """Shows what others wrote, and does not do it: no value ends a line of the log and begins one of its own."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass, as it may be written."""
+        record.msg, record.args = printable(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
+            record.exc_text = "\n".join(f"  {printable(line)}" for line in lines)
+        return True
 
 
 def run_operator(  # noqa: PLR0913  what the command line says
@@ -33,6 +47,8 @@ def run_operator(  # noqa: PLR0913  what the command line says
     beyond the policy.
     """
     kopf.configure(verbose=verbose)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OneLine())
     if not verbose:
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)

@@ -12,6 +12,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, NotFoundError
 from specdecode_operator.deployment.conditions import changed_conditions
 from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.problems import printable
 
 _MESSAGE_LIMIT = 1024
 _ON_THE_WAY = frozenset({"Starting", "Disabled", "NotAccepted"})
@@ -68,7 +69,7 @@ class Reporter:
             "metadata": {"generateName": f"{key.name}-", "namespace": key.namespace},
             "type": "Warning" if warns else "Normal",
             "reason": reason,
-            "message": message[:_MESSAGE_LIMIT],
+            "message": printable(message)[:_MESSAGE_LIMIT],
             "involvedObject": {
                 "apiVersion": base.API_VERSION,
                 "kind": key.kind,

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import MODEL_CONFIG_HELP, fail
+from specdecode_operator.cli.options import MODEL_CONFIG_HELP, fail, say
 
 _PRODUCT_HELP: Final = "GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200."
 _LOG_HELP: Final = "Log of an engine's start, from its first line on; needs no GPU. May be repeated."
@@ -69,4 +69,4 @@ def calibrate_command(  # noqa: PLR0913  each is an option
         else:
             entries = measurements.of_logs(from_log or [], given)
     measurements.write_entries(out, entries)
-    typer.echo(f"{len(entries)} entries written to {out}")
+    say(f"{len(entries)} entries written to {out}")

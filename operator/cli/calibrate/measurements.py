@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import typer
-
 from specdecode_operator.calibration.deployment_status import UnusableObjectError, measure_deployment
 from specdecode_operator.calibration.engine_log import Given, Measurement, UnusableLogError, measure
 from specdecode_operator.cli.calibrate.engine_runs import EngineRun
 from specdecode_operator.cli.input_files import read_deployments, refuse_unused, with_configs
-from specdecode_operator.cli.options import fail
+from specdecode_operator.cli.options import fail, say
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.documents.limits import MAX_BYTES
@@ -47,7 +45,7 @@ def of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> l
         except InvalidSpecError as error:
             hint = "; or use --model-config ID=PATH" if error.reason == MODEL_UNKNOWN else ""
             fail(f"{document.name} ({document.place}): {error}{hint}")
-        typer.echo("\n".join(_table(document.name, measurement)))
+        say("\n".join(_table(document.name, measurement)))
         entries.append(measurement.entry)
     return entries
 
@@ -62,7 +60,7 @@ def of_runs(runs: list[EngineRun], given: Given, out: Path) -> list[CalibrationE
     """Print the comparison of each run and return their entries; each is kept at once, for runs take minutes."""
     entries: list[CalibrationEntry] = []
     for run in runs:
-        typer.echo(f"starting {' '.join(run.command)}", err=True)
+        say(f"starting {' '.join(run.command)}", err=True)
         try:
             entries.append(_measured(run.name, run.start(), run.settle(given)))
         except RuntimeError as error:
@@ -77,7 +75,7 @@ def _measured(name: str, text: str, given: Given) -> CalibrationEntry:
         measurement = measure(read_startup_log(text), given)
     except (UnusableLogError, InvalidSpecError) as error:
         fail(f"{name}: {error}")
-    typer.echo("\n".join(_table(name, measurement)))
+    say("\n".join(_table(name, measurement)))
     return measurement.entry
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import typer
 
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST
 from specdecode_operator.capture.validation.summary import summarize, summary_text
 from specdecode_operator.capture.validation.validate import Validation, find, validate_capture, validate_file
+from specdecode_operator.cli.options import say
 
 
 class ExitCode(IntEnum):
@@ -47,9 +47,9 @@ def validate(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
         except OSError as error:
             errors.append(f"{error.filename or path}: {error.strerror}")
     if answers or as_json:
-        typer.echo(_as_json(answers) if as_json else "\n\n".join(map(_as_text, answers)))
+        say(_as_json(answers) if as_json else "\n\n".join(map(_as_text, answers)))
     for message in errors:
-        typer.echo(f"error: {message}", err=True)
+        say(f"error: {message}", err=True)
     passed = all(answer.validation.passed for answer in answers)
     return ExitCode.BAD_INPUT if errors else ExitCode.OK if passed else ExitCode.PROBLEMS
 

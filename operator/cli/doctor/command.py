@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail
+from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail, say
 
 if TYPE_CHECKING:
     from specdecode_operator.doctor.findings import Finding
@@ -37,7 +37,7 @@ def doctor_command(
         findings = asyncio.run(_findings(namespace, context))
     except ClusterError as error:
         fail(error)
-    typer.echo(_printed(findings, output))
+    say(_printed(findings, output))
     failed = any(finding.grade is Grade.FAIL for finding in findings)
     raise typer.Exit(ExitCode.DOES_NOT_FIT if failed else ExitCode.OK)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import Context, ExitCode, fail
+from specdecode_operator.cli.options import Context, ExitCode, fail, say
 
 if TYPE_CHECKING:
     from specdecode_operator.migration.convert import Migration
@@ -59,7 +59,7 @@ def import_command(  # noqa: PLR0913  each is an option
     except (SourceError, MigrationError) as error:
         fail(error)
     typer.echo(_printed(migration, output), nl=False)
-    typer.echo("\n".join(report_lines(migration, source.place)), err=True)
+    say("\n".join(report_lines(migration, source.place)), err=True)
     raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, fail
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, fail, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,7 +99,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         _print_data(result, output)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     if calibration and result.answers and not any(each.budget.calibration for each in result.candidates):
-        typer.echo(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
+        say(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
     if plot is not None:
         _draw(result, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
@@ -125,11 +125,11 @@ def hub_models(*, wanted: bool) -> "Models | None":
 def say_what_is_missing(errors: "Iterable[DocumentError]", unknown: "Sequence[UnknownModel]", *, hub: bool) -> None:
     """Say on standard error what could not be read, and all models at once that are unknown, even to the hub."""
     for error in errors:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
     if unknown:
         from specdecode_operator.cli.plan.unknown import how_to_resolve  # noqa: PLC0415
 
-        typer.echo(how_to_resolve(unknown, asked_hub=hub), err=True)
+        say(how_to_resolve(unknown, asked_hub=hub), err=True)
 
 
 def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
@@ -138,7 +138,7 @@ def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
 
     for answer in result.answers:
         if answer.verdict == answers.TIGHT:
-            typer.echo(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
+            say(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
     codes = {
         answers.FITS: ExitCode.OK,
         answers.TIGHT: ExitCode.TIGHT if strict else ExitCode.OK,
@@ -153,9 +153,9 @@ def _print_text(result: "Answers", *, matrix: bool) -> None:
     from specdecode_operator.cli.plan.text import plan_text, summary_lines  # noqa: PLC0415
 
     if matrix or len(result.answers) == 1:
-        typer.echo("\n\n".join(plan_text(each, matrix=matrix) for each in result.answers), nl=bool(result.answers))
+        say("\n\n".join(plan_text(each, matrix=matrix) for each in result.answers), nl=bool(result.answers))
     elif result.answers:
-        typer.echo("\n".join(summary_lines(result.answers)))
+        say("\n".join(summary_lines(result.answers)))
 
 
 def _print_data(result: "Answers", output: Output) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption
+from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, say
 from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
 
 if TYPE_CHECKING:
@@ -42,4 +42,4 @@ def explain_command(  # noqa: PLR0913  each is an option
 def _print(result: "Answers") -> None:
     from specdecode_operator.cli.plan.explain_text import explain_text  # noqa: PLC0415
 
-    typer.echo("\n\n".join(map(explain_text, result.answers)), nl=bool(result.answers))
+    say("\n\n".join(map(explain_text, result.answers)), nl=bool(result.answers))

@@ -13,6 +13,7 @@ from specdecode_operator.cli.options import (
     ExitCode,
     HubOption,
     allowed_names,
+    say,
 )
 from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
 
@@ -65,7 +66,7 @@ def render_command(  # noqa: PLR0913  each is an option
     _print(found, output)
     for each in found:
         if each.refusal:
-            typer.echo(f"error: {each.document.name}: {each.refusal}", err=True)
+            say(f"error: {each.document.name}: {each.refusal}", err=True)
     say_what_is_missing(errors, [model for each in found for model in each.unknown], hub=hub)
     raise typer.Exit(_exit_code(found, invalid=bool(errors) or not found))
 

@@ -348,3 +348,17 @@ def test_bad_lines_of_a_batch_decide_the_exit_code_only_when_strict(specdecode: 
         assert results[1]["error"].startswith("max_model_len: 9223372036854775808: must lie between 1 and")
         assert "2 of 4 cases have an error" in result.stderr
     assert specdecode("estimate", "--in", "-", "--out", "-", "--strict", stdin=good).exit_code == 0
+
+
+def test_what_others_wrote_does_nothing_to_a_terminal(specdecode: Specdecode, write: WriteObject) -> None:
+    """Escape sequences could hide a verdict, and marks for the direction of writing turn it round."""
+    evil = "a\x1b[2J\u202eb\x07"
+    path = write("a.yaml", json.dumps(manifest(evil, target={"model": evil}, speculation=None)))
+    for words in (
+        told(specdecode, path),
+        told(specdecode, write("b.yaml", f'kind: "{evil}"'.replace("\x1b", "\\e").replace("\x07", "\\a"))),
+        told(specdecode, Path(f"{evil}.yaml")),
+        told(specdecode, write("c.yaml", json.dumps(manifest("c", **{evil: 1})))),
+    ):
+        assert words.replace("\n", "").isprintable()
+        assert r"a\x1b[2J\u202eb" in words or r"a\x1b[2J\u202e" in words

@@ -1,0 +1,63 @@
+"""What others wrote, on its way into the operator's log, Events and status: it ends no line and turns no writing."""
+
+import asyncio
+import io
+import logging
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from specdecode_operator.api.deployment import KIND
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
+from specdecode_operator.handlers.main import OneLine
+from specdecode_operator.handlers.reporter import Reporter
+
+FOREIGN = "boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"
+ESCAPED = r"boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"
+
+
+@pytest.fixture
+def log() -> tuple[logging.Logger, io.StringIO]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(OneLine())
+    logger = logging.getLogger("specdecode.test_foreign_text")
+    logger.propagate = False
+    logger.addHandler(handler)
+    return logger, stream
+
+
+def test_a_value_makes_no_line_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, stream = log
+    logger.warning("%s: %d %% of it", FOREIGN, 7)
+    assert stream.getvalue() == f"{ESCAPED}: 7 % of it\n"
+
+
+def test_lines_of_a_traceback_are_told_from_lines_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, stream = log
+    with pytest.raises(OSError, match="boom") as raised:
+        raise OSError(FOREIGN)
+    logger.error("failed", exc_info=raised.value)
+    first, *traceback = stream.getvalue().splitlines()
+    assert first == "failed"
+    assert all(line.startswith("  ") and line.isprintable() for line in traceback)
+
+
+def test_conditions_and_events_are_one_line() -> None:
+    update = ConditionUpdate("Ready", ConditionStatus.FALSE, f"Bad {FOREIGN}", FOREIGN)
+    (condition,) = stamp([update], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
+    assert condition.message == ESCAPED
+    assert condition.reason.isalnum()
+    posted: list[dict[str, Any]] = []
+
+    async def post(_: str, event: dict[str, Any]) -> None:
+        posted.append(event)
+
+    reporter = Reporter(cast("Any", SimpleNamespace(post_event=post)), cast("Any", None))
+    asyncio.run(reporter.post_changes(Key("team", "a", KIND), "uid", [], [condition]))
+    asyncio.run(reporter.post_event(Key("team", "a", KIND), "uid", "PlanChanged", FOREIGN))
+    assert [event["message"] for event in posted] == [f"Ready is False: {ESCAPED}", ESCAPED]
