@@ -31,7 +31,7 @@ def estimate_command(
     results: Annotated[str, typer.Option("--out", help="Where results go, a line a case; - for standard output.")],
     *,
     hub: HubOption = False,
-    calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
+    calibration: Annotated[str | None, typer.Option(metavar="FILE", help=CALIBRATION_HELP)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (2) where a line has an error.")] = False,
 ) -> None:
     """Size each configuration; a bad line gets an error in its place, and the batch goes on.

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from specdecode_operator.cli.application import application
 from specdecode_operator.cli.calibrate.command import calibrate_command
 from specdecode_operator.cli.capture.commands import capture_app
 from specdecode_operator.cli.capture.job import capture_job_app
+from specdecode_operator.cli.completion import completion_command
 from specdecode_operator.cli.crds import crds_command
 from specdecode_operator.cli.doctor.command import doctor_command
 from specdecode_operator.cli.ending import run_to_its_end
@@ -20,26 +22,17 @@ from specdecode_operator.cli.plan.explain import explain_command
 from specdecode_operator.cli.render.command import render_command
 from specdecode_operator.version import __version__
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="vLLM with speculative decoding on Kubernetes: sized, launched and proven.",
-)
-app.command("crds", help="Print the CustomResourceDefinitions, to be applied before the operator is installed.")(
-    crds_command
-)
-app.command("plan", help="Say where a SpecDecodeDeployment would run, and what to change where it does not fit.")(
-    plan_command
-)
-app.command("estimate", help="Size engine configurations in bulk: JSON lines in, JSON lines out.")(estimate_command)
-app.command("explain", help="Show how the memory of a SpecDecodeDeployment is counted, term by term.")(explain_command)
+app = application("vLLM with speculative decoding on Kubernetes: sized, launched and proven.")
+app.command("crds")(crds_command)
+app.command("plan")(plan_command)
+app.command("estimate")(estimate_command)
+app.command("explain")(explain_command)
 app.command("render")(render_command)
 app.command("init")(init_command)
-
-app.command("calibrate", help="Measure how far real engines are from the predictions.")(calibrate_command)
+app.command("calibrate")(calibrate_command)
 app.command("doctor")(doctor_command)
 app.command("import")(import_command)
+app.command("completion")(completion_command)
 app.add_typer(capture_app, name="capture")
 app.add_typer(capture_job_app, name="capture-job", hidden=True)
 

@@ -6,12 +6,13 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from specdecode_operator.cli import offered
 from specdecode_operator.problems import printable
 
 CALIBRATION_HELP: Final = (
     "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
 )
-MODEL_CONFIG_HELP: Final = "ID=PATH: the config.json of a model that the catalogue does not know. May be repeated."
+MODEL_CONFIG_HELP: Final = "The config.json of a model that the catalogue does not know. May be repeated."
 HubOption = Annotated[
     bool,
     typer.Option(
@@ -27,18 +28,37 @@ _OWN_STYLES: Final = re.compile("(\x1b\\[(?:0|1|3[123])m)")
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="The target, such as meta-llama/Llama-3.1-70B-Instruct; no file is read.")
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        autocompletion=offered.models,
+        help="The target, such as meta-llama/Llama-3.1-70B-Instruct; no file is read.",
+    ),
 ]
-DraftOption = Annotated[str | None, typer.Option("--draft", help="The draft model or head.")]
+DraftOption = Annotated[
+    str | None, typer.Option("--draft", metavar="MODEL", autocompletion=offered.models, help="The draft model or head.")
+]
 MethodOption = Annotated[
     str | None,
-    typer.Option("--method", help="Who proposes tokens. Absent: draft_model with --draft, none without."),
+    typer.Option(
+        "--method",
+        metavar="METHOD",
+        autocompletion=offered.methods,
+        help="Who proposes tokens. Absent: draft_model with --draft, none without.",
+    ),
 ]
 TokensOption = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-K", help="K: tokens proposed a step.", show_default=False)
 ]
 GpuOption = Annotated[
-    list[str] | None, typer.Option("--gpu", help="GPU, such as H200 or a product label. May be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="GPU",
+        autocompletion=offered.gpus,
+        help="GPU, such as H200 or a product label. May be repeated.",
+    ),
 ]
 TensorOption = Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Absent: the smallest that fits.")]
 PipelineOption = Annotated[int | None, typer.Option("--pp", help="Pipeline stages. Absent: 1.")]
@@ -47,10 +67,19 @@ LengthOption = Annotated[
     int | None, typer.Option("--max-model-len", help="Longest sequence in tokens. Absent: the model's own.")
 ]
 QuantizationOption = Annotated[
-    str | None, typer.Option("--quantization", help="Of the target: BF16, FP8, … Absent: that of its checkpoint.")
+    str | None,
+    typer.Option(
+        "--quantization",
+        autocompletion=offered.precisions,
+        help="Of the target: BF16, FP8, … Absent: that of its checkpoint.",
+    ),
 ]
-KvCacheOption = Annotated[str | None, typer.Option("--kv-cache-dtype", help="auto, bfloat16, fp8, …")]
-VersionOption = Annotated[str | None, typer.Option("--engine-version", help="vLLM version, such as 0.32.")]
+KvCacheOption = Annotated[
+    str | None, typer.Option("--kv-cache-dtype", autocompletion=offered.cache_dtypes, help="auto, bfloat16, fp8, …")
+]
+VersionOption = Annotated[
+    str | None, typer.Option("--engine-version", autocompletion=offered.versions, help="vLLM version, such as 0.32.")
+]
 
 
 AllowPodTemplateOption = Annotated[

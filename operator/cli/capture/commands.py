@@ -13,6 +13,7 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.cli.application import application
 from specdecode_operator.cli.capture.apply import Applied, apply, read_captures
 from specdecode_operator.cli.capture.fetch import claim_of, fetch, find_files
 from specdecode_operator.cli.capture.folder import FetchError, refuse_earlier
@@ -46,9 +47,7 @@ _PATHS_HELP: Final = (
     "A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with captures in it."
 )
 
-capture_app = typer.Typer(
-    no_args_is_help=True, help="Captures from beginning to end: apply, follow, fetch, validate, free the GPUs."
-)
+capture_app = application("Captures from beginning to end: apply, follow, fetch, validate, free the GPUs.")
 
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
 Timeout = Annotated[int, typer.Option(help="Seconds to wait for the engine.", min=1)]

@@ -7,10 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
+from specdecode_operator.cli.application import application
+
 RECORDER_HELP: Final = "Folder that the engine has on its PYTHONPATH."
 TERMINATION_LOG_HELP: Final = "Where Kubernetes reads how it went."
 
-capture_job_app = typer.Typer(no_args_is_help=True, help="Run in the pod of a capture's Job.")
+capture_job_app = application("Run in the pod of a capture's Job.")
 
 _Termination = Annotated[Path, typer.Option(help=TERMINATION_LOG_HELP)]
 _TERMINATION_LOG: Final = Path("/dev/termination-log")

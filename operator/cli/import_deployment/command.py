@@ -29,7 +29,7 @@ class Form(StrEnum):
 def import_command(  # noqa: PLR0913  each is an option
     deployment: Annotated[str | None, typer.Argument(metavar="deployment/NAME", help=NAME_HELP)] = None,
     *,
-    file: Annotated[str | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
+    file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=FILE_HELP)] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=NAMESPACE_HELP)] = None,
     context: Context = None,
     name: Annotated[str | None, typer.Option(help=NEW_NAME_HELP)] = None,

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def explain_command(  # noqa: PLR0913  each is an option
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
     *,
-    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
-    nodes: Annotated[str | None, typer.Option(help=NODES_HELP)] = None,
-    model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", metavar="FILE", help=FILE_HELP)] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="FILE", help=NODES_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=MODEL_CONFIG_HELP)] = None,
     hub: HubOption = False,
-    calibration: Annotated[str | None, typer.Option(help=CALIBRATION_HELP)] = None,
+    calibration: Annotated[str | None, typer.Option(metavar="FILE", help=CALIBRATION_HELP)] = None,
 ) -> None:
     """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`.
 
