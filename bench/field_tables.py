@@ -116,10 +116,7 @@ def _rules(where: str, schema: Schema) -> Iterator[str]:
         if not field.get("properties"):
             own += [(f"{where}.{name}", rule) for rule in field.get("x-kubernetes-validations", ())]
     for path, rule in own:
-        message = rule.get("message")
-        if message is None:
-            (message,) = re.findall(r"^'(.*)'\.format\(.*\)$", rule["messageExpression"])
-        yield f"| `{path}{rule.get('fieldPath', '')}` | {_text(re.sub('%[sd]', '…', message))} |"
+        yield f"| `{path}{rule.get('fieldPath', '')}` | {_text(rule['message'])} |"
 
 
 def _text(text: str) -> str:

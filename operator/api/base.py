@@ -5,6 +5,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from pydantic.alias_generators import to_camel
 
+from specdecode_operator.api.patterns import DATA_KEY, OBJECT_NAME
+
 GROUP = "specdecode.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -38,8 +40,8 @@ class ApiModel(BaseModel):
         return cls.model_validate(document, extra="ignore" if newer else "forbid", by_alias=True, by_name=False)
 
 
-ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=OBJECT_NAME)]
+SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=DATA_KEY)]
 
 
 class SecretKey(ApiModel):

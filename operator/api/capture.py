@@ -11,13 +11,12 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, ObjectName
 from specdecode_operator.api.capture_workload import CaptureWorkload
+from specdecode_operator.api.patterns import SIZE
 
 KIND = "SpecDecodeCapture"
 PLURAL = "specdecodecaptures"
 
-Quantity = Annotated[
-    str, StringConstraints(max_length=16, pattern=r"^[1-9][0-9]{0,8}(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$")
-]
+Quantity = Annotated[str, StringConstraints(max_length=16, pattern=SIZE)]
 DEFAULT_SIZE = "20Gi"
 
 

@@ -7,12 +7,11 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture import CaptureRun
+from specdecode_operator.api.patterns import CRON_LINE, SCHEDULE_NAME, TIME_ZONE
 
-ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
-CRON_PATTERN = r"^\S+ +\S+ +\S+ +\S+ +\S+$"
-CRON_FIX = "write minute, hour, day, month and weekday, such as 0 3 * * 1-5"
-CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_PATTERN)]
-TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9_+/-]+$")]
+ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=SCHEDULE_NAME)]
+CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_LINE)]
+TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=TIME_ZONE)]
 
 
 class Concurrency(StrEnum):

@@ -6,16 +6,15 @@ from typing import Annotated
 from pydantic import Field, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, ObjectName, PersistentVolumeClaimRef
+from specdecode_operator.api.patterns import PHASE_NAME, RATE, TEMPERATURE
 
 TokenCount = Annotated[StrictInt, Field(ge=1, le=16_777_216)]
 Seconds = Annotated[StrictInt, Field(ge=1, le=86_400)]
-Rate = Annotated[
-    str, StringConstraints(max_length=10, pattern=r"^(0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,5}(\.[0-9]{1,3})?)$")
-]
+Rate = Annotated[str, StringConstraints(max_length=10, pattern=RATE)]
 """Requests a second as a decimal, from 0.001 up."""
 
-Temperature = Annotated[str, StringConstraints(max_length=4, pattern=r"^[0-2](\.[0-9]{1,2})?$")]
-PhaseName = Annotated[str, StringConstraints(max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Temperature = Annotated[str, StringConstraints(max_length=4, pattern=TEMPERATURE)]
+PhaseName = Annotated[str, StringConstraints(max_length=40, pattern=PHASE_NAME)]
 FieldName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 

@@ -12,6 +12,7 @@ from pydantic.config import JsonDict
 from specdecode_operator.api.base import ApiModel, SecretKey, TlsSecret
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.models import Models, ShortText, Target
+from specdecode_operator.api.patterns import ENGINE_VERSION, LABEL_VALUE, SERVED_NAME, TEMPERATURE, VARIABLE_NAME
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.values import AcceleratorType, CudagraphMode, Planning, RolloutStrategy
 from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Objective, Slo, WorkloadKind
@@ -20,11 +21,11 @@ _BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-ke
 KIND = "SpecDecodeDeployment"
 PLURAL = "specdecodedeployments"
 
-LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
-EnvVarName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
-EngineVersion = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+$")]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=LABEL_VALUE)]
+EnvVarName = Annotated[str, StringConstraints(max_length=256, pattern=VARIABLE_NAME)]
+EngineVersion = Annotated[str, StringConstraints(max_length=32, pattern=ENGINE_VERSION)]
 ImageReference = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-ServedName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[^\s-]\S*$")]
+ServedName = Annotated[str, StringConstraints(max_length=256, pattern=SERVED_NAME)]
 
 
 class Parallelism(ApiModel):
@@ -160,7 +161,7 @@ class Workload(ApiModel):
     kind: WorkloadKind | None = None
     """What most requests are."""
 
-    temperature: Annotated[str, StringConstraints(max_length=4, pattern=r"^[0-2](\.[0-9]{1,2})?$")] | None = None
+    temperature: Annotated[str, StringConstraints(max_length=4, pattern=TEMPERATURE)] | None = None
     """Sampling temperature that most requests ask for, as a decimal: 0.7."""
 
     primary_slo: Slo | None = None

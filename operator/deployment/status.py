@@ -52,7 +52,7 @@ def compose_status(
     seen = _engine_status(parent, desired, observation)
     readiness = name_claim_users(seen.readiness, observation.claim_users)
     if parent.suspended_for is not None and readiness.status is TRUE:
-        readiness = suspended_for_capture(parent.suspended_for)
+        readiness = suspended_for_capture(parent.suspended_for, desired.outcome.plan_status)
     conditions = [*readiness.conditions(), *desired.conditions, *seen.conditions, *_contested(observation)]
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(

@@ -1,7 +1,6 @@
 """What the API server would refuse in an object whose fields are each good: rules, and entries of one key."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
@@ -12,7 +11,7 @@ from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.cel_expression import evaluate
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, printable
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
 """The rules of a SpecDecodeDeployment's spec, and those of a SpecDecodeCapture's that compare nothing with before."""
@@ -63,9 +62,7 @@ def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem
     """What one part of an object breaks, said as the API server says it."""
     for rule in rules:
         if not evaluate(rule.holds, stored):
-            words = re.split("%[sd]", rule.message)
-            values = [*(str(evaluate(value, stored)) for value in rule.values), ""]
-            message = "".join(word + value for word, value in zip(words, values, strict=True))
+            message = rule.words(printable(str(evaluate(value, stored))) for value in rule.values)
             yield Problem(f"{place}{rule.field}", _shown(stored, rule.field), message)
 
 
@@ -74,7 +71,7 @@ def _shown(stored: Body, field: str) -> str:
     value: Any = stored
     for name in field.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    text = "nothing" if value is None else str(value)
+    text = "nothing" if value is None else printable(str(value))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 

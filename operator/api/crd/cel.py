@@ -1,7 +1,10 @@
 """One CEL rule of a CRD."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 
 class Reason(StrEnum):
@@ -31,9 +34,14 @@ class Rule:
     def as_validation(self) -> dict[str, str]:
         """Return the rule as an entry of ``x-kubernetes-validations``."""
         validation = {"rule": self.holds, "fieldPath": f".{self.field}", "reason": self.reason.value}
+        # Also where there is an expression: of one with a line break in it the API server shows neither, but this, and
+        # without this the rule.
+        validation["message"] = self.words("…" for _ in self.values)
         if self.values:
             # format() and not string(): the API server cannot bound the cost of the latter.
             validation["messageExpression"] = f"'{self.message}'.format([{', '.join(self.values)}])"
-        else:
-            validation["message"] = self.message
         return validation
+
+    def words(self, values: Iterable[str]) -> str:
+        """Return the message with these values in it."""
+        return "".join(chain.from_iterable(zip(re.split("%[sd]", self.message), [*values, ""], strict=True)))

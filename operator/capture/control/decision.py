@@ -37,7 +37,7 @@ from specdecode_operator.capture.control.volume import (
 )
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, working
+from specdecode_operator.deployment.pods.readiness import Readiness, place_word, readiness_of, stalled, working
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -196,8 +196,10 @@ def _with_suspended_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed:
         return _waiting(observed)
     deployment = observed.deployment
     if spec.deployment_during_capture is DuringCapture.SUSPEND and deployment and deployment.holds_gpus:
-        name = deployment.key.name
-        return _pending("WaitingForDeployment", f"the engines of {name} are ending; then their GPUs are the capture's")
+        plan = deployment.desired.outcome.plan_status
+        what = place_word(plan.product if plan else None)
+        message = f"the engines of {deployment.key.name} are ending; then the capture has their {what}"
+        return _pending("WaitingForDeployment", message)
     return replace(_pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
 
 

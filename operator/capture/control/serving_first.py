@@ -12,7 +12,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.preemption import preempting_capture
-from specdecode_operator.deployment.pods.readiness import SUSPENDED_FOR_CAPTURE
+from specdecode_operator.deployment.pods.readiness import SUSPENDED_FOR_CAPTURE, place_word
 
 _COMING_BACK: Final = timedelta(minutes=10)
 """How long engines of other deployments are given for a place. One that has found none by then does not wait for GPUs
@@ -94,7 +94,8 @@ def _waits_for(other: Serving, own: Key) -> str:
     # Who may see this capture need not see what runs in other namespaces.
     who = f"deployment {other.key.name}" if is_near else "a deployment of another namespace"
     if other.lent_to is not None:
-        why = f"has lent its GPUs to capture {other.lent_to}" if is_near else "has lent its GPUs to a capture"
+        what, to = place_word(other.product), f"capture {other.lent_to}" if is_near else "a capture"
+        why = f"has lent its {what} to {to}"
     else:
         why = f"has {other.placed} of {other.wanted} engine pods on nodes"
     return f"{who} {why}; its engines go before a capture that keeps them: goes on when all have their place"

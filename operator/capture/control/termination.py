@@ -12,6 +12,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.problems import printable
 
 _TOLD_TO_STOP = frozenset({0, 137, 143})
 """Exit codes of an engine that ended because the load did."""
@@ -23,6 +24,15 @@ _ATTEMPTS_USED_UP = "BackoffLimitExceeded"
 """Reason of a Job that failed because its pods did."""
 
 _MESSAGE_LIMIT = 1024
+
+_SIGNALS = {137: "was killed (exit code 137)", 143: "was told to end (exit code 143)"}
+"""What exit codes of containers mean that a signal ended."""
+
+_UNTOLD = {
+    137: "nobody said why: its node may have run out of memory (kubectl describe node tells), or somebody killed it",
+    143: "nobody said why: its pod may have been deleted",
+}
+"""What is to be said where the container could not."""
 
 
 def read_summary(pod: Body | None) -> CaptureSummary | None:
@@ -65,10 +75,26 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
         return Blocked(str(reason), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
     if ended.get("reason") == "OOMKilled":
         return Blocked("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
-    words = telling_line(str(ended.get("message") or ""))
-    return Blocked(
-        "CaptureFailed", f"{container} ended with exit code {ended.get('exitCode')}: {words}", permanent=True
-    )
+    return Blocked("CaptureFailed", _last_words(container, ended), permanent=True)
+
+
+def _last_words(container: str, ended: Body) -> str:
+    """Return how a container ended that left no message: killed, or by an error that nobody expected.
+
+    Kubernetes then hands over the end of its log, whose lines of progress are for programs.
+    """
+    code = int(ended.get("exitCode", 0))
+    how = _SIGNALS.get(code, f"ended with exit code {code}")
+    phase, words = None, []
+    for line in str(ended.get("message") or "").splitlines():
+        said = _parsed(line)
+        if not isinstance(said, dict):
+            words.append(line)
+        elif isinstance(said.get("phase"), str):
+            phase = printable(said["phase"])
+    during = f" in phase {phase}" if phase else ""
+    why = telling_line("\n".join(words)) if "".join(words).strip() else _UNTOLD.get(code, "it said nothing")
+    return f"{container} {how}{during}: {why}"
 
 
 def disrupted(pod: Body) -> Blocked | None:
@@ -128,8 +154,12 @@ def _ended(pod: Body, container: str) -> Body | None:
 
 
 def _said(ended: Body | None) -> Any:
+    return _parsed(str((ended or {}).get("message") or "null"))
+
+
+def _parsed(text: str) -> Any:
     try:
-        return parse_json(str((ended or {}).get("message") or "null"))
+        return parse_json(text)
     except ValueError:
         return None
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.api.status import Condition, ConditionStatus, PlanStatus
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.blocked_pods import VOLUME_IN_USE
 from specdecode_operator.deployment.pods.rollout import Rollout
+from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
 
 REPLICAS_LOST = "ReplicasLost"
 ROLLED_BACK = "RolledBack"
@@ -76,11 +77,16 @@ def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readines
     return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
 
 
-def suspended_for_capture(capture: str) -> Readiness:
-    """Sum up an object whose GPUs a capture has for the time being."""
-    return Readiness(
-        TRUE, SUSPENDED_FOR_CAPTURE, f"capture {capture} has its GPUs; the engines come back when it ended, however"
-    )
+def suspended_for_capture(capture: str, plan: PlanStatus | None) -> Readiness:
+    """Sum up an object whose GPUs, or place on a node without, a capture has for the time being."""
+    what = place_word(plan.product if plan else None)
+    message = f"capture {capture} has its {what}; the engines come back when it ended, however"
+    return Readiness(TRUE, SUSPENDED_FOR_CAPTURE, message)
+
+
+def place_word(product: str | None) -> str:
+    """Return what engines of a plan wait for and lend, in one word."""
+    return "place" if product == CPU_PRODUCT else "GPUs"
 
 
 def summarize(

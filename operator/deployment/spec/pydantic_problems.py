@@ -6,8 +6,8 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from specdecode_operator.api.capture_schedule import CRON_FIX, CRON_PATTERN
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.patterns import MEANINGS
 from specdecode_operator.problems import Problem
 
 _SHOWN_CHARACTERS: Final = 64
@@ -33,7 +33,7 @@ _WORDS: Final = {
     "string_too_long": "must have {max_length} characters at most",
     "too_short": "must have {min_length} entries or more",
     "too_long": "must have {max_length} entries at most",
-    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "string_pattern_mismatch": "must match the pattern of {pattern}",
     "enum": "use one of {expected}",
     "literal_error": "use one of {expected}",
 }
@@ -55,9 +55,9 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         return Problem(field, "nothing", _WORDS["missing"])
     words = _WORDS.get(detail["type"])
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
+    if "pattern" in context:
+        context["pattern"] = MEANINGS.get(context["pattern"], context["pattern"])
     message = detail["msg"] if words is None else words.format_map(context)
-    if context.get("pattern") == CRON_PATTERN:
-        message = f"must match the pattern of a cron line: {CRON_FIX}"
     if isinstance(detail["input"], str) and detail["type"] in _NOT_TEXT:
         message += ", without quotes"
     return Problem(field, _shown(detail["input"]), message)

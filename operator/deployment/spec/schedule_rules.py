@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from cronsim import CronSim, CronSimError
 
-from specdecode_operator.api.capture_schedule import CRON_FIX, CaptureSchedule
+from specdecode_operator.api.capture_schedule import CaptureSchedule
+from specdecode_operator.api.patterns import CRON_FIX
 from specdecode_operator.problems import Problem
 
 

@@ -360,6 +360,12 @@ BAD = {
     ),
     "certificate without a name": Bad("serving: {tlsSecret: {}}", "spec.serving.tlsSecret.name", "Required"),
     # Engine
+    # Of a message with a line break in it the API server shows nothing, and the rule instead.
+    "image with a line break": Bad(
+        'engine: {image: "host:5000/vl\\nlm:v1"}',
+        "spec.engine.image",
+        "names no exact image: add a tag (:v1) or a digest",
+    ),
     "image without tag": Bad("engine: {image: 'host:5000/vllm'}", "spec.engine.image", "add a tag (:v1) or a digest"),
     "version in words": Bad("engine: {version: latest}", "spec.engine.version", "should match"),
     "variable twice": Bad(

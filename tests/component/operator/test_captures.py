@@ -283,7 +283,7 @@ def test_a_capture_that_keeps_the_engines_takes_no_place_that_another_gives_back
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
     capture(kubectl, name="lent", deploymentDuringCapture="Suspend")
-    assert "has lent its GPUs to capture lent" in ready(kubectl, "WaitingForDeployment")
+    assert "has lent its place to capture lent" in ready(kubectl, "WaitingForDeployment")
     eventually(lambda: not kubectl.objects("pods", "--selector=specdecode.io/capture=demo"), "it leaves the line")
     eventually(lambda: kubectl.object("job", "lent-capture")["spec"]["suspend"] is False, "the other one begins")
     operator.kill()

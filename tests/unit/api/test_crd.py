@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
+from pydantic import StringConstraints, ValidationError
 
-from specdecode_operator.api.base import GROUP
+from specdecode_operator.api.base import GROUP, ApiModel
 from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES
 from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.definitions import crd_file_name, crd_yaml, crds
 from specdecode_operator.api.crd.deployment_rules import RULES
+from specdecode_operator.api.patterns import MEANINGS
 from specdecode_operator.cli.crds import crds_command
+from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 
 CHECKED_IN = Path(__file__).parents[3] / "crds"
 # The API server bounds these itself.
@@ -105,10 +108,35 @@ def test_lists_say_how_they_merge() -> None:
 )
 def test_rule_says_what_to_do(rule: Rule) -> None:
     validation = rule.as_validation()
-    assert ("message" in validation) != ("messageExpression" in validation)
+    assert "%" not in validation["message"], "it stands alone where a value has a line break"
+    assert ("messageExpression" in validation) is bool(rule.values)
     assert ":" in rule.message, "a message is what is wrong, a colon, what to write instead"
     assert rule.message.count("%") == len(rule.values)
     assert "'" not in rule.message, "it would end the CEL text"
+
+
+def test_nobody_is_shown_a_rule_or_a_pattern() -> None:
+    """The API server shows the rule where its message has a line break; plan and lint say what a pattern means."""
+    for path, schema in schemas():
+        for validation in schema.get("x-kubernetes-validations", []):
+            assert validation["message"].strip(), f"{path}: {validation['rule']}"
+            assert "\n" not in validation["message"]
+        if path.startswith(".spec") and "pattern" in schema:
+            assert schema["pattern"] in MEANINGS, f"{path}: say in api/patterns.py what it means"
+
+
+@pytest.mark.parametrize("pattern", MEANINGS)
+def test_a_pattern_is_told_in_words(pattern: str) -> None:
+    class Model(ApiModel):
+        value: Annotated[str, StringConstraints(pattern=pattern)]
+
+    with pytest.raises(ValidationError) as refused:
+        Model.parse({"value": "\n"})
+    (problem,) = spec_problems(refused.value, Model)
+    what, _, fix = problem.message.removeprefix("must match the pattern of ").partition(": ")
+    assert what.startswith(("a ", "an "))
+    assert fix.startswith(("use ", "write "))
+    assert not set(problem.message) & set("^$[](){}+?\\")
 
 
 def test_yaml_has_no_aliases() -> None:

@@ -11,7 +11,8 @@ from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, capture_spec
 from tests.support.decisions import desired_state
-from tests.support.objects import Body, deployment, parent, tiny_cpu
+from tests.support.objects import Body, deployment, pair_70b, parent, tiny_cpu
+from tests.unit.deployment.objects.test_multi_node import FOUR_H100
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -107,6 +108,15 @@ def ready(spec: Body, suspended_for: str | None) -> tuple[str, str]:
 
 def test_a_deployment_without_its_gpus_is_ready_and_says_why() -> None:
     assert ready(tiny_cpu(), "demo") == ("True", "SuspendedForCapture")
+
+
+@pytest.mark.parametrize(("spec", "what"), [(tiny_cpu(), "place"), (None, "GPUs")])
+def test_nobody_speaks_of_gpus_where_there_are_none(spec: Body | None, what: str) -> None:
+    owner = read_parent(parent(spec or pair_70b()), preempted_by="demo")
+    desired = desired_state(owner, () if spec else FOUR_H100)
+    status = compose_status(owner, desired, Observation(deployment(replicas=0, updated=0, available=0)), NOW)
+    (found,) = (each for each in status.conditions if each.type == "Ready")
+    assert found.message.startswith(f"capture demo has its {what}; the engines come back")
 
 
 def test_one_that_wants_no_engine_anyway_lends_nothing() -> None:

@@ -66,6 +66,10 @@ class TestItsOwnDeployment:
         assert "deployment llama has lent its GPUs to capture demo" in said
         assert first(serving(ready=LENT)) is not None, "the capture ended, or was deleted, and nothing is scaled yet"
 
+    def test_has_no_gpus_to_lend_on_cpu(self) -> None:
+        said = first(serving(ready=LENT, captures=(borrowing(),), plan={"product": "CPU"}))
+        assert "deployment llama has lent its place to capture demo" in str(said)
+
     def test_wants_nothing_where_nothing_is_asked_for(self) -> None:
         assert first(serving(suspend=True)) is None
         assert first(serving(replicas=0, captures=(borrowing(),))) is None

@@ -1,5 +1,6 @@
 """What the status says of a capture on its way and at its end."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +30,10 @@ SUMMARY = {
     "unheardOf": 1,
 }
 DISK_FULL = {"error": {"reason": "DiskFull", "message": "use a larger one"}}
+PROGRESS = "\n".join(json.dumps({"phase": phase, "sent": 3, "rate": 0.5}) for phase in ("single", "closed-16"))
+"""The end of a log, which Kubernetes hands over for a message that was never written."""
+
+KILLED = "nobody said why: its node may have run out of memory"
 TOLD_TO_STOP = {"error": {"reason": "Cancelled", "message": "stopped before its end: SIGTERM received"}}
 
 DRAINED = {
@@ -184,6 +189,27 @@ class TestEnd:
             ),
             ("load", 2, "Traceback\nKeyError: 'x'", {}, "CaptureFailed", "load ended with exit code 2: KeyError: 'x'"),
             ("load", 2, "[" * 4000, {}, "CaptureFailed", "load ended with exit code 2: "),
+            (
+                "load",
+                137,
+                PROGRESS,
+                {},
+                "CaptureFailed",
+                f"killed (exit code 137) in phase closed-16: {KILLED}",
+            ),
+            ("load", 137, "", {}, "CaptureFailed", f"load was killed (exit code 137): {KILLED}"),
+            ("load", 143, PROGRESS, {}, "CaptureFailed", "was told to end (exit code 143) in phase closed-16: nobody"),
+            (
+                "load",
+                3,
+                PROGRESS,
+                {},
+                "CaptureFailed",
+                "exit code 3 in phase closed-16: it said nothing",
+            ),
+            ("load", 2, PROGRESS + "\nMemoryError: x", {}, "CaptureFailed", "2 in phase closed-16: MemoryError: x"),
+            ("load", 2, '{"phase": "\\u001b[2J"}', {}, "CaptureFailed", "in phase \\x1b[2J: it said nothing"),
+            ("prepare", 137, "", {}, "CaptureFailed", "prepare was killed (exit code 137): "),
             ("load", 137, "", {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
             ("load", 143, "", {"reason": "Evicted", "message": "disk"}, "Evicted", "disk"),
             ("load", 1, TOLD_TO_STOP, {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
