@@ -29,10 +29,23 @@ _TEMPLATE = "is a template, not YAML: render it first (helm template CHART | spe
 class Document:
     """One object and where it was read."""
 
-    place: str
-    """File, and number of the document in it."""
+    file: str
+    """As it was named; ``-`` for standard input."""
 
     body: Body
+
+    number: int | None = None
+    """Of the document in the file, from 1; None where it comes from no file."""
+
+    item: int | None = None
+    """Of the object in the List that the document is, from 1; None where it is none."""
+
+    @property
+    def place(self) -> str:
+        """File, and number of the document in it, as messages say it."""
+        number = "" if self.number is None else f", document {self.number}"
+        item = "" if self.item is None else f", item {self.item}"
+        return f"{place_of(self.file)}{number}{item}"
 
     @property
     def kind(self) -> str:
@@ -238,15 +251,23 @@ def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
 
 def _told_apart(found: Iterable[_Found]) -> Iterator[_Found]:
     """Return what was found, and an error in the place of each object that is there already: only one can be."""
-    places: dict[tuple[str, str], str] = {}
+    known: dict[tuple[str, str], Document] = {}
     for item in found:
         if isinstance(item, Document):
-            place = places.setdefault((item.kind, item.qualified_name), item.place)
-            if place is not item.place:
-                problem = f"metadata.name: {item.name}: {item.kind} {item.qualified_name} is there already ({place})"
-                yield DocumentError(f"{item.place}: {problem}: remove one, or give it another name")
+            first = known.setdefault((item.kind, item.qualified_name), item)
+            if first is not item:
+                yield _twice(item, first)
                 continue
         yield item
+
+
+def _twice(document: Document, first: Document) -> DocumentError:
+    what = f"{document.kind} {document.qualified_name} is there already ({first.place})"
+    error = DocumentError(
+        f"{document.place}: metadata.name: {document.name}: {what}: remove one, or give it another name"
+    )
+    error.file = document.file
+    return error
 
 
 def _files(folder: Path) -> list[Path]:
@@ -266,8 +287,12 @@ def _files(folder: Path) -> list[Path]:
 def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
     try:
         for found in _objects(file):
-            yield _our(found, kinds) if isinstance(found, Document) else found
+            ours = _our(found, kinds) if isinstance(found, Document) else found
+            if isinstance(ours, DocumentError):
+                ours.file = file
+            yield ours
     except DocumentError as error:
+        error.file = file
         yield error
 
 
@@ -295,7 +320,7 @@ def _objects(file: str) -> Iterator[Document | Other]:
             items = found.body.get("items")
             for index, item in enumerate(items if isinstance(items, list) else [], start=1):
                 if isinstance(item, dict):
-                    yield Document(f"{found.place}, item {index}", item)
+                    yield Document(found.file, item, found.number, index)
         else:
             yield found
 
@@ -307,7 +332,7 @@ def _documents(file: str) -> Iterator[Document | Other]:
     try:
         for number, body in enumerate(_values(text, file), start=1):
             if isinstance(body, dict):
-                yield Document(f"{name}, document {number}", body)
+                yield Document(file, body, number)
             elif body is not None:
                 yield Other("a list" if isinstance(body, list) else "plain text")
     except UnreadableTextError as error:

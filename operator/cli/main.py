@@ -16,6 +16,7 @@ from specdecode_operator.cli.ending import run_to_its_end
 from specdecode_operator.cli.estimate import estimate_command
 from specdecode_operator.cli.import_deployment.command import import_command
 from specdecode_operator.cli.init import init_command
+from specdecode_operator.cli.lint.command import lint_command
 from specdecode_operator.cli.options import AllowPodTemplateOption, allowed_names
 from specdecode_operator.cli.plan.command import plan_command
 from specdecode_operator.cli.plan.explain import explain_command
@@ -29,6 +30,7 @@ app.command("estimate")(estimate_command)
 app.command("explain")(explain_command)
 app.command("render")(render_command)
 app.command("init")(init_command)
+app.command("lint")(lint_command)
 app.command("calibrate")(calibrate_command)
 app.command("doctor")(doctor_command)
 app.command("import")(import_command)

@@ -24,6 +24,9 @@ _FIX: Final = "name a file that can be read, or - for standard input"
 class DocumentError(Exception):
     """A file that cannot be read, in one line that names the file and what to do."""
 
+    file: str | None = None
+    """The file as it was named, where manifests are read."""
+
 
 def place_of(file: str) -> str:
     """Return a file's name as messages say it."""

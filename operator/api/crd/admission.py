@@ -6,11 +6,11 @@ from enum import Enum
 from typing import Any, Final
 
 from specdecode_operator.api.base import ApiModel, Body
-from specdecode_operator.api.crd.capture_rules import SCHEDULE_RULES
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.crd.capture_rules import JOB_NAME, SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.cel_expression import evaluate
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.problems import Problem, printable
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
@@ -20,14 +20,15 @@ _KEYS: Final = "x-kubernetes-list-map-keys"
 _LONGEST_SHOWN: Final = 64
 
 
-def refusals(spec: SpecDecodeDeploymentSpec, metadata: Any = None) -> list[Problem]:
+def refusals(spec: ApiModel, metadata: Any = None) -> list[Problem]:
     """Return what the API server refuses in an object with this spec, in the order of its fields.
 
     ``metadata`` is the object's; a name that it lacks is none of our business.
     """
     problems = list(broken_rules(spec, "spec"))
     if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
-        problems += _judged({"metadata": metadata}, (SERVICE_NAME,), "")
+        rule = JOB_NAME if isinstance(spec, SpecDecodeCaptureSpec) else SERVICE_NAME
+        problems += _judged({"metadata": metadata}, (rule,), "")
     return problems
 
 

@@ -7,6 +7,15 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, Phase, Prompts
 from specdecode_operator.api.crd.cel import Reason, Rule
+from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
+
+JOB_NAME = Rule(
+    field="metadata.name",
+    holds="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
+    f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
+    message=f"is %s, which cannot name a Job and a folder: use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -",
+    values=("self.metadata.name",),
+)
 
 _FIELDS_BY_PATTERN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Closed": (("concurrency",), ()),

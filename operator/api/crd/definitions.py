@@ -8,21 +8,13 @@ import yaml
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import GROUP, VERSION, ApiModel
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
-from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES, SCHEDULE_RULES
+from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES, JOB_NAME, SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH, RULES, SERVICE_NAME
+from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
 from specdecode_operator.api.crd.schema import RulesByModel, Schema, structural_schema
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 
 _LINE_WIDTH = 120
-
-_JOB_NAME = Rule(
-    field="metadata.name",
-    holds="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
-    f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
-    message=f"is %s, which cannot name a Job and a folder: use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -",
-    values=("self.metadata.name",),
-)
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ def capture_crd() -> dict[str, Any]:
             spec=capture.SpecDecodeCaptureSpec,
             status=SpecDecodeCaptureStatus,
             rules=CAPTURE_RULES,
-            name=_JOB_NAME,
+            name=JOB_NAME,
             columns=_capture_columns(),
         )
     )

@@ -1,9 +1,5 @@
 """Whether a capture can be taken of a deployment as it is, or what blocks it."""
 
-from typing import Any
-
-from pydantic import ValidationError
-
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd.admission import broken_rules
@@ -15,31 +11,12 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.engine.rules.extra_args import last_option
-from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.plan import Plan
 
 _STREAM_INTERVAL = "--stream-interval"
 _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 _OFF = frozenset({"", "0", "false"})
-
-
-def admitted_capture(spec: Any) -> SpecDecodeCaptureSpec:
-    """Return a spec that an API server would admit; a misspelt field is an error, as it is for `kubectl apply`.
-
-    Raises
-    ------
-    InvalidSpecError
-        With what it would refuse.
-    """
-    try:
-        admitted = SpecDecodeCaptureSpec.parse(spec)
-    except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error, SpecDecodeCaptureSpec)) from error
-    if problems := list(broken_rules(admitted, "spec")):
-        raise InvalidSpecError(problems)
-    return admitted
 
 
 def captured_deployment(name: str, observed: ObservedDeployment | None) -> CapturedDeployment | Blocked:

@@ -6,8 +6,7 @@ from typing import Any
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.crd.admission import metadata_problems
-from specdecode_operator.capture.control.admission import admitted_capture
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.cli.input_files import (
     Document,
     read_calibration,
@@ -28,6 +27,7 @@ from specdecode_operator.cli.render.objects import (
     without_owner,
 )
 from specdecode_operator.cli.text_files import DocumentError
+from specdecode_operator.deployment.spec.admission import admitted_capture
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.problems import InvalidSpecError
@@ -70,7 +70,9 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
     except DocumentError as error:
         return [], [error]
     deployments = {
-        document.qualified_name: _deployment(_at_version(document, options), nodes, configs, calibration, options)
+        document.qualified_name: rendered_deployment(
+            _at_version(document, options), nodes, configs, calibration, options
+        )
         for document in reading.documents
         if document.kind != capture.KIND
     }
@@ -93,13 +95,14 @@ def _at_version(document: Document, options: Options) -> Document:
     return replace(document, body={**document.body, "spec": {**spec, "engine": changed}})
 
 
-def _deployment(
+def rendered_deployment(
     document: Document,
     nodes: tuple[NodeFacts, ...] | None,
     configs: Mapping[str, dict[str, Any]],
     calibration: Calibration,
     options: Options,
 ) -> Rendered:
+    """Return what a SpecDecodeDeployment comes to on these nodes; None: on those that `plan` takes for granted."""
     planned = answer(document, nodes, configs, calibration, models=options.models, allowed=options.allowed)
     if planned.facts is None or planned.verdict not in (FITS, TIGHT):
         return Rendered(document, planned.verdict, refusal=planned.explanation, unknown=planned.unknown)
@@ -113,15 +116,18 @@ def _deployment(
     return Rendered(document, planned.verdict, tuple(without_owner(made.objects)), deployment=made)
 
 
+def captured_name(document: Document, spec: SpecDecodeCaptureSpec) -> str:
+    """Return the qualified name of the deployment that a capture names, which lies in its namespace."""
+    metadata = {**document.body["metadata"], "name": spec.deployment}
+    return replace(document, body={"metadata": metadata}).qualified_name
+
+
 def _capture(document: Document, deployments: Mapping[str, Rendered], options: Options) -> Rendered:
-    if problems := metadata_problems(document.body.get("metadata")):
-        return Rendered(document, INVALID, refusal="; ".join(map(str, problems)))
     try:
-        spec = admitted_capture(document.body.get("spec"))
+        spec = admitted_capture(document.body)
     except InvalidSpecError as error:
         return Rendered(document, INVALID, refusal=str(error))
-    name = replace(document, body={"metadata": {**document.body["metadata"], "name": spec.deployment}}).qualified_name
-    captured = deployments.get(name)
+    captured = deployments.get(captured_name(document, spec))
     if captured is None:
         refusal = f"spec.deployment: {spec.deployment}: is not in these files: name its file, too"
         return Rendered(document, INVALID, refusal=refusal)

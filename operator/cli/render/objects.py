@@ -17,6 +17,7 @@ from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import DesiredState, NotLaunched
 from specdecode_operator.deployment.models.download import wanted_downloads
+from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.spec.model_storage import COMMIT
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.kube.labels import APPLIED_HASH_ANNOTATION
@@ -40,6 +41,10 @@ _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 class NotRenderedError(Exception):
     """Nothing is made of an object; why, without a full stop."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        super().__init__(readiness.message)
+        self.reason = readiness.reason
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment
     commits = {source.key: _commit(source.revision) for source in wanted}
     desired = decide(parent, replace(state, downloads=commits))
     if isinstance(desired.outcome, NotLaunched):
-        raise NotRenderedError(desired.outcome.readiness.message)
+        raise NotRenderedError(desired.outcome.readiness)
     downloads = [child for child in decide(parent, state).children if child["kind"] == JOB.kind] if wanted else []
     return RenderedDeployment(parent, desired, tuple(downloads))
 
@@ -107,7 +112,7 @@ def render_capture(body: Body, captured: RenderedDeployment, operator_image: str
     observed = CaptureObservation(deployment, operator_image=image, **_named_objects(capture.spec))
     decision = decide_capture(capture, observed, _ANY_TIME)
     if decision.writes.job is None:
-        raise NotRenderedError(decision.readiness.message)
+        raise NotRenderedError(decision.readiness)
     return [each for each in (decision.writes.claim, decision.writes.job) if each is not None]
 
 

@@ -4,14 +4,18 @@ It is a file by itself, for the CEL library takes long to load.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd.admission import metadata_problems, refusals
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
-from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.problems import InvalidSpecError, Problem
+
+_Spec = TypeVar("_Spec", bound=ApiModel)
 
 
 def admitted_spec(spec: Any, metadata: Any = None) -> SpecDecodeDeploymentSpec:
@@ -22,29 +26,47 @@ def admitted_spec(spec: Any, metadata: Any = None) -> SpecDecodeDeploymentSpec:
     InvalidSpecError
         With what it would refuse.
     """
-    try:
-        admitted = SpecDecodeDeploymentSpec.parse(spec)
-    except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error)) from error
-    if problems := refusals(admitted, metadata):
-        raise InvalidSpecError(problems)
-    return admitted
+    return _admitted(SpecDecodeDeploymentSpec, spec, metadata)
 
 
 def admitted_object(body: Mapping[str, Any]) -> SpecDecodeDeploymentSpec:
-    """Return the spec of an object that an API server would admit.
+    """Return the spec of a SpecDecodeDeployment that an API server would admit.
 
     Raises
     ------
     InvalidSpecError
         With what it would refuse in metadata and spec.
     """
-    metadata = body.get("metadata")
-    problems = metadata_problems(metadata)
+    return _admitted_object(SpecDecodeDeploymentSpec, body)
+
+
+def admitted_capture(body: Mapping[str, Any]) -> SpecDecodeCaptureSpec:
+    """Return the spec of a SpecDecodeCapture that an API server would admit.
+
+    Raises
+    ------
+    InvalidSpecError
+        With what it would refuse in metadata and spec.
+    """
+    return _admitted_object(SpecDecodeCaptureSpec, body)
+
+
+def _admitted(kind: type[_Spec], spec: Any, metadata: Any) -> _Spec:
     try:
-        spec = admitted_spec(body.get("spec"), metadata)
-    except InvalidSpecError as error:
-        raise InvalidSpecError([*problems, *error.problems], error.reason) from error
-    if problems:
+        admitted = kind.parse(spec)
+    except ValidationError as error:
+        raise InvalidSpecError(spec_problems(error, kind)) from error
+    if problems := refusals(admitted, metadata):
         raise InvalidSpecError(problems)
+    return admitted
+
+
+def _admitted_object(kind: type[_Spec], body: Mapping[str, Any]) -> _Spec:
+    of_metadata: list[Problem] = metadata_problems(body.get("metadata"))
+    try:
+        spec = _admitted(kind, body.get("spec"), body.get("metadata"))
+    except InvalidSpecError as error:
+        raise InvalidSpecError([*of_metadata, *error.problems], error.reason) from error
+    if of_metadata:
+        raise InvalidSpecError(of_metadata)
     return spec

@@ -1,0 +1,96 @@
+"""`specdecode lint`: what the API server and the operator would refuse, without a cluster."""
+
+import json
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdecode_operator.cli.options import (
+    MODEL_CONFIG_HELP,
+    AllowPodTemplateOption,
+    ExitCode,
+    HubOption,
+    allowed_names,
+    fail,
+)
+from specdecode_operator.cli.plan.command import FILE_HELP, hub_models, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdecode_operator.cli.lint.findings import Finding
+
+
+class Form(StrEnum):
+    """How to print."""
+
+    TEXT = "text"
+    JSON = "json"
+    SARIF = "sarif"
+
+
+def lint_command(  # noqa: PLR0913  each is an option
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    *,
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
+    hub: HubOption = False,
+    allow_pod_template: AllowPodTemplateOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings.")] = False,
+    output: Annotated[Form, typer.Option("--output", "-o", help="text, json or sarif.")] = Form.TEXT,
+) -> None:
+    """Say what the API server and the operator would refuse in objects of both kinds, and warn of the rest.
+
+    Whether a pair fits is not asked: plan says so.
+
+    Exits with 0 when nothing is refused, 2 when something is, 3 with --strict
+    when there are warnings.
+    """
+    from specdecode_operator.cli.input_files import read_model_configs, read_ours  # noqa: PLC0415
+    from specdecode_operator.cli.lint.findings import Level, find  # noqa: PLC0415
+    from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+
+    try:
+        configs = read_model_configs(model_config or [])
+    except DocumentError as error:
+        fail(error)
+    reading = read_ours(sources(files, file))
+    options = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub))
+    findings = find(reading, configs, options)
+    _print(findings, len(reading.documents), output)
+    levels = {finding.level for finding in findings}
+    if Level.ERROR in levels:
+        raise typer.Exit(ExitCode.INVALID)
+    raise typer.Exit(ExitCode.TIGHT if strict and levels else ExitCode.OK)
+
+
+def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
+    from specdecode_operator.cli.lint.sarif import sarif  # noqa: PLC0415
+
+    if output is Form.SARIF:
+        typer.echo(json.dumps(sarif(findings), indent=2, ensure_ascii=False))
+    elif output is Form.JSON:
+        typer.echo(json.dumps({"objects": objects, "findings": list(map(_data, findings))}, indent=2))
+    else:
+        for finding in findings:
+            place = f"{finding.file}:{finding.line}" if finding.line is not None else finding.file
+            typer.echo(f"{place}: {finding.level}: {finding.message} [{finding.rule}]")
+        counts = Counter(finding.level.value for finding in findings)
+        typer.echo(f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}")
+
+
+def _data(finding: "Finding") -> dict[str, Any]:
+    document = finding.document
+    return {
+        "level": finding.level.value,
+        "rule": finding.rule,
+        "message": finding.message,
+        "file": finding.file,
+        "line": finding.line,
+        "kind": document.kind if document else None,
+        "name": document.qualified_name if document else None,
+        "field": finding.field or None,
+    }

@@ -1,0 +1,191 @@
+"""`specdecode lint`: what API server and operator would refuse, where it stands, for people and for machines."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from tests.support.golden import EXAMPLES
+from tests.support.objects import TINY_CONFIG
+from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+from tests.unit.cli.test_render import CAPTURE
+
+BROKEN = """\
+# A comment, so that lines are counted from the file's first.
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: other}
+---
+apiVersion: specdecode.io/v1alpha1
+kind: SpecDecodeDeployment
+metadata:
+  name: chat
+spec:
+  target:
+    model: Qwen/Qwen3-8B
+  speculation:
+    method: ngram
+  serving:
+    max_num_seqs: 4
+    maxModelLen: "x"
+"""
+
+
+def findings(specdecode: Specdecode, *arguments: object, code: int = 2) -> list[dict[str, Any]]:
+    result = specdecode("lint", *arguments, "-o", "json")
+    assert result.exit_code == code, result.output
+    return list(json.loads(result.stdout)["findings"])
+
+
+def capture(**spec: Any) -> dict[str, Any]:
+    return {**CAPTURE, "spec": {**deepcopy(CAPTURE["spec"]), **spec}}
+
+
+def test_examples_have_nothing_wrong(specdecode: Specdecode) -> None:
+    result = specdecode("lint", EXAMPLES)
+    assert result.exit_code == 0
+    assert result.stdout == "objects: 12, errors: 0, warnings: 0\n"
+
+
+def test_each_finding_names_its_line(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", BROKEN)
+    found = {each["field"]: each["line"] for each in findings(specdecode, path)}
+    assert found == {"spec.serving.max_num_seqs": 16, "spec.serving.maxModelLen": 17}
+    result = specdecode("lint", path)
+    assert f"{path}:17: error: spec.serving.maxModelLen: " in result.stdout
+    assert result.stdout.splitlines()[-1] == "objects: 1, errors: 2, warnings: 0"
+
+
+def test_what_is_missing_is_said_where_it_should_stand(specdecode: Specdecode, write: WriteObject) -> None:
+    text = BROKEN.replace("    max_num_seqs: 4\n", "").replace('"x"', "4096")
+    (found,) = findings(specdecode, write("a.yaml", text))
+    assert (found["field"], found["line"]) == ("spec.speculation.numSpeculativeTokens", 13)
+
+
+def test_an_item_of_a_list_has_the_lines_of_the_item(specdecode: Specdecode, write: WriteObject) -> None:
+    body = manifest("a", serving={"maxModelLen": 0})
+    items = {"apiVersion": "v1", "kind": "List", "items": [manifest("b"), body]}
+    text = json.dumps(items, indent=1)
+    (found,) = findings(specdecode, write("a.json", text))
+    line = text.splitlines()[found["line"] - 1]
+    assert line.strip() == '"maxModelLen": 0'
+    assert found["name"] == "a"
+
+
+def test_rules_between_fields_and_facts_about_vllm_are_said(specdecode: Specdecode, write: WriteObject) -> None:
+    crd_rule = manifest("a", speculation={"method": "none", "numSpeculativeTokens": 3})
+    engine_rule = manifest("b", engine={"extraArgs": ["--tensor-parallel-size", "4"]})
+    found = findings(specdecode, write("a.yaml", crd_rule, engine_rule))
+    assert {each["name"] for each in found} == {"a", "b"}
+    assert {each["rule"] for each in found} == {"Invalid"}
+
+
+def test_a_model_that_nobody_knows_is_a_warning_and_hides_nothing(specdecode: Specdecode, write: WriteObject) -> None:
+    body = manifest("a", target={"model": "acme/new"}, speculation=None)
+    (found,) = findings(specdecode, write("a.yaml", body), code=0)
+    assert (found["level"], found["rule"], found["field"]) == ("warning", "ModelUnknown", "spec.target.model")
+    assert "--model-config" in found["message"]
+    assert specdecode("lint", write("a.yaml", body), "--strict").exit_code == 3
+    body["spec"]["engine"] = {"extraArgs": ["--tensor-parallel-size", "4"]}
+    assert [each["level"] for each in findings(specdecode, write("a.yaml", body))] == ["warning", "error"]
+
+
+def test_a_config_that_is_given_makes_a_model_known(specdecode: Specdecode, write: WriteObject) -> None:
+    body = manifest("a", target={"model": "acme/new"}, speculation=None, serving={"maxModelLen": 9999})
+    config = {**TINY_CONFIG, "max_position_embeddings": 2048}
+    path = write("config.json", json.dumps(config))
+    (found,) = findings(specdecode, write("a.yaml", body), "--model-config", f"acme/new={path}")
+    assert found["field"] == "spec.serving.maxModelLen"
+
+
+def test_what_the_plan_would_mention_is_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
+    body = manifest("a", engine={"version": "0.32", "image": "example.org/vllm-openai:v0.30.1"})
+    (found,) = findings(specdecode, write("a.yaml", body), code=0)
+    assert found["rule"] == "PlanWarning"
+    assert "is vLLM 0.30 by its name" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule", "field"),
+    [
+        ({"seeds": 1}, "Invalid", "spec.seeds"),
+        ({"storage": {"existingClaim": "x", "size": "1Gi"}}, "Invalid", "spec.storage.existingClaim"),
+        ({"deadlineSeconds": 60, "workload": None}, "Invalid", "spec.workload"),
+    ],
+)
+def test_captures_are_read_too(
+    specdecode: Specdecode, write: WriteObject, spec: dict[str, Any], rule: str, field: str
+) -> None:
+    (found,) = findings(specdecode, write("a.yaml", capture(**spec)))
+    assert (found["kind"], found["name"], found["rule"]) == ("SpecDecodeCapture", "evening", rule)
+    assert found["field"] == field
+
+
+@pytest.mark.parametrize("kind", ["SpecDecodeDeployment", "SpecDecodeCapture"])
+@pytest.mark.parametrize("name", [None, "Chat", "a" * 60, 7])
+def test_names_are_judged_for_both_kinds(specdecode: Specdecode, write: WriteObject, kind: str, name: object) -> None:
+    body = capture() if kind == "SpecDecodeCapture" else manifest("a")
+    (found,) = findings(specdecode, write("a.yaml", {**body, "metadata": {"name": name} if name else {}}))
+    assert (found["kind"], found["field"]) == (kind, "metadata.name")
+
+
+def test_a_capture_that_its_deadline_ends_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+    body = capture(deadlineSeconds=60)
+    body["spec"]["workload"]["phases"][0]["durationSeconds"] = 90
+    (found,) = findings(specdecode, write("a.yaml", body))
+    assert found["rule"] == "WorkloadTooLong"
+
+
+def test_a_capture_is_held_against_its_deployment_in_the_files(specdecode: Specdecode, write: WriteObject) -> None:
+    owner = manifest("chat", engine={"extraArgs": ["--stream-interval", "4"]})
+    assert findings(specdecode, write("a.yaml", capture()), code=0) == []
+    (found,) = findings(specdecode, write("a.yaml", capture(), owner))
+    assert (found["kind"], found["rule"]) == ("SpecDecodeCapture", "StreamIntervalNotOne")
+
+
+def test_sarif_names_rule_place_and_object(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write("a folder/ä.yaml", BROKEN)
+    result = specdecode("lint", path, "-o", "sarif")
+    assert result.exit_code == 2
+    log = json.loads(result.stdout)
+    (run,) = log["runs"]
+    assert log["version"] == "2.1.0"
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert rules == ["Invalid"]
+    for each in run["results"]:
+        assert rules[each["ruleIndex"]] == each["ruleId"]
+        assert each["level"] == "error"
+        (place,) = each["locations"]
+        uri = place["physicalLocation"]["artifactLocation"]["uri"]
+        assert uri.isascii()
+        assert unquote(uri) == "a folder/ä.yaml"
+        assert place["physicalLocation"]["region"]["startLine"] in {16, 17}
+        (name,) = place["logicalLocations"]
+        assert name["fullyQualifiedName"].startswith("SpecDecodeDeployment chat spec.serving.")
+
+
+def test_sarif_of_nothing_wrong_is_a_run_without_results(specdecode: Specdecode, write: WriteObject) -> None:
+    result = specdecode("lint", write("a.yaml", manifest("a")), "-o", "sarif")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["runs"][0]["results"] == []
+
+
+def test_a_file_that_cannot_be_read_is_a_finding_of_that_file(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", "a: [")
+    (found,) = findings(specdecode, path)
+    assert (found["rule"], found["file"], found["line"]) == ("Unreadable", str(path), None)
+    result = specdecode("lint", path, "-o", "sarif")
+    place = json.loads(result.stdout)["runs"][0]["results"][0]["locations"][0]
+    assert unquote(place["physicalLocation"]["artifactLocation"]["uri"]).endswith(path.name)
+
+
+def test_standard_input_has_no_lines(specdecode: Specdecode) -> None:
+    result = specdecode("lint", "-", "-o", "json", stdin=BROKEN)
+    assert result.exit_code == 2
+    assert {each["line"] for each in json.loads(result.stdout)["findings"]} == {None}
