@@ -129,7 +129,18 @@ def read_objects(file: str) -> list[Document]:
     DocumentError
         When the file cannot be read.
     """
-    return [each for each in _objects(file) if isinstance(each, Document)]
+    return objects_in(read_text(file), file)
+
+
+def objects_in(text: str, file: str) -> list[Document]:
+    """Return every object of a file's text, those of a List one by one.
+
+    Raises
+    ------
+    DocumentError
+        When it is neither YAML nor JSON.
+    """
+    return [each for each in _objects_in(text, file) if isinstance(each, Document)]
 
 
 def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -315,7 +326,11 @@ def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError |
 
 def _objects(file: str) -> Iterator[Document | Other]:
     """Objects of a file; those of a List one by one."""
-    for found in _documents(file):
+    return _objects_in(read_text(file), file)
+
+
+def _objects_in(text: str, file: str) -> Iterator[Document | Other]:
+    for found in _documents_in(text, file):
         if isinstance(found, Document) and str(found.body.get("kind")).endswith("List"):
             items = found.body.get("items")
             for index, item in enumerate(items if isinstance(items, list) else [], start=1):
@@ -326,7 +341,10 @@ def _objects(file: str) -> Iterator[Document | Other]:
 
 
 def _documents(file: str) -> Iterator[Document | Other]:
-    text = read_text(file)
+    return _documents_in(read_text(file), file)
+
+
+def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
     name = place_of(file)
     number = 0
     try:

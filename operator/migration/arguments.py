@@ -18,6 +18,7 @@ SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
 _SEVERAL: Final = frozenset({"", "--model", "--middleware"})
 """The model, of which vLLM has an order of its own, and flags that may stand there several times."""
 
+_OF_GROUPS: Final = frozenset({"--node-rank", "--master-addr", "--master-port"})
 _WORDS_OF_SWITCHES: Final = {"true": True, "false": False}
 """What older versions took behind some switches; newer ones have ``--no-…`` for it."""
 
@@ -201,3 +202,14 @@ def last_of_each(arguments: Sequence[Argument], builder: SpecBuilder) -> list[Ar
             builder.drop(given.shown, "is said again behind it, and vLLM takes what is said last")
         later.add(same)
     return kept[::-1]
+
+
+def without_group(arguments: Iterable[Argument], nodes: int, builder: SpecBuilder) -> list[Argument]:
+    """Return the arguments without those by which the pods of one server find each other."""
+    kept = []
+    for given in arguments:
+        if nodes > 1 and (given.name in _OF_GROUPS or (given.name, given.value) == ("--nnodes", str(nodes))):
+            builder.note(Outcome.OPERATOR, given.shown, "the operator writes it where a replica needs several nodes")
+        else:
+            kept.append(given)
+    return kept

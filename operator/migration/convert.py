@@ -1,4 +1,4 @@
-"""Makes of a vLLM Deployment the SpecDecodeDeployment that means the same, and says what differs."""
+"""Makes of a vLLM server the SpecDecodeDeployment that means the same, and says what differs."""
 
 import math
 import re
@@ -15,21 +15,28 @@ from specdecode_operator.deployment.spec.admission import admitted_spec
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
 from specdecode_operator.engine.settings import Platform
-from specdecode_operator.kube.untyped import mapping, name_of, objects
-from specdecode_operator.migration.arguments import ask_for_unknown, last_of_each, read_arguments, say_as_now
-from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder, required
+from specdecode_operator.kube.untyped import mapping, name_of
+from specdecode_operator.migration.arguments import (
+    ask_for_unknown,
+    last_of_each,
+    read_arguments,
+    say_as_now,
+    without_group,
+)
+from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder
 from specdecode_operator.migration.engine import find_platform, note_defaults, take_cpu, take_image
 from specdecode_operator.migration.environment import secret_keys, take_variables
 from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
 from specdecode_operator.migration.serving import take_flags, take_tls
+from specdecode_operator.migration.sources.reading import read_workload
+from specdecode_operator.migration.sources.workload import Workload
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.vocabulary import Method
 
-_CONTAINERS: Final = "spec.template.spec.containers"
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUFFIX: Final = "-sdd"
 _OF_ROLLOUT: Final = ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit")
@@ -38,7 +45,7 @@ _NONE: Final = (0, "0", "0%")
 
 @dataclass(frozen=True)
 class Migration:
-    """What a Deployment becomes."""
+    """What a server becomes."""
 
     body: Body
     """The object; where something must be decided, as far as it goes."""
@@ -63,63 +70,74 @@ class _Server:
 
 
 def migrate(
-    deployment: Body,
-    services: Iterable[Body] = (),
-    *,
-    name: str | None = None,
-    engine_version: str | None = None,
+    body: Body, services: Iterable[Body] = (), *, name: str | None = None, engine_version: str | None = None
 ) -> Migration:
-    """Return the object that means the same as a Deployment of vLLM.
-
-    ``services`` are those of its namespace: the ones that select its pods are
-    part of the steps. ``name`` is the object's, by default the Deployment's
-    with a suffix. ``engine_version`` is for images that do not tell theirs.
+    """Return the object that means the same as the one server of an object, such as a Deployment of vLLM.
 
     Raises
     ------
     MigrationError
         When there is nothing to import.
     """
-    old = _check_kind(deployment)
-    new = _new_name(old, name)
-    pod = required(deployment, "spec.template.spec")
-    server = _find_server(pod)
-    builder = SpecBuilder()
-    _take_server(server, pod, engine_version, builder)
-    selected_by = _take_selection(deployment, services, builder)
-    _take_rollout(deployment["spec"], builder)
+    return migrate_workload(read_workload(body), services, name=name, engine_version=engine_version)
+
+
+def migrate_workload(
+    workload: Workload,
+    services: Iterable[Body] = (),
+    *,
+    name: str | None = None,
+    engine_version: str | None = None,
+) -> Migration:
+    """Return the object that means the same as a server of vLLM.
+
+    ``services`` are those of its namespace: the ones that select its pods are
+    part of the steps. ``name`` is the object's, by default the server's with a
+    suffix. ``engine_version`` is for images that do not tell theirs.
+
+    Raises
+    ------
+    MigrationError
+        When there is nothing to import.
+    """
+    server = _find_server(workload)
+    builder = SpecBuilder(settings=list(workload.remarks.settings))
+    for problem in workload.remarks.decisions:
+        builder.decide(problem.field, problem.value, problem.message)
+    _take_server(server, workload, engine_version, builder)
+    new = _new_name(workload, name, builder)
+    selected_by = _take_selection(workload, services, builder)
+    _take_rollout(workload.spec, builder)
     note_defaults(builder, server.platform)
+    if workload.outside:
+        _ask_for_folders(builder)
     _ask_for_problems(builder)
-    metadata = {"name": new} | _namespace(deployment)
+    metadata = {"name": new} | ({"namespace": workload.namespace} if workload.namespace else {})
     spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     replicas = spec.get("replicas", 1)
-    needed = server.gpus * (replicas if isinstance(replicas, int) else 1)
-    steps = migration_steps(old, new, metadata.get("namespace"), selected_by, needed)
-    return Migration(body, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
+    needed = server.gpus * workload.nodes * (replicas if isinstance(replicas, int) else 1)
+    steps = migration_steps(workload, new, selected_by, needed)
+    return Migration(made, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
 
 
-def _check_kind(deployment: Body) -> str:
-    kind = deployment.get("kind")
-    if kind != "Deployment":
-        raise MigrationError("kind", str(kind or "nothing"), "only a Deployment can be imported: name one")
-    metadata = mapping(deployment, "metadata")
-    for owner in objects(metadata, "ownerReferences"):
-        if owner.get("kind") == KIND:
-            fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"
-            raise MigrationError("metadata.ownerReferences", str(owner.get("kind")), fix)
-    return str(metadata.get("name") or "vllm")
+def runs_server(workload: Workload) -> bool:
+    """Return whether one of its containers starts vLLM, or would if it could be read."""
+    try:
+        return bool(_find_server(workload))
+    except MigrationError as error:
+        return "runs no vLLM server" not in error.problem.message
 
 
-def _find_server(pod: Mapping[str, Any]) -> _Server:
+def _find_server(workload: Workload) -> _Server:
     """Return the one container that runs vLLM's server."""
-    containers = pod.get("containers")
+    containers = workload.pod.get("containers")
     if not isinstance(containers, list) or not containers:
         shown = str(containers)[:64] if containers else "nothing"
-        raise MigrationError(_CONTAINERS, shown, "must be a list with the container of vLLM")
+        raise MigrationError(workload.where, shown, "must be a list with the container of vLLM")
     found = []
     for index, container in enumerate(containers):
-        where = f"{_CONTAINERS}[{index}]"
+        where = workload.where if workload.outside else f"{workload.where}[{index}]"
         if not isinstance(container, dict):
             raise MigrationError(where, str(container)[:64], "must be an object")
         command = find_server_command(container, where)
@@ -127,17 +145,18 @@ def _find_server(pod: Mapping[str, Any]) -> _Server:
             found.append((where, container, command))
     if not found:
         images = ", ".join(str(each.get("image")) for each in containers)
-        raise MigrationError(_CONTAINERS, images, "runs no vLLM server: name one whose container starts vllm serve")
+        raise MigrationError(workload.where, images, "runs no vLLM server: name one whose container starts vllm serve")
     if len(found) > 1:
         names = ", ".join(name_of(container) for _, container, _ in found)
-        raise MigrationError(_CONTAINERS, names, "run vLLM each: split the Deployment, one server a pod")
+        raise MigrationError(workload.where, names, "run vLLM each: split them, one server a pod")
     where, container, command = found[0]
-    return _Server(where, container, command, *find_platform(container, where))
+    platform, gpus = find_platform(container, where, command.env, says_gpus=workload.says_gpus)
+    return _Server(where, container, command, platform, gpus)
 
 
-def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | None, builder: SpecBuilder) -> None:
+def _take_server(server: _Server, workload: Workload, engine_version: str | None, builder: SpecBuilder) -> None:
     """Take hardware, arguments, models, environment and the rest of the pod."""
-    container, command = server.container, server.command
+    container, command, pod = server.container, server.command, workload.pod
     if server.platform is Platform.CPU:
         take_cpu(container, builder)
     profile = take_image(str(container.get("image") or ""), server.platform, engine_version, builder)
@@ -149,7 +168,7 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
         fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
         builder.decide(f"{server.where}.args", "; ".join(command.others), fix)
     known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
-    known = last_of_each(say_as_now(known, builder, profile), builder)
+    known = without_group(last_of_each(say_as_now(known, builder, profile), builder), workload.nodes, builder)
     given, certificate_volumes = take_tls(known, pod, container, builder)
     flags = take_flags(given, builder, profile, secret_keys(container))
     speculative = read_speculation(flags, builder, profile)
@@ -158,18 +177,16 @@ def _take_server(server: _Server, pod: Mapping[str, Any], engine_version: str | 
     omitted.volumes |= certificate_volumes
     env = take_variables(container, command, builder, profile)
     take_pod(pod, container, env, omitted, builder)
-    _take_split(server.gpus, builder)
+    _take_split(server.gpus * workload.nodes, builder)
     take_product(pod, builder)
 
 
-def _take_selection(deployment: Body, services: Iterable[Body], builder: SpecBuilder) -> list[Mapping[str, Any]]:
+def _take_selection(workload: Workload, services: Iterable[Body], builder: SpecBuilder) -> list[Mapping[str, Any]]:
     """Take labels and annotations; return the Services that select the pods."""
-    metadata = mapping(required(deployment, "spec.template"), "metadata")
-    selected_by = selecting(services, mapping(metadata, "labels"))
-    selectors = [mapping(mapping(each, "spec"), "selector") for each in selected_by]
-    selectors.append(mapping(mapping(deployment["spec"], "selector"), "matchLabels"))
-    take_metadata(metadata, selectors, builder)
-    note_selecting(required(deployment, "spec.template.spec"), selectors, builder)
+    selected_by = selecting(services, mapping(workload.metadata, "labels"))
+    selectors = [*(mapping(mapping(each, "spec"), "selector") for each in selected_by), workload.match_labels]
+    take_metadata(workload.metadata, selectors, builder)
+    note_selecting(workload.pod, selectors, builder)
     return selected_by
 
 
@@ -238,20 +255,34 @@ def _problems(builder: SpecBuilder) -> list[Problem]:
     return []
 
 
-def _new_name(old: str, wanted: str | None) -> str:
-    name = wanted or f"{old[: NAME_MAX_LENGTH - len(_SUFFIX)].rstrip('-.')}{_SUFFIX}".replace(".", "-")
-    if wanted == old:
-        fix = "the operator makes a Deployment of that name, which is taken: choose another with --name"
-        raise MigrationError("metadata.name", name, fix)
+def _ask_for_folders(builder: SpecBuilder) -> None:
+    """Ask for each folder and volume of a machine outside: no node and no namespace has it."""
+    message = "is of the machine that runs it: copy it to a PersistentVolumeClaim and name that, or use a hub id"
+    held = [("spec.models.volume", builder.get("models.volume"))]
+    volumes = builder.get("podTemplate.spec.volumes")
+    held += [("spec.podTemplate.spec.volumes", each) for each in (volumes if isinstance(volumes, list) else [])]
+    for field, volume in held:
+        path = mapping(volume or {}, "hostPath").get("path")
+        if path:
+            builder.decide(field, str(path)[:96], message)
+
+
+def _new_name(workload: Workload, wanted: str | None, builder: SpecBuilder) -> str:
+    old = workload.name
+    if not old:
+        model = str(builder.get("target.model") or "vllm").rstrip("/").rpartition("/")[2].lower()
+        name = wanted or re.sub(r"[^a-z0-9]+", "-", model)[:NAME_MAX_LENGTH].strip("-")
+    elif workload.outside:
+        name = wanted or re.sub(r"[^a-z0-9]+", "-", old.lower())[:NAME_MAX_LENGTH].strip("-")
+    else:
+        name = wanted or f"{old[: NAME_MAX_LENGTH - len(_SUFFIX)].rstrip('-.')}{_SUFFIX}".replace(".", "-")
+        if wanted == old:
+            fix = "the operator makes a Deployment of that name, which is taken: choose another with --name"
+            raise MigrationError("metadata.name", name, fix)
     if len(name) > NAME_MAX_LENGTH or not _NAME.fullmatch(name):
         fix = f"choose with --name at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter"
         raise MigrationError("metadata.name", name, fix)
     return name
-
-
-def _namespace(deployment: Body) -> dict[str, str]:
-    namespace = mapping(deployment, "metadata").get("namespace")
-    return {"namespace": str(namespace)} if namespace else {}
 
 
 def _in_order(part: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:

@@ -27,8 +27,12 @@ _OFFICIAL: Final = ("vllm/vllm-openai",)
 _NEWEST: Final = KNOWN_VERSIONS[-1]
 
 
-def find_platform(container: Mapping[str, Any], where: str) -> tuple[Platform, int]:
-    """Return what the server computes on, and how many GPUs.
+def find_platform(
+    container: Mapping[str, Any], where: str, env: Mapping[str, str | None], *, says_gpus: bool = True
+) -> tuple[Platform, int]:
+    """Return what the server computes on, and how many GPUs; none where its source does not say it.
+
+    ``env`` are the variables that its own command sets.
 
     Raises
     ------
@@ -46,9 +50,11 @@ def find_platform(container: Mapping[str, Any], where: str) -> tuple[Platform, i
         raise MigrationError(f"{place}.{GPU_RESOURCE}", gpus[:32], "must be a whole number of GPUs, such as 8")
     if int(gpus) > 0:
         return Platform.GPU, int(gpus)
-    env, image = plain_environment(container), str(container.get("image") or "").lower()
-    if "cpu" in image or any(name.startswith("VLLM_CPU_") for name in env):
+    names, image = {*plain_environment(container), *env}, str(container.get("image") or "").lower()
+    if "cpu" in image or any(name.startswith("VLLM_CPU_") for name in names):
         return Platform.CPU, 0
+    if not says_gpus:
+        return Platform.GPU, 0
     fix = "say how many GPUs the server has (an image or variables for CPU would tell of one without)"
     raise MigrationError(f"{place}.{GPU_RESOURCE}", "nothing", fix)
 
@@ -79,6 +85,9 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
     """
     repository, tag = split_reference(image)
     version = wanted or version_of_image(image)
+    if not image and version is None:
+        builder.note(Outcome.DEFAULT, "image (not said)", f"vLLM {_NEWEST}: --engine-version takes another")
+        return find_profile(_NEWEST)
     if version is None:
         fix = f"does not tell the version of vLLM: give --engine-version, such as {_NEWEST}"
         builder.decide("spec.engine.version", tag or image or "nothing", fix)
@@ -90,7 +99,9 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
         if wanted:
             raise MigrationError("--engine-version", wanted, error.problem.message) from error
         return _newer(image, repository, version, platform, builder)
-    if _same(image, profile.images.get(platform)):
+    if not image:
+        builder.set("engine.version", version)
+    elif _same(image, profile.images.get(platform)):
         builder.note(Outcome.OPERATOR, f"image {image}", f"is the operator's own image of vLLM {version}")
         if version != Engine().version:
             builder.set("engine.version", version)

@@ -142,5 +142,5 @@ def take_secret(what: str, variable: str | None, path: str, secrets: Mapping[str
     if variable is not None and variable in secrets:
         builder.take(what, path, secrets[variable])
     else:
-        message = "stands in the Deployment as plain text: put it into a Secret and name that here, {name, key}"
+        message = "must not stand in an object: put it into a Secret and name that here, {name, key}"
         builder.decide(f"spec.{path}", f"the value of {what.removeprefix('env ')}", message)

@@ -14,7 +14,7 @@ from specdecode_operator.migration.server_command import container_commands, pla
 from specdecode_operator.migration.shell import ScriptError
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
 
-_USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
+USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
 
 
 _DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
@@ -134,7 +134,7 @@ def _take_cache(
     env: Mapping[str, str], caches: set[str], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
 ) -> None:
     """Keep the claim that holds the hub's cache, also for what engines compile."""
-    homes = {env.get("HF_HOME", _USUAL_CACHES[0]).rstrip("/")}
+    homes = {env.get("HF_HOME", USUAL_CACHES[0]).rstrip("/")}
     claims = {name_of(each): mapping(each, "persistentVolumeClaim") for each in objects(pod, "volumes")}
     for mount in objects(container, "volumeMounts"):
         claim = claims.get(name_of(mount), {}).get("claimName")
@@ -154,7 +154,7 @@ def _omitted(
     locations: list[Location], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
 ) -> Omitted:
     env = plain_environment(container)
-    caches = {env[name].rstrip("/") for name in CACHE_VARIABLES if env.get(name)} | set(_USUAL_CACHES)
+    caches = {env[name].rstrip("/") for name in CACHE_VARIABLES if env.get(name)} | set(USUAL_CACHES)
     _take_cache(env, caches, pod, container, builder)
     for location in locations:
         if location.download:
@@ -169,6 +169,11 @@ def _omitted(
 
 def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Location:
     """Return where a model lies that the server is given by this name."""
+    if "://" in model:
+        problem = (
+            "lies at an address: copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
+        )
+        return Location(model, problem=problem)
     if not model.startswith(("/", "./", "~")):
         return Location(model)
     path = model.rstrip("/")
@@ -177,7 +182,10 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
     if fetched := _download(path, [*objects(pod, "initContainers"), container]):
         return replace(fetched, volume=name)
     if mount is None:
-        problem = "lies in the image: put it on a PersistentVolumeClaim and name that in spec.models, or use its hub id"
+        problem = (
+            "lies in the image, or on its machine: put it on a PersistentVolumeClaim and name that in spec.models,"
+            " or use its hub id"
+        )
         return Location(model, problem=problem)
     volume = next((each for each in objects(pod, "volumes") if name_of(each) == name), {})
     claim, host = mapping(volume, "persistentVolumeClaim").get("claimName"), mapping(volume, "hostPath").get("path")

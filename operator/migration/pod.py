@@ -82,12 +82,12 @@ def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:
 
 
 def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
-    """Take labels and annotations of the pods, but no label that Services or the old Deployment select by."""
+    """Take labels and annotations of the pods, but no label that Services or what made the old pods select by."""
     selected = {key for selector in selectors for key in selector}
     labels = mapping(metadata, "labels")
     for key in [key for key in labels if key in selected]:
         builder.drop(
-            f"label {key}", "Services and the old Deployment select by it: traffic moves when you say so, below"
+            f"label {key}", "Services and what made the old pods select by it: traffic moves when you say so, below"
         )
     own = {key for key in labels if key.startswith(_OWN_LABELS)}
     _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, builder)

@@ -17,8 +17,13 @@ _KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]{0,255}+)\)")
 """third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
 
 _NAMED_VARIABLE: Final = re.compile(r"\$[({]?(\w+)")
-_HARMLESS: Final = re.compile(r"(set( -[euxo]+| pipefail)+|(ulimit|echo) .*|true|:)", re.DOTALL)
-"""Commands of start scripts whose absence changes nothing that a server computes or answers."""
+_HARMLESS: Final = re.compile(
+    r"(set( -[euxo]+| pipefail)+|(ulimit|echo) .*|true|:|#!.*|ray (start|stop|status).*"
+    r"|((ba)?sh )?\S*multi-node-serving\.sh (leader|worker).*)",
+    re.DOTALL,
+)
+"""Commands of start scripts whose absence changes nothing that a server computes or answers. Ray
+only starts the ranks of several nodes, which the operator does itself."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The commands that move traffic from a Deployment to the object that takes its place."""
+"""The commands that move traffic from a server to the object that takes its place."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from specdecode_operator.kube.labels import selector_labels
 from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.migration.sources.workload import Workload
 
 _FILE: Final = "OBJECT.yaml"
+_CONTENT: Final = "when you are content; until then, the Service's old selector and a scale up take you back"
 _READY_TIMEOUT: Final = "45m"
 
 
@@ -30,12 +32,20 @@ def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) 
     return found
 
 
-def migration_steps(
-    old: str, new: str, namespace: str | None, services: Sequence[Mapping[str, Any]], gpus: int
-) -> list[Step]:
-    """Return the steps, first to last, that replace a Deployment without downtime."""
-    within = f" -n {namespace}" if namespace else ""
+def migration_steps(workload: Workload, new: str, services: Sequence[Mapping[str, Any]], gpus: int) -> list[Step]:
+    """Return the steps, first to last, that replace a server without downtime."""
+    within = f" -n {workload.namespace}" if workload.namespace else ""
     need = f"{gpus} more GPUs" if gpus else "room for as many pods again"
+    if workload.outside:
+        return [
+            Step("see where it will run, and what to change if it does not fit", f"specdecode plan -f {_FILE}"),
+            Step("start it", f"kubectl apply{within} -f {_FILE}"),
+            Step(
+                "wait until it serves",
+                f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout={_READY_TIMEOUT}",
+            ),
+            Step("send requests to it, then end the old server", workload.end or f"kubectl get service {new}{within}"),
+        ]
     moves = [_move(service, new, within) for service in services] or [
         Step(
             "send new requests to them (SERVICE is yours; none was found that selects the old pods)",
@@ -50,14 +60,8 @@ def migration_steps(
             f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout={_READY_TIMEOUT}",
         ),
         *moves,
-        Step(
-            "end the old pods, once vllm:num_requests_running at their /metrics is 0",
-            f"kubectl scale deployment/{old} --replicas=0{within}",
-        ),
-        Step(
-            "when you are content; until then, the Service's old selector and a scale up take you back",
-            f"kubectl delete deployment/{old}{within}",
-        ),
+        Step("end the old pods, once vllm:num_requests_running at their /metrics is 0", workload.end),
+        *([Step(_CONTENT, workload.remove)] if workload.remove else []),
     ]
 
 

@@ -1,4 +1,4 @@
-"""`specdecode import`: an existing vLLM Deployment as the SpecDecodeDeployment that means the same."""
+"""`specdecode import`: an existing vLLM server as the SpecDecodeDeployment that means the same."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,12 +10,16 @@ from specdecode_operator.cli.options import Context, ExitCode, fail, say
 if TYPE_CHECKING:
     from specdecode_operator.migration.convert import Migration
 
-NAME_HELP: Final = "deployment/NAME, read from the cluster; with --file, the one to take of several."
-FILE_HELP: Final = (
-    "Read the Deployment from this YAML or JSON file, or from - for standard input, and not from the cluster."
+SOURCE_HELP: Final = (
+    "KIND/NAME, read from the cluster (deployment, statefulset, pod, leaderworkerset, inferenceservice,"
+    " llminferenceservice); with --file, the one to take of several; or, after --, a command line."
 )
-NAMESPACE_HELP: Final = "Namespace of the Deployment; that of the kubeconfig's context."
-NEW_NAME_HELP: Final = "Name of the new object; that of the Deployment and -sdd."
+FILE_HELP: Final = (
+    "Read it from this file, or from - for standard input: YAML or JSON of these kinds, docker compose, values of the"
+    " production-stack chart, or text with vllm serve or docker run."
+)
+NAMESPACE_HELP: Final = "Namespace of the server; that of the kubeconfig's context."
+NEW_NAME_HELP: Final = "Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."
 VERSION_HELP: Final = "vLLM version in the image, such as 0.32, where its tag does not tell."
 
 
@@ -27,7 +31,7 @@ class Form(StrEnum):
 
 
 def import_command(  # noqa: PLR0913  each is an option
-    deployment: Annotated[str | None, typer.Argument(metavar="deployment/NAME", help=NAME_HELP)] = None,
+    source: Annotated[list[str] | None, typer.Argument(metavar="KIND/NAME | -- COMMAND...", help=SOURCE_HELP)] = None,
     *,
     file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=FILE_HELP)] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=NAMESPACE_HELP)] = None,
@@ -36,14 +40,15 @@ def import_command(  # noqa: PLR0913  each is an option
     engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
     output: Annotated[Form, typer.Option("--output", "-o", help="yaml or json.")] = Form.YAML,
 ) -> None:
-    """Turn an existing vLLM Deployment into a SpecDecodeDeployment that means the same.
+    """Turn an existing vLLM server into a SpecDecodeDeployment that means the same.
 
     The object goes to standard output. Standard error says where each argument
     went, what is not kept and why, which defaults change, and the kubectl
     commands that move traffic over without downtime. Nothing is changed in the
     cluster.
 
-    For example: specdecode import deployment/chat -n models > chat.yaml
+    For example: specdecode import deployment/chat -n models > chat.yaml,
+    or: specdecode import -- vllm serve Qwen/Qwen3-32B -tp 2 > chat.yaml
 
     Exits with 0 when the object is complete, with 2 when something must be
     decided first or nothing can be imported.
@@ -51,15 +56,15 @@ def import_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.import_deployment.report import report_lines  # noqa: PLC0415
     from specdecode_operator.cli.import_deployment.source import SourceError, read_source  # noqa: PLC0415
     from specdecode_operator.migration.builder import MigrationError  # noqa: PLC0415
-    from specdecode_operator.migration.convert import migrate  # noqa: PLC0415
+    from specdecode_operator.migration.convert import migrate_workload  # noqa: PLC0415
 
     try:
-        source = read_source(deployment, file, namespace, context)
-        migration = migrate(source.deployment, source.services, name=name, engine_version=engine_version)
+        found = read_source(source or [], file, namespace, context)
+        migration = migrate_workload(found.workload, found.services, name=name, engine_version=engine_version)
     except (SourceError, MigrationError) as error:
         fail(error)
     typer.echo(_printed(migration, output), nl=False)
-    say("\n".join(report_lines(migration, source.place)), err=True)
+    say("\n".join(report_lines(migration, found.place)), err=True)
     raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)
 
 

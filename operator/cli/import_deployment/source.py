@@ -1,101 +1,159 @@
-"""Reads the Deployment to import: from a file, from standard input, or from the cluster."""
+"""Reads the server to import: from a file, from standard input, from the words of a command, or from the cluster."""
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cli.input_files import Document, read_objects
-from specdecode_operator.cli.text_files import DocumentError
+from specdecode_operator.cli.input_files import Document, objects_in
+from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
+from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET, POD, SERVICE, Resource
 from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.migration.convert import runs_server
+from specdecode_operator.migration.sources.command_line import is_command_text, read_command_text, read_words
+from specdecode_operator.migration.sources.kserve import runtime_of
+from specdecode_operator.migration.sources.reading import READABLE, read_workloads
+from specdecode_operator.migration.sources.workload import Workload
+from specdecode_operator.problems import printable
 
-_FORMS: Final = ("deployment", "deployments", "deploy", "deployment.apps", "deployments.apps")
+_KSERVE: Final = "serving.kserve.io"
+_RUNTIMES: Final = (
+    Resource(f"{_KSERVE}/v1alpha1", "ServingRuntime", "servingruntimes"),
+    Resource(f"{_KSERVE}/v1alpha1", "ClusterServingRuntime", "clusterservingruntimes"),
+)
+_RESOURCES: Final = {
+    ("deployment", "deployments", "deploy"): (DEPLOYMENT,),
+    ("statefulset", "statefulsets", "sts"): (Resource("apps/v1", "StatefulSet", "statefulsets"),),
+    ("pod", "pods", "po"): (POD,),
+    ("leaderworkerset", "leaderworkersets", "lws"): (LEADER_WORKER_SET,),
+    ("inferenceservice", "inferenceservices", "isvc"): (
+        Resource(f"{_KSERVE}/v1beta1", "InferenceService", "inferenceservices"),
+    ),
+    ("llminferenceservice", "llminferenceservices", "llmisvc"): tuple(
+        Resource(f"{_KSERVE}/{version}", "LLMInferenceService", "llminferenceservices")
+        for version in ("v1alpha2", "v1alpha1")
+    ),
+}
+"""What a kind is called on the command line, with the versions in which an API server may have it."""
 
 
 class SourceError(Exception):
-    """There is no Deployment to read, in one line that says what to do."""
+    """There is no server to read, in one line that says what to do."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A Deployment, where it was read, and the Services of its namespace."""
+    """A server, where it was read, and the Services of its namespace."""
 
     place: str
-    deployment: Body
-    services: tuple[Body, ...]
+    workload: Workload
+    services: tuple[Body, ...] = ()
 
 
-def read_source(deployment: str | None, file: str | None, namespace: str | None, context: str | None) -> Source:
-    """Return the Deployment that the arguments name.
+def read_source(words: Sequence[str], file: str | None, namespace: str | None, context: str | None) -> Source:
+    """Return the server that the arguments name.
 
     Raises
     ------
     SourceError
         When they name none, or it cannot be read.
+    MigrationError
+        When it is described in a way that cannot be imported.
     """
-    name = None if deployment is None else _name(deployment)
+    if file is None and (len(words) > 1 or is_command_text(" ".join(words))):
+        return Source("the command line", read_words(words))
+    if len(words) > 1:
+        raise SourceError(f"{printable(' '.join(words))[:64]}: name one server of the file, KIND/NAME")
+    kind, name = _name(words[0]) if words else (None, None)
     if file is not None:
-        return _from_file(file, name, namespace)
+        return _from_file(file, kind, name, namespace)
     if name is None:
-        raise SourceError("deployment: nothing: name the Deployment, deployment/NAME, or a file with -f FILE")
-    return asyncio.run(_from_cluster(name, namespace, context))
+        raise SourceError(f"source: nothing: name deployment/NAME, or a file with -f FILE: a {READABLE}")
+    return asyncio.run(_from_cluster(kind or "Deployment", name, namespace, context))
 
 
-def _name(text: str) -> str:
-    kind, slash, name = text.rpartition("/")
-    if (slash and kind not in _FORMS) or not name:
-        raise SourceError(f"deployment: {text}: write deployment/NAME: only a Deployment can be imported")
-    return name
+def _name(text: str) -> tuple[str | None, str]:
+    """Return kind and name of what is written KIND/NAME or NAME."""
+    written, slash, name = text.rpartition("/")
+    kind = next((found[0].kind for forms, found in _RESOURCES.items() if written.partition(".")[0] in forms), None)
+    if not name or (slash and kind is None):
+        kinds = ", ".join(forms[0] for forms in _RESOURCES)
+        raise SourceError(f"source: {printable(text)[:64]}: write KIND/NAME; kinds that can be imported are {kinds}")
+    return kind, name
 
 
-def _from_file(file: str, name: str | None, namespace: str | None) -> Source:
+def _from_file(file: str, kind: str | None, name: str | None, namespace: str | None) -> Source:
     try:
-        found = read_objects(file)
+        text = read_text(file)
+        if is_command_text(text):
+            workload = read_command_text(text)
+            return Source(f"{place_of(file)} ({workload.kind})", workload)
+        found = objects_in(text, file)
     except DocumentError as error:
         raise SourceError(str(error)) from error
-    deployments = [each for each in found if each.body.get("kind") == "Deployment"]
-    wanted = [each for each in deployments if name in (None, each.name)]
+    for each in found:
+        if namespace and "kind" in each.body:
+            each.body["metadata"] = {**mapping(each.body, "metadata"), "namespace": namespace}
+    document, workload = _chosen(file, found, kind, name)
+    services = [each.body for each in found if each.kind == "Service"]
+    near = [each for each in services if mapping(each, "metadata").get("namespace") in (None, workload.namespace)]
+    return Source(f"{document.place} ({workload.kind} {workload.name})", workload, tuple(near))
+
+
+def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | None) -> tuple[Document, Workload]:
+    """Return the one server of a file that is meant: of several, the one that runs vLLM."""
+    bodies = [each.body for each in found]
+    servers = [(each, server) for each in found for server in read_workloads(each.body, bodies)]
+    wanted = [(each, server) for each, server in servers if name in (None, server.name) and kind in (None, server.kind)]
     if len(wanted) > 1:
-        names = ", ".join(f"deployment/{each.name}" for each in wanted)
-        raise SourceError(f"{file}: holds {names}: name the one to import")
-    if not wanted:
-        raise SourceError(_nothing(file, name, found, deployments))
-    (chosen,) = wanted
-    if namespace:
-        chosen.body["metadata"] = {**mapping(chosen.body, "metadata"), "namespace": namespace}
-    own = mapping(chosen.body, "metadata").get("namespace")
-    services = [each.body for each in found if each.body.get("kind") == "Service"]
-    near = [each for each in services if mapping(each, "metadata").get("namespace") in (None, own)]
-    return Source(f"{chosen.place} (Deployment {chosen.name})", chosen.body, tuple(near))
+        wanted = [(each, server) for each, server in wanted if runs_server(server)] or wanted
+    if len(wanted) > 1:
+        raise SourceError(f"{place_of(file)}: holds {_listed(server for _, server in wanted)}: name the one to import")
+    if wanted:
+        return wanted[0]
+    if servers:
+        asked = f"{kind.lower()}/{name}" if kind else str(name)
+        listed = _listed(server for _, server in servers)
+        raise SourceError(f"{place_of(file)}: holds no {printable(asked)} but {listed}: name one of these")
+    kinds = ", ".join(dict.fromkeys(printable(str(each.body.get("kind") or "nothing")) for each in found)) or "nothing"
+    raise SourceError(
+        f"{place_of(file)}: kind: {kinds[:96]}: holds nothing that can be imported, which is a {READABLE}"
+    )
 
 
-def _nothing(file: str, name: str | None, found: list[Document], deployments: list[Document]) -> str:
-    if name is not None and deployments:
-        names = ", ".join(f"deployment/{each.name}" for each in deployments)
-        return f"{file}: holds no deployment/{name} but {names}: name one of these"
-    kinds = ", ".join(dict.fromkeys(str(each.body.get("kind") or "nothing") for each in found)) or "nothing"
-    return f"{file}: kind: {kinds}: holds no Deployment: name another file"
+def _listed(servers: Iterable[Workload]) -> str:
+    return ", ".join(f"{each.kind.lower()}/{each.name}" if each.kind.isalpha() else each.name for each in servers)
 
 
-async def _from_cluster(name: str, namespace: str | None, context: str | None) -> Source:
+async def _from_cluster(kind: str, name: str, namespace: str | None, context: str | None) -> Source:
     # The Kubernetes client takes most of a second to load, which files need not wait for.
     from specdecode_operator.cluster.errors import ClusterError, ForbiddenError  # noqa: PLC0415
     from specdecode_operator.cluster.inspection import open_cluster  # noqa: PLC0415
-    from specdecode_operator.kube.resources import DEPLOYMENT, SERVICE  # noqa: PLC0415
 
+    resources = next(found for found in _RESOURCES.values() if found[0].kind == kind)
+    which = f"{kind.lower()}/{name}"
     try:
         async with open_cluster(context) as cluster:
             within = namespace or cluster.namespace
-            found = await cluster.get(DEPLOYMENT, within, name)
+            found, beside = None, list[Body]()
+            for resource in resources:
+                found = found or await cluster.get(resource, within, name)
             if found is None:
-                raise SourceError(
-                    f"deployment/{name}: is not in namespace {within}: name another, or its namespace with -n"
-                )
+                raise SourceError(f"{which}: is not in namespace {within}: name another, or its namespace with -n")
+            runtime = runtime_of(found) if kind == "InferenceService" else None
+            for resource in _RUNTIMES if runtime and not beside else ():
+                scope = within if resource.kind == "ServingRuntime" else None
+                beside += [
+                    {"kind": resource.kind, **each}
+                    for each in [await cluster.get(resource, scope, str(runtime))]
+                    if each
+                ]
             try:
                 services = await cluster.list(SERVICE, within)
             except ForbiddenError:
                 services = []
     except ClusterError as error:
         raise SourceError(str(error)) from error
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", **found}
-    return Source(f"deployment/{name} in namespace {within}", deployment, tuple(services))
+    (workload,) = read_workloads({"apiVersion": resources[0].api_version, "kind": kind, **found}, beside)
+    return Source(f"{which} in namespace {within}", workload, tuple(services))

@@ -29,7 +29,7 @@ def two_engines() -> dict[str, Any]:
 
 
 WRONG = {
-    "not a Deployment": ({**engine(), "kind": "StatefulSet"}, "kind: StatefulSet"),
+    "not a server": ({**engine(), "kind": "DaemonSet"}, "kind: DaemonSet: holds nothing that can be imported"),
     "no vLLM": (engine(image="nginx:1", command=["nginx"]), "spec.template.spec.containers: nginx:1: runs no vLLM"),
     "two engines": (two_engines(), "spec.template.spec.containers: vllm, other: run vLLM each"),
     "no containers": (with_pod(containers=[]), "spec.template.spec.containers: nothing: must be a list"),
@@ -166,8 +166,8 @@ def answered(body: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name the Deployment"),
-        (["statefulset/x"], "statefulset/x"),
+        ([], "name deployment/NAME"),
+        (["daemonset/x"], "daemonset/x: write KIND/NAME"),
         (["deployment/"], "deployment/"),
         (["-f", "nowhere.yaml"], "nowhere.yaml"),
         (["deployment/x", "--context", "nowhere"], "KUBECONFIG"),

@@ -1,0 +1,69 @@
+"""A command line or a start script: `vllm serve …` as text, or as the words of one command."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from specdecode_operator.migration.builder import MigrationError
+from specdecode_operator.migration.shell import ScriptError, read_script
+from specdecode_operator.migration.sources.docker_run import is_docker_run, read_docker_run
+from specdecode_operator.migration.sources.workload import Workload
+
+_STARTS: Final = re.compile(
+    r"^[ \t]*(?:(?:[A-Za-z_]\w*=\S*|sudo|exec|env|nohup|time)[ \t]+)*"
+    r"(?:(?:\S*/)?(?:docker|podman|nerdctl)[ \t]|(?:\S*/)?vllm[ \t]+serve\b|(?:\S*/)?python[\d.]*[ \t].*\bvllm\b)",
+    re.MULTILINE,
+)
+_OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services|servingEngineSpec)[ \t]*:|^\s*\{", re.MULTILINE)
+_PROMPT: Final = re.compile(r"^[ \t]*[$#][ \t]+(?=\S+[ \t])(?=(?:sudo |docker |podman |nerdctl |vllm ))", re.MULTILINE)
+
+
+def is_command_text(text: str) -> bool:
+    """Return whether a text is a command line or a script that starts vLLM, and no YAML."""
+    return _OBJECT.search(text) is None and _STARTS.search(_PROMPT.sub("", text)) is not None
+
+
+def read_command_text(text: str) -> Workload:
+    """Return the server that a command line or a script starts, in a container or not.
+
+    Raises
+    ------
+    MigrationError
+        When the script is more than plain commands, or starts several containers.
+    """
+    text = _PROMPT.sub("", text)
+    try:
+        commands = read_script(text, {})
+    except ScriptError as error:
+        raise MigrationError("command line", error.text, str(error)) from error
+    runs = [command for command in commands if is_docker_run(command.words)]
+    if len(runs) > 1:
+        raise MigrationError("command line", f"{len(runs)} containers", "import them one at a time")
+    if runs:
+        return read_docker_run(runs[0])
+    # What a pod would take for the name of a variable is the shell's here.
+    return _started_by(["bash", "-c", text.replace("$$", "$$$$")])
+
+
+def read_words(words: Sequence[str]) -> Workload:
+    """Return the server that the words of one command start.
+
+    Raises
+    ------
+    MigrationError
+        As `read_command_text`.
+    """
+    return read_command_text(shlex.join(words))
+
+
+def _started_by(command: list[str]) -> Workload:
+    container = {"name": "vllm", "command": command}
+    return Workload(
+        kind="command line",
+        name="",
+        pod={"containers": [container]},
+        where="command line",
+        says_gpus=False,
+        outside=True,
+    )

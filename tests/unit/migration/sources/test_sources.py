@@ -1,0 +1,528 @@
+"""What people have becomes the object that means the same: command lines, docker, compose, and kinds of others."""
+
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.cli.import_deployment.report import report_lines
+from specdecode_operator.migration.builder import MigrationError
+from specdecode_operator.migration.convert import Migration, migrate_workload
+from specdecode_operator.migration.sources.command_line import is_command_text, read_command_text, read_words
+from specdecode_operator.migration.sources.reading import KINDS, READABLE, read_workloads
+from tests.unit.cli.conftest import Specdecode, WriteObject
+from tests.unit.cli.old_deployments import LLAMA_8B, LLAMA_70B, engine
+from tests.unit.cli.test_import_problems import places
+
+DATA = Path(__file__).parent / "data"
+INVALID = 2
+QWEN = "Qwen/Qwen3-32B"
+HUB_TOKEN = "spec.models.hubTokenSecret"
+
+EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "serve.sh": (
+        {
+            "target": {"model": LLAMA_70B},
+            "speculation": {"method": "draft_model", "numSpeculativeTokens": 4, "draft": {"model": LLAMA_8B}},
+            "parallelism": {"tensor": 4},
+            "serving": {"maxModelLen": 16384, "memoryUtilizationPercent": 90, "servedModelNames": [LLAMA_70B]},
+            "engine": {"extraArgs": ["--enable-prefix-caching"], "env": [{"name": "NCCL_DEBUG", "value": "WARN"}]},
+        },
+        [],
+    ),
+    "docker-run.sh": (
+        {
+            "target": {"model": LLAMA_8B},
+            "parallelism": {"tensor": 2},
+            "serving": {"maxModelLen": 8192, "servedModelNames": ["chat"]},
+            "engine": {"env": [{"name": "NCCL_P2P_LEVEL", "value": "NVL"}]},
+        },
+        [HUB_TOKEN],
+    ),
+    "compose.yaml": (
+        {
+            "target": {"model": LLAMA_8B},
+            "speculation": {"method": "ngram", "numSpeculativeTokens": 3},
+            "parallelism": {"tensor": 2},
+            "serving": {"maxNumSeqs": 64, "servedModelNames": [LLAMA_8B]},
+            "replicas": 1,
+            "engine": {"version": "0.31", "env": [{"name": "VLLM_LOGGING_LEVEL", "value": "INFO"}]},
+        },
+        [HUB_TOKEN],
+    ),
+    "pod.yaml": (
+        {
+            "target": {"model": QWEN},
+            "parallelism": {"tensor": 2},
+            "serving": {"maxModelLen": 32768, "servedModelNames": [QWEN]},
+            "podTemplate": {"metadata": {"labels": {"owner": "ada"}}},
+        },
+        [],
+    ),
+    "stateful-set.yaml": (
+        {
+            "target": {"model": LLAMA_8B},
+            "parallelism": {"tensor": 1},
+            "serving": {"maxModelLen": 8192, "servedModelNames": [LLAMA_8B]},
+            "replicas": 3,
+        },
+        [],
+    ),
+    "leader-worker-set-ray.yaml": (
+        {
+            "target": {"model": LLAMA_70B},
+            "parallelism": {"tensor": 8, "pipeline": 2},
+            "serving": {"servedModelNames": [LLAMA_70B], "port": 8080},
+            "replicas": 2,
+            "models": {"hubTokenSecret": {"name": "hub", "key": "token"}},
+            "podTemplate": {"metadata": {"labels": {"role": "leader"}}},
+        },
+        [],
+    ),
+    "leader-worker-set.yaml": (
+        {
+            "target": {"model": LLAMA_70B},
+            "parallelism": {"tensor": 8, "pipeline": 2},
+            "serving": {"servedModelNames": [LLAMA_70B]},
+        },
+        [],
+    ),
+    "inference-service-runtime.yaml": (
+        {
+            "target": {"model": "llama-3.1-8b"},
+            "parallelism": {"tensor": 1},
+            "serving": {"maxModelLen": 8192, "servedModelNames": ["llama"], "port": 8080},
+            "replicas": 2,
+            "models": {"volume": {"persistentVolumeClaim": {"claimName": "model-store"}}},
+            "engine": {
+                "version": "0.32",
+                "image": "registry.example.com/vllm-openai:v0.32.1",
+                "env": [{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}],
+            },
+        },
+        [],
+    ),
+    "inference-service-huggingface.yaml": (
+        {
+            "target": {"model": LLAMA_8B},
+            "parallelism": {"tensor": 1},
+            "serving": {"maxModelLen": 4096, "servedModelNames": ["llama3"]},
+            "models": {"hubTokenSecret": {"name": "hf-secret", "key": "HF_TOKEN"}},
+        },
+        [],
+    ),
+    "inference-service-containers.yaml": (
+        {
+            "target": {"model": LLAMA_70B},
+            "parallelism": {"tensor": 2},
+            "accelerator": {"product": ["NVIDIA-H200"]},
+            "serving": {"servedModelNames": [LLAMA_70B], "port": 8080},
+        },
+        [],
+    ),
+    "llm-inference-service.yaml": (
+        {
+            "target": {"model": QWEN},
+            "speculation": {"method": "ngram", "numSpeculativeTokens": 3},
+            "parallelism": {"tensor": 2},
+            "serving": {"maxModelLen": 16384, "servedModelNames": [QWEN], "port": 8000},
+            "replicas": 2,
+        },
+        [],
+    ),
+    "production-stack.yaml": (
+        {
+            "target": {"model": LLAMA_8B},
+            "parallelism": {"tensor": 1},
+            "accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]},
+            "serving": {
+                "maxModelLen": 8192,
+                "maxNumBatchedTokens": 8192,
+                "dtype": "bfloat16",
+                "memoryUtilizationPercent": 80,
+                "servedModelNames": [LLAMA_8B],
+                "apiKeySecret": {"name": "clients", "key": "key"},
+                "port": 8000,
+            },
+            "replicas": 2,
+            "models": {
+                "cache": {"persistentVolumeClaim": {"claimName": "RELEASE-llama3-storage-claim"}},
+                "hubTokenSecret": {"name": "RELEASE-secrets", "key": "hf_token_llama3"},
+            },
+            "engine": {"extraArgs": ["--no-enable-chunked-prefill", "--enable-prefix-caching"]},
+        },
+        ["spec.models.cache.persistentVolumeClaim.claimName", f"{HUB_TOKEN}.name"],
+    ),
+}
+"""Of each file the spec, without what only a podTemplate holds of resources and placement, and the fields left open."""
+
+
+def test_every_file_is_expected() -> None:
+    assert sorted(EXPECTED) == sorted(path.name for path in DATA.iterdir())
+
+
+@pytest.mark.parametrize("file", EXPECTED)
+def test_what_people_have_becomes_the_object_that_means_the_same(specdecode: Specdecode, file: str) -> None:
+    spec, left_open = EXPECTED[file]
+    result = specdecode("import", "-f", DATA / file)
+    assert not isinstance(result.exception, Exception), result.exception
+    found = yaml.safe_load(result.stdout)["spec"]
+    if "podTemplate" not in spec:
+        found.pop("podTemplate", None)
+    assert found == spec
+    asked = [line.split(": ")[1] for line in result.stdout.splitlines() if line.startswith("# To be decided first")]
+    assert asked == left_open
+    assert result.exit_code == (INVALID if left_open else 0)
+    assert "sk-not-for-your-eyes" not in result.output
+
+
+@pytest.mark.parametrize("file", [file for file, (_, left_open) in EXPECTED.items() if not left_open])
+def test_what_is_complete_can_be_planned(specdecode: Specdecode, write: WriteObject, file: str) -> None:
+    printed = specdecode("import", "-f", DATA / file).stdout
+    config = ["--model-config", f"llama-3.1-8b={write('c.json', '{}')}"] if "llama-3.1-8b" in printed else []
+    if not config:
+        planned = specdecode("plan", "-f", write("object.yaml", printed))
+        assert planned.exit_code in (0, 4), planned.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "ends"),
+    [
+        ("docker-run.sh", "docker stop llama-chat"),
+        ("compose.yaml", "docker compose stop vllm"),
+        ("pod.yaml", "kubectl delete pod/try-qwen -n lab"),
+        ("stateful-set.yaml", "kubectl scale statefulset/llama --replicas=0 -n chat"),
+        ("leader-worker-set.yaml", "kubectl scale leaderworkerset/wide --replicas=0 -n chat"),
+        ("inference-service-runtime.yaml", "kubectl delete inferenceservice/llama -n llm"),
+        ("llm-inference-service.yaml", "kubectl delete llminferenceservice/qwen3-32b -n llm"),
+        ("production-stack.yaml", "kubectl scale deployment/RELEASE-llama3-deployment-vllm --replicas=0"),
+    ],
+)
+def test_the_last_steps_end_what_ran_before(specdecode: Specdecode, file: str, ends: str) -> None:
+    assert ends in specdecode("import", "-f", DATA / file).stderr
+
+
+def test_the_words_of_a_command_are_read_behind_two_dashes(specdecode: Specdecode) -> None:
+    result = specdecode("import", "--", "vllm", "serve", LLAMA_8B, "--max-num-seqs", "64", "--api-key", "sk-secret")
+    body = yaml.safe_load(result.stdout)
+    assert body["metadata"] == {"name": "llama-3-1-8b-instruct"}
+    assert body["spec"]["serving"] == {"maxNumSeqs": 64, "servedModelNames": [LLAMA_8B]}
+    assert "spec.serving.apiKeySecret" in result.stderr
+    assert "sk-secret" not in result.output
+
+
+def test_a_command_line_is_read_from_standard_input(specdecode: Specdecode) -> None:
+    result = specdecode("import", "-f", "-", stdin=f"$ vllm serve {LLAMA_8B} \\\n    -tp 2\n")
+    assert (result.exit_code, yaml.safe_load(result.stdout)["spec"]["parallelism"]) == (0, {"tensor": 2})
+
+
+def spec_of(*words: str) -> dict[str, Any]:
+    """The spec of a command line that leaves nothing open."""
+    migration = migrate_workload(read_words(words))
+    assert not migration.decisions, migration.decisions
+    spec: dict[str, Any] = migration.body["spec"]
+    return spec
+
+
+def left_open(*words: str) -> str:
+    return "; ".join(map(str, migrate_workload(read_words(words)).decisions))
+
+
+RUN = ("docker", "run", "--rm", "-it", "--gpus=all")
+IMAGE = "vllm/vllm-openai:v0.32.0"
+
+
+def test_short_options_stand_together_or_with_their_values() -> None:
+    spec = spec_of(
+        "sudo", "docker", "run", "-dit", "-p8000:8000", "-eA=1", "-e", "B=$x", "--gpus", "2", IMAGE, LLAMA_8B
+    )
+    assert spec["engine"]["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$x"}]
+    assert spec["target"]["model"] == LLAMA_8B
+
+
+def test_an_entrypoint_comes_before_the_command() -> None:
+    spec = spec_of(
+        *RUN, "--entrypoint", "python3", IMAGE, "-m", "vllm.entrypoints.openai.api_server", "--model", LLAMA_8B
+    )
+    assert spec["target"]["model"] == LLAMA_8B
+
+
+def test_memory_and_cores_go_to_the_pod() -> None:
+    spec = spec_of(*RUN, "-m", "64g", "--cpus=8", "--user", "1000:100", IMAGE, LLAMA_8B)
+    (container,) = spec["podTemplate"]["spec"]["containers"]
+    assert container["resources"] == {"limits": {"memory": "64Gi", "cpu": "8"}}
+    assert container["securityContext"] == {"runAsUser": 1000, "runAsGroup": 100}
+
+
+def test_gpus_that_are_left_idle_are_told() -> None:
+    migration = migrate_workload(read_words(["docker", "run", "--gpus", '"device=0,1,2,3"', IMAGE, LLAMA_8B, "-tp=2"]))
+    assert any(each.name == "resources nvidia.com/gpu 4" for each in migration.settings)
+
+
+def test_a_server_without_gpus_is_told_by_its_variables() -> None:
+    words = [
+        *("docker", "run", "--cpus", "16", "--memory=64g", "-e", "VLLM_CPU_KVCACHE_SPACE=8"),
+        *("my.io/vllm-cpu:v0.32.0", LLAMA_8B),
+    ]
+    assert spec_of(*words)["accelerator"] == {"type": "CPU", "cpuCores": 16, "memoryGiB": 64, "kvCacheGiB": 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-v", "/data/llama:/m/llama"], "spec.models.volume: /data: is of the machine that runs it"),
+        (["--mount", "type=bind,source=/data,target=/m"], "spec.models.volume: /data: "),
+        (["-v", "weights:/m"], "spec.models.volume: /var/lib/docker/volumes/weights/_data: "),
+    ],
+)
+def test_a_folder_of_the_machine_is_none_of_a_node(options: list[str], words: str) -> None:
+    assert words in left_open(*RUN, *options, IMAGE, "--model", "/m/llama")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--privileged"], "spec.podTemplate: --privileged"),
+        (["--cap-add", "SYS_ADMIN"], "spec.podTemplate: --cap-add"),
+        (["--device=/dev/fuse"], "spec.podTemplate: --device"),
+        (["--env-file", "prod.env"], "--env-file prod.env"),
+        (["-e", "MODE"], "spec.engine.env: MODE: has its value only on the machine"),
+        (["-e", "HF_TOKEN"], HUB_TOKEN),
+        (["-e", "HF_TOKEN=hf_secret"], HUB_TOKEN),
+        (["--user", "ada"], "--user ada"),
+        (["--made-up", "1"], "spec.podTemplate: --made-up"),
+    ],
+)
+def test_what_a_pod_of_the_operator_has_not_is_a_decision(options: list[str], words: str) -> None:
+    said = left_open(*RUN, *options, IMAGE, LLAMA_8B)
+    assert words in said
+    assert "hf_secret" not in said
+
+
+def compose(**service: Any) -> dict[str, Any]:
+    return {"services": {"llm": {"image": IMAGE, "gpus": "all", "command": [LLAMA_8B], **service}}}
+
+
+def of_compose(**service: Any) -> Migration:
+    (workload,) = read_workloads(compose(**service))
+    return migrate_workload(workload)
+
+
+def test_compose_counts_devices_by_id() -> None:
+    device = {"driver": "nvidia", "device_ids": ["0", "3"], "capabilities": ["gpu"]}
+    deploy = {"resources": {"reservations": {"devices": [device]}, "limits": {"memory": "32g", "cpus": "4"}}}
+    migration = of_compose(deploy=deploy)
+    assert any(each.name == "resources nvidia.com/gpu 2" for each in migration.settings)
+    (container,) = migration.body["spec"]["podTemplate"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "4", "memory": "32Gi"}
+
+
+@pytest.mark.parametrize(
+    ("service", "words"),
+    [
+        ({"env_file": ".env"}, "services.llm.env_file: is not read here: docker compose config"),
+        ({"secrets": ["token"]}, "services.llm.secrets"),
+        ({"cap_add": ["ALL"]}, "services.llm.cap_add"),
+        ({"environment": {"MODE": "${MODE}"}}, "spec.engine.env: MODE"),
+        ({"environment": ["MODE"]}, "spec.engine.env: MODE"),
+        ({"environment": {"HF_TOKEN": "hf_secret"}}, HUB_TOKEN),
+        ({"gpus": [{"driver": "amd"}]}, "services.llm.deploy.resources: amd"),
+        ({"user": "ada"}, "services.llm.user"),
+        ({"volumes": ["./models:/m"], "command": ["/m/llama"]}, "spec.models.volume"),
+    ],
+)
+def test_what_compose_alone_knows_is_a_decision(service: dict[str, Any], words: str) -> None:
+    said = "; ".join(map(str, of_compose(**service).decisions))
+    assert words in said
+    assert "hf_secret" not in said
+
+
+def test_one_service_of_several_is_chosen_by_name(specdecode: Specdecode, write: WriteObject) -> None:
+    body = compose()
+    body["services"]["big"] = {**body["services"]["llm"], "command": [LLAMA_70B, "-tp", "2"]}
+    file = write("compose.yaml", body)
+    assert "holds big, llm: name the one to import" in specdecode("import", "-f", file).stderr
+    result = specdecode("import", "big", "-f", file)
+    assert yaml.safe_load(result.stdout)["spec"]["target"]["model"] == LLAMA_70B
+
+
+def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: WriteObject) -> None:
+    router = engine(image="lmcache/lmstack-router:v1", command=None, args=["--routing-logic", "session"])
+    router["metadata"]["name"] = "router"
+    result = specdecode("import", "-f", write("all.yaml", router, engine()))
+    assert (result.exit_code, yaml.safe_load(result.stdout)["metadata"]["name"]) == (0, "old-sdd")
+
+
+def inference_service(predictor: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "llama"},
+        "spec": {"predictor": predictor},
+    }
+
+
+GPU = {"limits": {"nvidia.com/gpu": "1"}}
+HUGGINGFACE = {"modelFormat": {"name": "huggingface"}, "args": [f"--model_id={LLAMA_8B}"], "resources": GPU}
+LLM = {
+    "apiVersion": "serving.kserve.io/v1alpha1",
+    "kind": "LLMInferenceService",
+    "metadata": {"name": "llama"},
+    "spec": {"model": {"uri": f"hf://{LLAMA_8B}"}, "template": {"containers": [{"name": "main", "resources": GPU}]}},
+}
+STACK = {"name": "m", "repository": "vllm/vllm-openai", "tag": "v0.32.0", "modelURL": LLAMA_8B, "requestGPU": 1}
+
+
+def stack(**model: Any) -> dict[str, Any]:
+    return {"servingEngineSpec": {"modelSpec": [{**STACK, **model}]}}
+
+
+def llm(**spec: Any) -> dict[str, Any]:
+    return {**LLM, "spec": {**LLM["spec"], **spec}}  # type: ignore[dict-item]
+
+
+def claiming() -> dict[str, Any]:
+    """A StatefulSet whose model lies on a claim of each pod's own."""
+    body = engine("/m/llama", volumeMounts=[{"name": "m", "mountPath": "/m"}])
+    body["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "m"}}]
+    return {**body, "kind": "StatefulSet"}
+
+
+OPEN = {
+    "a runtime that is elsewhere": (
+        inference_service({"model": {**HUGGINGFACE, "runtime": "ours"}}),
+        "spec.predictor.model.runtime: ours: is not beside it",
+    ),
+    "an autoscaler": (
+        inference_service({"model": HUGGINGFACE, "minReplicas": 1, "maxReplicas": 5}),
+        "spec.replicas: minReplicas 1, maxReplicas 5",
+    ),
+    "a canary": (
+        inference_service({"model": HUGGINGFACE, "canaryTrafficPercent": 10}),
+        "spec.predictor.canaryTrafficPercent",
+    ),
+    "workers": (inference_service({"model": HUGGINGFACE, "workerSpec": {"size": 2}}), "spec.predictor.workerSpec"),
+    "a bucket": (
+        inference_service({"model": {**HUGGINGFACE, "args": [], "storageUri": "s3://bucket/llama?sig=sk-secret"}}),
+        "spec.target.model: s3://bucket/llama: lies at an address",
+    ),
+    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: no field of the object means it"),
+    "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
+    "adapters": (llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}), "spec.model.lora"),
+    "workers of data": (llm(worker={"containers": [{}]}, parallelism={"data": 2}), "spec.worker: is set"),
+    "LMCache": (stack(lmcacheConfig={"enabled": True}), "modelSpec[0].lmcacheConfig: enabled: helm template"),
+    "Ray": (stack(raySpec={"headNode": {}}), "servingEngineSpec.modelSpec[0].raySpec"),
+    "autoscaling by KEDA": (stack(keda={"enabled": True}), "servingEngineSpec.modelSpec[0].keda"),
+    "a setting that came later": (stack(vllmConfig={"newest": 1}), "vllmConfig.newest"),
+    "a Secret as variables": (stack(envFromSecret={"name": "s3"}), "envFromSecret: s3"),
+    "a claim for each pod": (claiming(), "spec.models: volumeClaimTemplates m"),
+}
+
+
+@pytest.mark.parametrize(("body", "words"), OPEN.values(), ids=OPEN)
+def test_what_cannot_be_carried_is_named(
+    specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
+) -> None:
+    result = specdecode("import", "-f", write("f.yaml", body))
+    assert result.exit_code == INVALID
+    assert words in " ".join(result.stderr.split())
+    assert "sk-secret" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kind: CronJob\n", "holds nothing that can be imported"),
+        ("a: 1\n", READABLE),
+        ("[]", "kind: nothing"),
+        ("docker run --gpus all\n", "names no image"),
+        (f"docker run {IMAGE} a\ndocker run {IMAGE} b\n", "2 containers: import them one at a time"),
+        (
+            f"docker run --gpus all {IMAGE} --model $MODEL --api-key sk-secret$X\n",
+            "MODEL, X: are filled in where it runs",
+        ),
+        ("vllm serve $(cat model)\n", "a substitution"),
+        ("services: {llm: {image: 'vllm/vllm-openai:${TAG:-latest}', command: [x]}}\n", "services.llm.image: ${TAG}"),
+        (
+            "services: {llm: {image: vllm/vllm-openai, command: 'x \"'}}\n",
+            "services.llm.command: the text: holds an open",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_what_can(
+    specdecode: Specdecode, write: WriteObject, text: str, words: str
+) -> None:
+    result = specdecode("import", "-f", write("f.yaml", text))
+    assert (result.exit_code, result.stdout) == (INVALID, "")
+    assert result.stderr.startswith("error: ")
+    assert words in " ".join(result.stderr.split())
+    assert "sk-secret" not in result.stderr
+
+
+def test_all_kinds_are_in_the_words_of_what_can_be_read() -> None:
+    assert all(kind in READABLE for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_command"),
+    [
+        ("vllm serve x", True),
+        ("# start\nA=1 exec /opt/bin/vllm serve x", True),
+        ("#!/bin/sh\npython3 -m vllm.entrypoints.openai.api_server --model x", True),
+        ("podman run --rm x", True),
+        ("kind: Deployment\nspec: |\n  vllm serve x", False),
+        ('{"kind": "Pod"}', False),
+        ("services:\n  a: {command: |\n  vllm serve x\n}", False),
+        ("nothing of the kind", False),
+    ],
+)
+def test_a_command_line_is_told_from_yaml(text: str, *, is_command: bool) -> None:
+    assert is_command_text(text) == is_command
+
+
+def test_a_script_in_a_file_keeps_its_variables() -> None:
+    migration = migrate_workload(read_command_text(f"M={LLAMA_8B}\nvllm serve $M --seed 7 # $OTHER\n"))
+    assert migration.body["spec"]["engine"]["extraArgs"] == ["--seed", "7"]
+
+
+def answered(body: Any, others: list[Any]) -> bool:
+    """Whether an import ends with a report, or with an error that names field, value and fix."""
+    try:
+        for workload in read_workloads(body, others):
+            assert report_lines(migrate_workload(workload), "x")
+    except MigrationError as error:
+        return str(error).count(": ") > 1
+    return True
+
+
+@pytest.mark.parametrize("odd", [None, 7, "x", [], ["a"], {}, {"a": None}], ids=str)
+@pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
+def test_no_broken_object_is_answered_with_a_traceback(file: Path, odd: Any) -> None:
+    documents = list(yaml.safe_load_all(file.read_text()))
+    for index, whole in enumerate(documents):
+        for path in places(whole):
+            broken = deepcopy(documents)
+            *parents, last = path
+            reduce(getitem, parents, broken[index])[last] = odd
+            for each in broken:
+                assert answered(each, broken), path
+
+
+@pytest.mark.parametrize(
+    "tail", ["", " -e", " --gpus", " -v", " --env-file=", " -v :", " --mount x", " -", " -z9 x", " --", " '' ''"]
+)
+def test_no_cut_command_line_is_answered_with_a_traceback(tail: str) -> None:
+    for text in (f"docker run --name a{tail}", f"docker run{tail} {IMAGE} {LLAMA_8B}", f"vllm serve {LLAMA_8B}{tail}"):
+        assert answers(text), text
+
+
+def answers(text: str) -> bool:
+    """Whether a command line is imported, or refused with field, value and fix."""
+    try:
+        return bool(migrate_workload(read_command_text(text)).body)
+    except MigrationError as error:
+        return str(error).count(": ") > 1
