@@ -112,7 +112,7 @@ def test_a_deployment_without_its_gpus_is_ready_and_says_why() -> None:
 
 @pytest.mark.parametrize(("spec", "what"), [(tiny_cpu(), "place"), (None, "GPUs")])
 def test_nobody_speaks_of_gpus_where_there_are_none(spec: Body | None, what: str) -> None:
-    owner = read_parent(parent(spec or pair_70b()), preempted_by="demo")
+    owner = read_parent(parent(spec or pair_70b(parallelism={"tensor": 4})), preempted_by="demo")
     desired = desired_state(owner, () if spec else FOUR_H100)
     status = compose_status(owner, desired, Observation(deployment(replicas=0, updated=0, available=0)), NOW)
     (found,) = (each for each in status.conditions if each.type == "Ready")
