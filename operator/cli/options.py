@@ -1,12 +1,12 @@
 """Options, exit codes and errors that several commands share."""
 
-import re
+import sys
 from enum import IntEnum, StrEnum
 from typing import Annotated, Final, NoReturn
 
 import typer
 
-from specdecode_operator.cli import offered
+from specdecode_operator.cli import offered, terminal
 from specdecode_operator.problems import printable
 
 CALIBRATION_HELP: Final = (
@@ -21,9 +21,6 @@ HubOption = Annotated[
         " weights, kept in a cache. Honours HF_ENDPOINT and HF_TOKEN.",
     ),
 ]
-
-_OWN_STYLES: Final = re.compile("(\x1b\\[(?:0|1|3[123])m)")
-"""Bold and the colours of verdicts: no others pass."""
 
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 
@@ -109,14 +106,14 @@ class TextOrJson(StrEnum):
     JSON = "json"
 
 
-def say(text: object, *, err: bool = False, nl: bool = True) -> None:
-    """Print lines for people: what others wrote in them is shown, whatever a terminal would make of it."""
-    lines = str(text).split("\n")
-    typer.echo("\n".join("".join(map(_without_effect, _OWN_STYLES.split(line))) for line in lines), err=err, nl=nl)
+def say(text: object, *, err: bool = False, nl: bool = True, verdicts: bool = False) -> None:
+    """Print lines for people: what others wrote in them is shown, whatever a terminal would make of it.
 
-
-def _without_effect(part: str) -> str:
-    return part if _OWN_STYLES.fullmatch(part) else printable(part)
+    ``verdicts`` are shown in colour where the reader wants colours.
+    """
+    lines = "\n".join(map(printable, str(text).split("\n")))
+    in_colour = verdicts and terminal.wants_colour(sys.stderr if err else sys.stdout)
+    typer.echo(terminal.coloured(lines) if in_colour else lines, err=err, nl=nl, color=in_colour)
 
 
 def fail(message: object) -> NoReturn:

@@ -10,6 +10,7 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, fail, say
+from specdecode_operator.cli.terminal import line_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -152,10 +153,12 @@ def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
 def _print_text(result: "Answers", *, matrix: bool) -> None:
     from specdecode_operator.cli.plan.text import plan_text, summary_lines  # noqa: PLC0415
 
+    width = line_width()
     if matrix or len(result.answers) == 1:
-        say("\n\n".join(plan_text(each, matrix=matrix) for each in result.answers), nl=bool(result.answers))
+        texts = (plan_text(each, matrix=matrix, width=width) for each in result.answers)
+        say("\n\n".join(texts), nl=bool(result.answers), verdicts=True)
     elif result.answers:
-        say("\n".join(summary_lines(result.answers)))
+        say("\n".join(summary_lines(result.answers)), verdicts=True)
 
 
 def _print_data(result: "Answers", output: Output) -> None:

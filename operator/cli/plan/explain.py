@@ -6,6 +6,7 @@ import typer
 
 from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, say
 from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
+from specdecode_operator.cli.terminal import line_width
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.plan.answers import Answers
@@ -42,4 +43,6 @@ def explain_command(  # noqa: PLR0913  each is an option
 def _print(result: "Answers") -> None:
     from specdecode_operator.cli.plan.explain_text import explain_text  # noqa: PLC0415
 
-    say("\n\n".join(map(explain_text, result.answers)), nl=bool(result.answers))
+    width = line_width()
+    texts = (explain_text(each, width) for each in result.answers)
+    say("\n\n".join(texts), nl=bool(result.answers), verdicts=True)

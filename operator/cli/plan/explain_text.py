@@ -3,6 +3,7 @@
 from specdecode_operator.cli.plan.answers import Answer, Candidate
 from specdecode_operator.cli.plan.tables import aligned
 from specdecode_operator.cli.plan.text import gib, heading, plan_text
+from specdecode_operator.cli.terminal import folded
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.kv.capacity import request_blocks
 from specdecode_operator.sizing.memory.budget import tightest_grouping
@@ -15,11 +16,11 @@ from specdecode_operator.sizing.memory.explain import (
 )
 
 
-def explain_text(answer: Answer) -> str:
+def explain_text(answer: Answer, width: int | None = None) -> str:
     """Return what `explain` prints for one object: the budget of the chosen candidate, and what its KV cache holds."""
     facts = answer.facts
     if facts is None or not answer.candidates:
-        return plan_text(answer, matrix=False)
+        return plan_text(answer, matrix=False, width=width)
     chosen = answer.candidates[0]
     unit = "per GPU"
     if facts.on_cpu:
@@ -27,22 +28,23 @@ def explain_text(answer: Answer) -> str:
     counted = _cpu_terms(facts, chosen) if facts.on_cpu else _gpu_terms(facts, chosen)
     verdict = _verdict_terms(facts, chosen)
     figures = capacity_figures(facts.pair, chosen.split, chosen.budget)
+    results = [(figure.name, figure.formula, f"= {figure.result}") for figure in figures]
     return "\n".join(
         [
-            heading(answer, facts),
+            *folded(heading(answer, facts), width),
             "",
             f"Memory {unit} on {chosen.label}:",
-            *_table(counted),
+            *_table(counted, width),
             "",
             "What the KV cache holds:",
-            *aligned([(figure.name, figure.formula, f"= {figure.result}") for figure in figures], left=2),
+            *aligned(results, left=2, width=width, foldable=(1,)),
             "",
             "Verdict:",
-            *_table(verdict),
-            f"  {answer.verdict}: {answer.explanation}",
+            *_table(verdict, width),
+            *folded(f"  {answer.verdict}: {answer.explanation}", width),
             "",
             "Sources:",
-            *_sources([*counted, *verdict]),
+            *_sources([*counted, *verdict], width),
         ]
     )
 
@@ -95,15 +97,17 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     ]
 
 
-def _table(terms: list[Term]) -> list[str]:
+def _table(terms: list[Term], width: int | None) -> list[str]:
     rows = [(term.name, term.formula, f"{term.size_bytes:,}", gib(term.size_bytes)) for term in terms]
-    return aligned([("term", "formula", "= bytes", "GiB"), *rows], left=2)
+    return aligned([("term", "formula", "= bytes", "GiB"), *rows], left=2, width=width, foldable=(0, 1))
 
 
-def _sources(terms: list[Term]) -> list[str]:
+def _sources(terms: list[Term], width: int | None) -> list[str]:
     """Return one line a source: where it is, and the terms that follow from it."""
     by_source: dict[str, list[str]] = {}
     for term in terms:
         if term.source:
             by_source.setdefault(term.source, []).append(term.name.lstrip("-+ "))
-    return aligned([(source, "; ".join(names)) for source, names in by_source.items()], left=2)
+    return aligned(
+        [(source, "; ".join(names)) for source, names in by_source.items()], left=2, width=width, foldable=(0, 1)
+    )

@@ -5,11 +5,13 @@ from typing import Final
 
 from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, Answer, Candidate
 from specdecode_operator.cli.plan.tables import aligned
+from specdecode_operator.cli.terminal import folded
 from specdecode_operator.deployment.spec.checkpoints import short_name
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.explanations import calibration_phrase
+from specdecode_operator.sizing.choice.explanations import calibration_phrase, capacity_phrase
 from specdecode_operator.sizing.choice.node_placement import place_phrase
+from specdecode_operator.sizing.choice.plan import NO_CHANGE_HELPS, least_change
 from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.choice.ranking import best_places
 from specdecode_operator.sizing.memory.budget import Budget
@@ -21,22 +23,24 @@ _ON_GPU: Final = ("GiB per GPU", "budget ({percent} %)", "state, activation, gra
 _ON_CPU: Final = ("GiB per replica", "memory needed", "engine", "KV cache")
 
 
-def plan_text(answer: Answer, *, matrix: bool) -> str:
-    """Return what `plan` prints for one object."""
+def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
+    """Return what `plan` prints for one object; sentences are folded where lines may only be so wide."""
     facts = answer.facts
     if facts is None:
         what = "is invalid" if not answer.unknown else "names models that are unknown here"
         lines = [f"{answer.document.name} {what} ({answer.document.place}):"]
         return "\n".join([*lines, *(f"  {problem}" for problem in answer.problems)])
-    parts = [[heading(answer, facts)]]
+    parts = [folded(heading(answer, facts), width)]
     if not answer.candidates:
-        parts.append([f"{answer.verdict}: {answer.explanation}"])
+        parts.append(folded(f"{answer.verdict}: {answer.explanation}", width))
     elif matrix:
         parts.append(_matrix(answer.matrix))
         if answer.precisions:
             parts.append(_precisions(_shown(answer, facts)))
     else:
         parts.append(_table(answer.candidates, facts))
+    if answer.candidates:
+        parts[0] += folded(_conclusion(facts, answer.candidates[0]), width)
     remarks = [] if facts.on_cpu else _unconfirmed(answer.candidates, facts)
     remarks += [line for candidate in answer.candidates for line in _what_to_change(candidate)]
     remarks += [f"{candidate.label}: {phrase}" for candidate, phrase in _corrected(answer.candidates)]
@@ -46,8 +50,24 @@ def plan_text(answer: Answer, *, matrix: bool) -> str:
     if answer.verdict == "Tight":
         remarks.append(answer.explanation)
     if remarks:
-        parts.append(remarks)
+        parts.append([line for remark in remarks for line in _folded_remark(remark, width)])
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _conclusion(facts: Facts, chosen: Candidate) -> str:
+    """Return the answer in a line: where it runs and what that holds, or what helps."""
+    capacity = capacity_phrase(chosen.budget, facts.pair.limits.max_model_len)
+    if chosen.verdict == FITS:
+        return f"Runs on {chosen.label}: {capacity}"
+    if chosen.verdict != DOES_NOT_FIT:
+        return f"Runs on {chosen.label}, but tight: {capacity}"
+    least = least_change(chosen.fixes)
+    return f"Does not fit on {chosen.label}; {f'least change: {least.change}' if least else NO_CHANGE_HELPS}"
+
+
+def _folded_remark(remark: str, width: int | None) -> list[str]:
+    """Return a sentence as lines; rows of a table stay as they are."""
+    return [remark] if remark.startswith(" ") else folded(remark, width)
 
 
 def summary_lines(answers: Sequence[Answer]) -> list[str]:
@@ -187,6 +207,6 @@ def _what_to_change(candidate: Candidate) -> list[str]:
     # The plan's sentence goes on with its fixes, which are listed here.
     reason = candidate.explanation.partition("; ")[0]
     if not candidate.fixes:
-        return [f"{reason}. No single change and no two settings make it fit."]
+        return [f"{reason}; {NO_CHANGE_HELPS}"]
     rows = [(fix.change, f"-> {fix.effect}") for fix in candidate.fixes]
     return [f"{reason}. Least change first:", *aligned(rows, left=2)]

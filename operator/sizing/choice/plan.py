@@ -1,6 +1,6 @@
 """The plan: where a pair runs, why, and what to change when it does not fit."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,6 +19,8 @@ from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
 from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.vocabulary import Precision
+
+NO_CHANGE_HELPS: Final = "no single change and no two settings make it fit"
 
 CPU_PRODUCT: Final = "CPU"
 """What a row calls its product where there is no GPU."""
@@ -100,13 +102,18 @@ def plan_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int 
     return _plan(rows, fixes, cpu_sentence(budget, pair.limits, tensor))
 
 
+def least_change(fixes: Sequence[Fix]) -> Fix | None:
+    """Return the smallest change that fits, or else the smallest that is tight."""
+    return next((fix for fix in fixes if fix.verdict is Verdict.FITS), fixes[0] if fixes else None)
+
+
 def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
     verdict = rows[0].budget.verdict
-    if fixes:
-        least = next((fix for fix in fixes if fix.verdict is Verdict.FITS), fixes[0])
+    least = least_change(fixes)
+    if least is not None:
         sentence += f"; least change: {least.sentence}"
     elif verdict is Verdict.DOES_NOT_FIT:
-        sentence += "; no single change and no two settings make it fit"
+        sentence += f"; {NO_CHANGE_HELPS}"
     return Plan(verdict, rows[0], rows, fixes, sentence)
 
 

@@ -1,0 +1,43 @@
+"""What a terminal is given: verdicts in colour, and lines that it has room for."""
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from typing import Final, TextIO
+
+_COLOURS: Final = {"Fits": 32, "Tight": 33, "Unknown": 33, "DoesNotFit": 31, "Invalid": 31}
+"""Green, yellow and red of ECMA-48, as the terminal's owner has chosen them."""
+
+_VERDICT: Final = re.compile(rf"(?<![\w.-])({'|'.join(_COLOURS)})(?![\w-])")
+
+
+def coloured(text: str) -> str:
+    """Return a text with its verdicts in colour."""
+    return _VERDICT.sub(lambda found: f"\x1b[{_COLOURS[found[1]]}m{found[1]}\x1b[0m", text)
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether a stream shows colours and its reader wants them (no-color.org, force-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def line_width() -> int | None:
+    """Return how wide lines may be; None where no terminal shows them and COLUMNS does not say."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def folded(line: str, width: int | None) -> list[str]:
+    """Return a sentence as lines; those after the first are indented two further."""
+    if width is None or len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
