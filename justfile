@@ -171,6 +171,11 @@ docs: setup
 golden: setup
     @{{ python }} -m tests.support.golden
 
+# Build the wheel into dist/, with the pinned build tools; what `uv tool install` and `pipx install` take
+[group('maintenance')]
+wheel:
+    {{ uv }} build --quiet --wheel --out-dir dist --build-constraints requirements/build.txt --require-hashes .
+
 # Write requirements/*.txt anew from pyproject.toml (--upgrade for newer versions)
 [group('maintenance')]
 pins *arguments:
