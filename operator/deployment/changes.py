@@ -6,6 +6,7 @@ the same strategy.
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.api.base import Body
@@ -14,6 +15,8 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
+from specdecode_operator.deployment.pods.group_history import GroupHistory
+from specdecode_operator.deployment.pods.rejected_pods import rests, running_pods
 from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.drift import identity
@@ -54,6 +57,45 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
     if not is_guarded:
         return workload
     return with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _ENDS_NOTHING}})
+
+
+def resting(
+    desired: DesiredState, live: Body | None, pods: list[Body], groups: GroupHistory, now_s: float
+) -> DesiredState:
+    """Return the desired state with no more engines than there are while nodes refuse their pods.
+
+    Parameters
+    ----------
+    desired
+        What should exist.
+    live
+        The live workload of the wanted kind.
+    pods
+        The pods of its template.
+    groups
+        What was seen of engines on several nodes.
+    now_s
+        The time in seconds since 1970.
+    """
+    workload = desired.workload
+    if (
+        workload is None
+        or live is None
+        or template_hash(serving_template(workload)) != template_hash(serving_template(live))
+    ):
+        return desired
+    running = running_pods(pods)
+    if workload["kind"] == DEPLOYMENT.kind:
+        holds = rests(pods, now_s)
+    else:
+        # Fewer groups are those with the lowest numbers, whichever serve.
+        holds = groups.rests(now_s) and not live.get("status", {}).get("readyReplicas")
+        running = 0
+    replicas = min(running, workload["spec"]["replicas"])
+    if not holds or replicas == workload["spec"]["replicas"]:
+        return desired
+    held = with_new_hash({**workload, "spec": {**workload["spec"], "replicas": replicas}})
+    return replace(desired, children=[held if child is workload else child for child in desired.children])
 
 
 def workloads_to_scale(parent: Parent, desired: DesiredState, live: Collection[Body]) -> list[tuple[Body, int]]:

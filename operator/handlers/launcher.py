@@ -1,5 +1,6 @@
 """Writes to the cluster what is desired for one SpecDecodeDeployment."""
 
+import time
 from collections.abc import Mapping
 
 from specdecode_operator.api.base import Body
@@ -8,10 +9,17 @@ from specdecode_operator.cluster.cache import Cache, is_model_facts
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import InvalidObjectError
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.changes import objects_to_apply, objects_to_delete, workloads_to_scale
+from specdecode_operator.deployment.changes import (
+    objects_to_apply,
+    objects_to_delete,
+    resting,
+    workloads_to_scale,
+)
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
+from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, Inventory
 from specdecode_operator.kube.drift import Identity, identity
@@ -42,8 +50,10 @@ class Launcher:
         """Children of this very object, by kind and name."""
         return self._inventory.owned(parent.key, parent.uid)
 
-    async def carry_out(self, parent: Parent, desired: DesiredState) -> None:
+    async def carry_out(self, parent: Parent, desired: DesiredState, groups: GroupHistory = UNSEEN) -> None:
         """Apply what is missing or drifted; remove what is no longer wanted.
+
+        ``groups`` is what was seen of engines on several nodes.
 
         Raises
         ------
@@ -53,6 +63,8 @@ class Launcher:
             When the API server refuses or cannot be reached.
         """
         owned = self.owned(parent)
+        live, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
+        desired = resting(desired, live, current_pods(pods, live), groups, time.time())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         # All names are checked before the first write, so that nothing is half-created.
         await self._inventory.check_names(parent.key, parent.uid, children, owned)

@@ -27,7 +27,7 @@ from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.plan.status import plan_change
 from specdecode_operator.deployment.pods.blocked_pods import waits_for_claim
-from specdecode_operator.deployment.pods.group_history import GroupHistory
+from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
@@ -120,7 +120,8 @@ class Reconciler:
         except Exception as error:
             await self._report(parent, internal_error(parent, error), Observation())
             raise
-        blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired))
+        groups = self._record(parent).groups or UNSEEN
+        blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired, groups))
         for repair in self._launcher.repairs(parent).untold():
             await self._reporter.post_event(parent.key, parent.uid, "DriftRepaired", repair, warns=True)
         observation = await self._observe(parent, desired, cluster.last_good, blocked)

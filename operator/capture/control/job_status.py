@@ -9,6 +9,7 @@ from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.termination import disrupted, engine_restarts, read_failure, read_summary
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, is_about_volumes
+from specdecode_operator.deployment.pods.rejected_pods import rejected_pod
 from specdecode_operator.kube.drift import is_owned
 
 _CRASHES_BELIEVED = 3
@@ -109,7 +110,8 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
         )
     if _is(pod, LOAD, "terminated"):
         return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
-    blocked = blocked_pod(pod) if pod.get("status", {}).get("phase") in {"Pending", "Running"} else None
+    is_alive = pod.get("status", {}).get("phase") in {"Pending", "Running"}
+    blocked = blocked_pod(pod) if is_alive else rejected_pod(pod)
     if blocked is None:
         message = "the volume is looked at, then the engine starts"
         return Progress(CapturePhase.STARTING, "Starting", message, started_at=started_at)

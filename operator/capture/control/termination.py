@@ -10,6 +10,7 @@ from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
+from specdecode_operator.deployment.pods.rejected_pods import rejected_pod
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.problems import printable
@@ -99,6 +100,8 @@ def _last_words(container: str, ended: Body) -> str:
 
 def disrupted(pod: Body) -> Blocked | None:
     """Return why a pod was ended, or is being ended, from outside: by its node, a deadline or the scheduler."""
+    if rejected := rejected_pod(pod):
+        return replace(rejected, permanent=True)
     status = pod.get("status", {})
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":

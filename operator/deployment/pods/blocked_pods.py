@@ -4,6 +4,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
 from specdecode_operator.deployment.pods.missing_secret import told_with_field
+from specdecode_operator.deployment.pods.rejected_pods import rejected_pod, rejections, told
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 
 _SIGNALLED = (137, 143)
@@ -34,8 +35,10 @@ _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated",
 
 def first_blocked(pods: list[Body]) -> Blocked | None:
     """Return why the newest pod that is blocked is; None where none is."""
+    if rejected := told(rejections(pods)):
+        return rejected
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
-    staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"]]
+    staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"] and not rejected_pod(pod)]
     # A pod whose node is gone is being deleted too; it says why one is missing when no other does.
     found = [*map(blocked_pod, staying), *map(_blocked_by_node, newest_first)]
     return next((blocked for blocked in found if blocked is not None), None)
@@ -59,6 +62,8 @@ def _lost(pod: Body, why: str) -> Blocked:
 
 def blocked_pod(pod: Body) -> Blocked | None:
     """Return why a pod does not run; None while nothing blocks it."""
+    if rejected := rejected_pod(pod):
+        return rejected
     status = pod.get("status", {})
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":

@@ -14,6 +14,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
+from specdecode_operator.deployment.pods.rejected_pods import POD_REJECTED, rejected_pod, rests_after
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -39,10 +40,18 @@ class GroupHistory:
     blocked: Blocked | None = None
     """Why the first of the pods that crashed last did."""
 
+    rejected_s: float = 0.0
+    """When a node refused a pod last, in seconds since 1970."""
+
     @property
     def crashes(self) -> int:
         """How often the pod crashed that did so most."""
         return max(Counter((group, worker) for group, worker, _ in self.crashed).values(), default=0)
+
+    def rests(self, now_s: float) -> bool:
+        """Whether no more groups are to be made for a while, because nodes refuse their pods."""
+        rejected = self.blocked is not None and self.blocked.reason == POD_REJECTED
+        return rejected and rests_after(self.crashes, self.rejected_s, now_s)
 
 
 UNSEEN: Final = GroupHistory()
@@ -102,12 +111,14 @@ def observe_groups(  # noqa: PLR0913  all that is seen at once
     crashed = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _crash_time(pod)]
     if not crashed:
         return replace(before, waited_s=waited_s)
-    first = min(crashed, key=lambda pod: str(_crash_time(pod)))
+    first, named = min(crashed, key=lambda pod: str(_crash_time(pod))), {_named(pod) for pod in crashed}
+    anew = any(rejected_pod(pod) for pod in crashed) and not named <= before.crashed
     return replace(
         before,
         waited_s=waited_s,
-        crashed=before.crashed | {_named(pod) for pod in crashed},
+        crashed=before.crashed | named,
         blocked=blocked_pod(first) or before.blocked,
+        rejected_s=now_s if anew else before.rejected_s,
     )
 
 
@@ -116,7 +127,9 @@ def _made_s(pod: Body) -> float:
 
 
 def _crash_time(pod: Body) -> str | None:
-    """When a container of a pod ended that should run; None where none did."""
+    """When a container of a pod ended that should run, or the pod was refused; None where nothing of that happened."""
+    if rejected_pod(pod):
+        return str(pod["metadata"].get("creationTimestamp", ""))
     status = pod.get("status", {})
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         states = (container.get("state", {}), container.get("lastState", {}))

@@ -6,6 +6,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.pods.blocked_pods import first_blocked
+from specdecode_operator.deployment.pods.rejected_pods import rejections
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 
@@ -29,7 +30,8 @@ class Rollout:
     """How long engines of the current template are given; None where nobody waits for them."""
 
     crashes: int = 0
-    """How often the engine container that failed most was started anew, among pods of the current template."""
+    """How often the engine container that failed most was started anew, among pods of the current template, or how many
+    of these were rejected in a row."""
 
     @property
     def complete(self) -> bool:
@@ -52,7 +54,7 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
         blocked=first_blocked(pods) or (_blocked_by_controller(status) if settled else None),
         overdue=settled and _is_overdue(status),
         deadline_s=deployment.get("spec", {}).get("progressDeadlineSeconds"),
-        crashes=max((_restarts(pod) for pod in pods), default=0),
+        crashes=max([*map(_restarts, pods), len(rejections(pods))]),
     )
 
 

@@ -209,3 +209,23 @@ def test_a_restart_by_kubectl_replaces_the_engine_without_a_further_gpu(kubectl:
     eventually(lambda: before not in engines(kubectl, 1), "its successor takes its place")
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
+
+
+def test_pods_that_a_kubelet_rejects_are_told_and_no_more_are_made(kubectl: Kubectl) -> None:
+    """Their ReplicaSet makes another one at once, for as long as one is wanted."""
+    apply(kubectl)
+    rejected = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejected: Node didn't have enough: cpu"}
+
+    def reject() -> bool:
+        for pod in kubectl.objects("pods", ENGINES):
+            if pod["status"]["phase"] == "Pending":
+                kubectl.patch_pod_status(pod["metadata"]["name"], rejected)
+        return kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0
+
+    eventually(reject, "no more are made")
+    eventually(lambda: not kubectl.object("deployment", "tiny")["status"].get("replicas"), "none is left")
+    made = len(kubectl.objects("pods", ENGINES))
+    assert made <= 6, "three, and what was made before the operator looked"
+    assert "in a row" in wait_for(kubectl, "tiny", "Ready", "PodRejected")
+    wait_for_all(kubectl, "tiny", Ready="Unknown", Reconciling="True", Available="False")
+    assert len(kubectl.objects("pods", ENGINES)) == made

@@ -33,6 +33,15 @@ OTHER_WORDS = {
     *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),
     *("NodeShutdown", "Pending", "PodScheduled", "ProgressDeadlineExceeded", "Progressing", "ReplicaFailure"),
     *("RunContainerError", "Running", "Shutdown", "Terminated"),
+    *(
+        "Failed",
+        "NodeAffinity",
+        "OutOf",
+        "Preempting",
+        "TaintToleration",
+        "TopologyAffinityError",
+        "UnexpectedAdmissionError",
+    ),
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "Gi", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RollingUpdate",

@@ -163,7 +163,7 @@ def test_a_pod_that_its_node_lost_says_how(status: Body, why: str) -> None:
     [
         {"conditions": [{"type": "DisruptionTarget", "status": "False", "message": "drained"}]},
         {"conditions": [{"type": "Ready", "status": "True", "message": "drained"}]},
-        {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
+        {"phase": "Failed", "reason": "DeadlineExceeded"},
     ],
     ids=["stays", "ready", "failed by itself"],
 )

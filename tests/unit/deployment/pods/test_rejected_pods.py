@@ -1,0 +1,172 @@
+"""Pods that a kubelet refuses to run are seen, told with what helps, and not made without an end."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.capture.control.job_status import read_progress
+from specdecode_operator.deployment.changes import resting
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, first_blocked
+from specdecode_operator.deployment.pods.group_history import (
+    UNSEEN,
+    GroupHistory,
+    as_data,
+    from_data,
+    observe_groups,
+)
+from specdecode_operator.deployment.pods.rejected_pods import rejections, rests
+from specdecode_operator.deployment.pods.rollout import read_rollout
+from specdecode_operator.deployment.spec.parent import read_parent
+from tests.support.decisions import desired_state
+from tests.support.objects import Body, deployment, parent, pod, tiny_cpu, waiting
+from tests.unit.deployment.objects.test_multi_node import FOUR_H100
+from tests.unit.deployment.pods.test_group_rollout import WIDE, spec_at
+
+NO_CPU = "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 7900, capacity: 8000"
+RUNNING: Body = {"phase": "Running", "containerStatuses": [waiting("PodInitializing")]}
+
+
+def rejected(second: int = 0, reason: str = "OutOfcpu", message: str = NO_CPU) -> Body:
+    created = f"2026-01-01T00:00:{second:02}Z"
+    return pod(f"llama-{second}", created=created, phase="Failed", reason=reason, message=message)
+
+
+def at_s(second: int) -> float:
+    return datetime.fromisoformat("2026-01-01T00:00:00Z").timestamp() + second
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "fix"),
+    [
+        ("OutOfcpu", NO_CPU, "no nodeName in spec.podTemplate"),
+        ("OutOfnvidia.com/gpu", "Pod Node didn't have enough resource: nvidia.com/gpu", "free that much on the node"),
+        ("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed", "labels that the pod asks for"),
+        ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present", "look at its device plugin"),
+        ("UnexpectedAdmissionError", "", "look at its device plugin"),
+        ("TopologyAffinityError", "Resources cannot be allocated with Topology locality", "topology manager policy"),
+        ("Evicted", "Pod was rejected: The node had condition: [DiskPressure].", "kubectl describe its node"),
+        ("SysctlForbidden", "Pod was rejected: forbidden sysctl", "kubectl describe its node"),
+    ],
+)
+def test_a_rejected_pod_is_told_with_the_kubelets_reason_and_what_helps(reason: str, message: str, fix: str) -> None:
+    blocked = first_blocked([rejected(0, reason, message)])
+    assert blocked is not None
+    assert blocked.reason == "PodRejected"
+    assert not blocked.permanent
+    assert not blocked.waits, "it does not go away by waiting, so a new spec is rolled back"
+    for words in ("llama-0", reason, message.rstrip("."), fix):
+        assert words in blocked.message
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+        {"phase": "Failed", "reason": "DeadlineExceeded"},
+        {"phase": "Failed"},
+        {"phase": "Pending", "reason": "OutOfcpu"},
+        {
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": NO_CPU,
+            "containerStatuses": [{"name": "engine", "state": {"terminated": {"startedAt": "2026-01-01T00:00:00Z"}}}],
+        },
+    ],
+)
+def test_a_pod_that_ran_or_is_not_over_was_not_rejected(status: Body) -> None:
+    assert rejections([pod(**status)]) == []
+    assert getattr(blocked_pod(pod(**status)), "reason", "") != "PodRejected"
+
+
+def test_rejections_count_since_a_node_took_a_pod_last() -> None:
+    taken = pod("taken", created="2026-01-01T00:00:02Z", **RUNNING)
+    assert len(rejections([rejected(1), rejected(3), taken, rejected(4)])) == 2
+    just_made = pod("new", created="2026-01-01T00:00:09Z", phase="Pending")
+    assert len(rejections([rejected(1), just_made])) == 1, "nobody has looked at it yet"
+    unscheduled = [{"type": "PodScheduled", "status": "False", "message": "no room"}]
+    waits = pod("new", created="2026-01-01T00:00:09Z", phase="Pending", conditions=unscheduled)
+    assert rejections([rejected(1), waits]) == []
+    assert getattr(first_blocked([rejected(1), waits]), "reason", "") == "Unschedulable"
+
+
+def test_after_three_in_a_row_no_more_are_made_each_time_for_longer() -> None:
+    assert not rests([rejected(1), rejected(2)], at_s(2))
+    three = [rejected(1), rejected(2), rejected(3)]
+    assert [rests(three, at_s(second)) for second in (3, 22, 23)] == [True, True, False]
+    four = [*three, rejected(4)]
+    assert [rests(four, at_s(second)) for second in (4, 43, 44)] == [True, True, False]
+    many = [rejected(second) for second in range(60)]
+    assert [rests(many, at_s(second)) for second in (658, 659)] == [True, False]
+
+
+def test_how_many_there_were_is_said_and_a_new_spec_is_given_up() -> None:
+    three = [rejected(1), rejected(2), rejected(3)]
+    rollout = read_rollout(deployment(replicas=0, updated=0, available=0), three, 1)
+    assert rollout.crashes == 3
+    assert rollout.blocked is not None
+    assert "3 in a row, so others are made ever more rarely, at last every 10 minutes" in rollout.blocked.message
+    assert "in a row" not in getattr(first_blocked(three[:2]), "message", "")
+
+
+def engines(spec: Body, pods: list[Body], second: int, groups: GroupHistory = UNSEEN, **more: Any) -> int:
+    """How many engines are asked for."""
+    desired = desired_state(read_parent(parent(spec)), **more)
+    assert desired.workload is not None
+    held = resting(desired, {**desired.workload, "status": {}}, pods, groups, at_s(second)).workload
+    assert held is not None
+    assert (held == desired.workload) == (held["spec"]["replicas"] == desired.workload["spec"]["replicas"])
+    return int(held["spec"]["replicas"])
+
+
+def test_meanwhile_as_many_engines_are_wanted_as_run() -> None:
+    three = [rejected(1), rejected(2), rejected(3)]
+    running = pod("old", **RUNNING)
+    assert engines(tiny_cpu(replicas=2), [running, *three], 4) == 1
+    assert engines(tiny_cpu(replicas=2), three, 4) == 0
+    assert engines(tiny_cpu(replicas=2), three, 30) == 2
+    assert engines(tiny_cpu(replicas=2), three[:2], 4) == 2
+    assert engines(tiny_cpu(replicas=1), [running, *three], 4) == 1
+
+
+def test_another_template_is_tried_at_once() -> None:
+    three, owner = [rejected(1), rejected(2), rejected(3)], read_parent(parent(tiny_cpu()))
+    desired = desired_state(owner)
+    earlier = desired_state(read_parent(parent(tiny_cpu(serving={"maxModelLen": 512})))).workload
+    assert earlier is not None
+    assert resting(desired, {**earlier, "status": {}}, three, UNSEEN, at_s(4)) is desired
+    assert resting(desired, None, three, UNSEEN, at_s(4)) is desired
+
+
+def group_pod(second: int) -> Body:
+    labels = {"leaderworkerset.sigs.k8s.io/group-index": "0", "leaderworkerset.sigs.k8s.io/worker-index": "1"}
+    body = rejected(second, "UnexpectedAdmissionError", "no healthy devices")
+    return {**body, "metadata": {**body["metadata"], "uid": str(second), "labels": labels}}
+
+
+def test_groups_whose_pods_are_rejected_rest_too() -> None:
+    """A pod of a group is made anew under its name, so that only the history knows of those before."""
+    history = UNSEEN
+    for second in (1, 2, 3):
+        history = observe_groups(history, None, [group_pod(second)], at_s(second), serve=False)
+    again = observe_groups(history, None, [group_pod(3)], at_s(9), serve=False)
+    assert (again.crashes, again.rejected_s) == (3, at_s(3))
+    assert getattr(again.blocked, "reason", "") == "PodRejected"
+    assert from_data(as_data(history)) == history, "the next operator knows it"
+    spec, nodes = spec_at(WIDE, replicas=2), {"nodes": FOUR_H100, "has_leader_worker_sets": True}
+    assert engines(spec, [], 4, history, **nodes) == 0
+    assert engines(spec, [], 23, history, **nodes) == 2
+    assert engines(spec, [], 4, UNSEEN, **nodes) == 2
+
+
+def test_a_capture_whose_pod_is_rejected_says_so_and_fails_with_it() -> None:
+    job: Body = {"metadata": {"name": "demo", "uid": "job"}, "status": {}}
+    body = rejected(1)
+    body["metadata"]["ownerReferences"] = [{"uid": "job"}]
+    tried = read_progress(job, [body])
+    assert (tried.phase, tried.reason) == (CapturePhase.STARTING, "PodRejected")
+    condition = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    failed = read_progress({**job, "status": {"conditions": [condition]}}, [body])
+    assert (failed.phase, failed.reason) == (CapturePhase.FAILED, "PodRejected")
+    assert "no nodeName" in failed.message
