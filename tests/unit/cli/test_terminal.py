@@ -90,7 +90,9 @@ def test_a_real_terminal_gets_colours_and_lines_that_have_room(write: WriteObjec
     leader, follower = pty.openpty()
     with os.fdopen(leader, "rb", closefd=True) as screen:
         termios.tcsetwinsize(follower, (40, 90))
-        process = subprocess.Popen([SPECDECODE, "explain", path], stdout=follower, stderr=follower)
+        # Without env it would inherit what readline has put beside os.environ: COLUMNS among it.
+        env = dict(os.environ)
+        process = subprocess.Popen([SPECDECODE, "explain", path], stdout=follower, stderr=follower, env=env)
         os.close(follower)
         shown = b""
         while chunk := _read(screen.fileno()):
