@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,19 @@ def main() -> int:
         with _timed(times, "completions and proof"):
             answers = _complete(kubectl)
             _wait_for_proof(kubectl)
-        status = kubectl.object("sdd", DEPLOYMENT)["status"]
         if "--capture" in sys.argv[1:]:
             with _timed(times, "capture: load, check, fetch"):
                 _capture(kubectl)
+            with _timed(times, "serving again, and proof"):
+                _wait_for_engines(kubectl)
+                answers = _complete(kubectl)
+                _wait_for_proof(kubectl)
+        moment = _moment(kubectl)
     except ClusterError as error:
         say(f"error: {error}")
         say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
         return 1
-    _report(kubectl, status, answers, times)
+    _report(kubectl, moment, answers, times)
     return 0
 
 
@@ -119,6 +124,30 @@ def _wait_for_proof(kubectl: Kubectl) -> None:
         kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=SpeculationActive", _PROOF_DEADLINE_S)
 
 
+def _wait_for_engines(kubectl: Kubectl) -> None:
+    """Wait until those that made room are back: the deployment is ready meanwhile, for it wants none."""
+    serving = "jsonpath={.status.conditions[?(@.type=='Available')].reason}=EnginesServe"
+    with step("waiting until the engines that made room for the capture serve again"):
+        kubectl.wait(f"sdd/{DEPLOYMENT}", serving, _READY_DEADLINE_S)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """What the cluster says of the deployment at one moment."""
+
+    table: str
+    status: dict[str, Any]
+
+
+def _moment(kubectl: Kubectl) -> _Moment:
+    """Return the object and its line in a table, of one and the same version."""
+    while True:
+        body = kubectl.object("sdd", DEPLOYMENT)
+        table = kubectl.must("get", "sdd").rstrip()
+        if kubectl.object("sdd", DEPLOYMENT)["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]:
+            return _Moment(table, body["status"])
+
+
 def _capture(kubectl: Kubectl) -> None:
     """Capture the deployment, fetch the files and print their summary."""
     with step("capturing it: specdecode capture up examples/capture-tiny.yaml"):
@@ -146,11 +175,12 @@ def _specdecode(kubectl: Kubectl, *arguments: str) -> None:
         raise ClusterError(f"specdecode {' '.join(arguments)} ended with exit code {done.returncode}")
 
 
-def _report(kubectl: Kubectl, status: dict[str, Any], answers: list[dict[str, Any]], times: dict[str, float]) -> None:
+def _report(kubectl: Kubectl, moment: _Moment, answers: list[dict[str, Any]], times: dict[str, float]) -> None:
+    status = moment.status
     plan, observed = status["plan"], status["observed"]
     tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
     print("\n$ kubectl get sdd")
-    print(kubectl.must("get", "sdd").rstrip())
+    print(moment.table)
     print(f"\nPlan      {plan['explanation']}")
     print(f"Promised  {plan['kvCacheTokens']:,} KV cache tokens; the engine reports {observed['kvCacheTokens']:,}")
     print(f"Proof     {observed['acceptance']} of {observed['draftTokens']:,} drafted tokens accepted,")

@@ -190,6 +190,27 @@ class ObservedStatus(ApiModel):
     """Tokens emitted a verification step on average, as a decimal."""
 
 
+class AcceptanceStatus(ApiModel):
+    """Accepted share of the proposed tokens, the last that engines of these models reported."""
+
+    text: Word
+    """As people read it: 71%, or was 71% when no engine says it at present."""
+
+    percent: int
+    """The same in percent."""
+
+    mean_length: Word | None = None
+    """Tokens emitted a verification step on average, as a decimal."""
+
+    measured_with: Word
+    """Method, K and models that it is of."""
+
+    said_until: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, json_schema_extra={"format": "date-time"}
+    )
+    """When engines last said so, RFC 3339; absent while they do."""
+
+
 class KeptEntry(ApiModel):
     """An entry of a ConfigMap that the operator wrote: another text there is not believed."""
 
@@ -214,6 +235,9 @@ class SpecDecodeDeploymentStatus(ApiModel):
 
     observed: ObservedStatus | None = None
     """What running engines report."""
+
+    acceptance: AcceptanceStatus | None = None
+    """Acceptance as it is, or as it last was: engines that ended or began anew report none."""
 
     captures: list[ScheduleStatus] = Field(
         default=[],

@@ -21,6 +21,7 @@ from specdecode_operator.deployment.pods.readiness import (
     suspended_for_capture,
     without_engines,
 )
+from specdecode_operator.deployment.proof.acceptance import last_acceptance, with_last_acceptance
 from specdecode_operator.deployment.proof.budget_accurate import budget_condition
 from specdecode_operator.deployment.proof.observed import observed_status, steady
 from specdecode_operator.deployment.proof.residual import budget_residual
@@ -53,13 +54,17 @@ def compose_status(
     readiness = name_claim_users(seen.readiness, observation.claim_users)
     if parent.suspended_for is not None and readiness.status is TRUE:
         readiness = suspended_for_capture(parent.suspended_for, desired.outcome.plan_status)
-    conditions = [*readiness.conditions(), *desired.conditions, *seen.conditions, *_contested(observation)]
+    facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
+    acceptance = last_acceptance(parent.status.acceptance, seen.figures, facts, now)
+    proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
+    conditions = [*readiness.conditions(), *desired.conditions, *proofs, *_contested(observation)]
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
         conditions=stamp(conditions, parent.status.conditions, parent.generation, now),
         plan=desired.outcome.plan_status,
         observed=seen.figures,
+        acceptance=acceptance,
         captures=list(parent.status.captures if schedules is None else schedules),
         kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),

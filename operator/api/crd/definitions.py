@@ -163,7 +163,7 @@ def _deployment_columns() -> list[dict[str, Any]]:
         _column("Method", "string", ".spec.speculation.method", "Who proposes tokens."),
         _column("K", "integer", ".spec.speculation.numSpeculativeTokens", "Tokens proposed a step."),
         _column("TP", "integer", ".status.plan.tensor", "GPUs over which a replica is spread."),
-        _column("Acceptance", "string", ".status.observed.acceptance", "Accepted share of the proposed tokens."),
+        _column("Acceptance", "string", ".status.acceptance.text", "Accepted share of the proposed tokens."),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
         _column(
             "Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", priority=1
@@ -176,6 +176,13 @@ def _deployment_columns() -> list[dict[str, Any]]:
             priority=1,
         ),
         _column("Product", "string", ".status.plan.product", "What GPUs they are.", priority=1),
+        _column(
+            "Accepted",
+            "date",
+            ".status.acceptance.saidUntil",
+            "Time since engines last said the acceptance.",
+            priority=1,
+        ),
         _column("Tokens", "integer", ".status.plan.kvCacheTokens", "Tokens that the KV cache should hold.", priority=1),
         _column("Target", "string", ".spec.target.model", "The model that is served.", priority=1),
         _column("Draft", "string", ".spec.speculation.draft.model", "The model that proposes tokens.", priority=1),

@@ -1,0 +1,95 @@
+"""The last known acceptance outlives the engines that said it, and says until when."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from tests.support.decisions import NOW, desired_state
+from tests.support.objects import Body, deployment, parent, tiny_cpu
+from tests.unit.deployment.test_deployment_status import SERVING, drafted, reading
+
+PROVEN = {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)}
+IDLE = {"llama-1": reading()}
+GONE = deployment(replicas=0, updated=0, available=0)
+
+
+def after(
+    before: SpecDecodeDeploymentStatus | None, spec: Body, seen: Observation, *, minutes: int = 0, **given: Any
+) -> SpecDecodeDeploymentStatus:
+    said = before.model_dump(by_alias=True, mode="json", exclude_none=True) if before else {}
+    owner = read_parent(parent(spec, status=said), **given)
+    return compose_status(owner, desired_state(owner, ()), seen, NOW + timedelta(minutes=minutes))
+
+
+def active(status: SpecDecodeDeploymentStatus) -> str:
+    (found,) = (each.message for each in status.conditions if each.type == "SpeculationActive")
+    return found
+
+
+@pytest.fixture
+def proven() -> SpecDecodeDeploymentStatus:
+    return after(None, tiny_cpu(), Observation(SERVING, [], PROVEN))
+
+
+def test_it_is_what_the_engines_say_while_they_do(proven: SpecDecodeDeploymentStatus) -> None:
+    assert proven.acceptance is not None
+    assert proven.acceptance.model_dump(exclude_none=True) == {
+        "text": "71%",
+        "percent": 71,
+        "mean_length": "3.13",
+        "measured_with": "draft_model, K 3, pair/target, pair/draft",
+    }
+
+
+def test_engines_that_end_leave_it_with_the_time(proven: SpecDecodeDeploymentStatus) -> None:
+    suspended = after(proven, tiny_cpu(suspend=True), Observation(GONE), minutes=5)
+    assert suspended.observed is None
+    assert suspended.acceptance is not None
+    assert (suspended.acceptance.text, suspended.acceptance.percent) == ("was 71%", 71)
+    until = (NOW + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert suspended.acceptance.said_until == until
+    again = after(suspended, tiny_cpu(), Observation(SERVING, [], IDLE), minutes=9)
+    assert again.acceptance == suspended.acceptance, "engines that were asked nothing know no better"
+    assert active(again).endswith(f"; acceptance was 71% until {until}")
+    silent = Observation(SERVING, [], {}, unanswered_rounds=2)
+    assert active(after(again, tiny_cpu(), silent)).count("acceptance was") == 1
+    fresh = after(again, tiny_cpu(), Observation(SERVING, [], PROVEN), minutes=10)
+    assert fresh.acceptance == proven.acceptance
+    assert "was" not in active(fresh)
+
+
+def test_a_capture_that_has_the_gpus_takes_none_of_it(proven: SpecDecodeDeploymentStatus) -> None:
+    lent = after(proven, tiny_cpu(), Observation(GONE), preempted_by="demo")
+    assert lent.acceptance is not None
+    assert lent.acceptance.text == "was 71%"
+
+
+def test_a_spec_that_cannot_be_launched_does_not_lose_it(proven: SpecDecodeDeploymentStatus) -> None:
+    refused = after(proven, tiny_cpu(engine={"version": "0.1"}), Observation(SERVING))
+    assert refused.acceptance is not None
+    assert refused.acceptance.said_until is not None
+
+
+@pytest.mark.parametrize("change", ["K", "draft", "target", "none"])
+def test_what_was_measured_with_something_else_says_nothing(proven: SpecDecodeDeploymentStatus, change: str) -> None:
+    spec = tiny_cpu()
+    if change == "K":
+        spec["speculation"] = {**spec["speculation"], "numSpeculativeTokens": 2}
+    elif change == "draft":
+        spec["speculation"] = {**spec["speculation"], "draft": {**spec["speculation"]["draft"], "model": "pair/other"}}
+    elif change == "target":
+        spec["target"] = {**spec["target"], "model": "pair/other"}
+    else:
+        del spec["speculation"]
+    assert after(proven, spec, Observation(GONE)).acceptance is None
+
+
+def test_nothing_is_written_while_nothing_changes(proven: SpecDecodeDeploymentStatus) -> None:
+    spec = tiny_cpu(suspend=True)
+    suspended = after(proven, spec, Observation(GONE), minutes=1)
+    assert after(suspended, spec, Observation(GONE), minutes=60) == suspended
