@@ -10,7 +10,9 @@ from specdecode_operator.engine.metrics import Reading, Unreachable, UnreadableM
 from specdecode_operator.engine.profiles import EngineProfile
 
 _TIMEOUT_S = 5.0
-_MOST_BYTES = 4 * 2**20
+_MOST_BYTES = 2 * 2**20
+_AT_ONCE = 4
+"""Engines of one object that are read at the same time: what hostile ones send must fit into the operator's memory."""
 
 
 class EngineProbe:
@@ -32,14 +34,18 @@ class EngineProbe:
         """One reading for each ready pod, by pod name; ``tls`` says whether engines speak HTTPS."""
         scheme = "https" if tls else "http"
         ready = [pod for pod in pods if is_ready(pod)]
-        readings = await asyncio.gather(*(self._read(pod, scheme, port, profile) for pod in ready))
+        turns = asyncio.Semaphore(_AT_ONCE)
+        readings = await asyncio.gather(*(self._read(pod, scheme, port, profile, turns) for pod in ready))
         return {pod["metadata"]["name"]: reading for pod, reading in zip(ready, readings, strict=True)}
 
-    async def _read(self, pod: dict[str, Any], scheme: str, port: int, profile: EngineProfile) -> Reading:
+    async def _read(
+        self, pod: dict[str, Any], scheme: str, port: int, profile: EngineProfile, turns: asyncio.Semaphore
+    ) -> Reading:
         address = pod["status"].get("podIP", "")
         host = f"[{address}]" if ":" in address else address
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            # The time holds for all of an object's engines together: slow ones must not hold up other objects.
+            async with asyncio.timeout(_TIMEOUT_S), turns:
                 return read_metrics(await self._fetch(f"{scheme}://{host}:{port}/metrics"), profile)
         except httpx.HTTPStatusError as error:
             return Unreachable(f"/metrics answered {error.response.status_code}")
@@ -49,11 +55,14 @@ class EngineProbe:
             return Unreachable(str(error))
 
     async def _fetch(self, url: str) -> str:
-        """Read a page whole, but no more than an engine would ever say: pods are not to be trusted."""
+        """Read a page whole, but no more than an engine would ever say: pods are not to be trusted.
+
+        So nothing is unpacked, either, and no redirection followed.
+        """
         content = bytearray()
-        async with self._client.stream("GET", url) as response:
+        async with self._client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
             response.raise_for_status()
-            async for chunk in response.aiter_bytes():
+            async for chunk in response.aiter_raw():
                 content += chunk
                 if len(content) > _MOST_BYTES:
                     raise UnreadableMetricsError(f"/metrics is longer than {_MOST_BYTES} bytes")

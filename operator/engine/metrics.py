@@ -13,6 +13,10 @@ from specdecode_operator.engine.profiles import EngineProfile, MetricNames
 _UNSET = "None"
 """How vLLM writes a setting that has no value, as a label."""
 
+_MOST_LINES = 10_000
+_LONGEST_LINE = 16 * 1024
+"""Far more than engines say, and little to read: a line with thousands of labels takes seconds."""
+
 _Samples = Mapping[str, list[Sample]]
 
 
@@ -104,7 +108,7 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
         It is not in Prometheus format, not an engine's, or holds a number that cannot be.
     """
     names = profile.metrics
-    samples = _parse(text)
+    samples = _parse(_readable(text, names))
     if not any(name.startswith(names.prefix) for name in samples):
         msg = f"no metric starts with {names.prefix}: this is not vLLM, or it runs with --disable-log-stats"
         raise UnreadableMetricsError(msg)
@@ -119,6 +123,21 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
         requests_running=_total(samples, names.requests_running),
         requests_waiting=_total(samples, names.requests_waiting),
     )
+
+
+def _readable(text: str, names: MetricNames) -> str:
+    """Return the lines that are read: the parser takes seconds for what a hostile engine may say.
+
+    Of a page without any, its beginning tells what it is.
+    """
+    asked = (
+        *(names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
+        *(names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
+    )
+    lines = [line for line in text.splitlines() if line.startswith(asked)]
+    if len(lines) > _MOST_LINES or max(map(len, lines), default=0) > _LONGEST_LINE:
+        raise UnreadableMetricsError("more is said than an engine has to say: this is not vLLM")
+    return "\n".join(lines) if lines else text[:_LONGEST_LINE].rpartition("\n")[0]
 
 
 def _parse(text: str) -> _Samples:

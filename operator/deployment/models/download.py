@@ -16,6 +16,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.models.jobs import ModelJob, last_words
+from specdecode_operator.deployment.objects.pod_user import container_user, volume_group
 from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET, ModelSource, served_models
@@ -140,6 +141,8 @@ def _values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, An
             f"--cache={HUB_CACHE_PATH}",
         ],
         "claim": source.claim,
+        "user": container_user(spec, ""),
+        "volume_group": volume_group(spec),
         "hub_token": secret_key(spec.models.hub_token_secret),
         "gpu_nodes": {"key": PRODUCT_LABEL, **among},
     }

@@ -8,6 +8,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.objects.pod_user import container_user, volume_group
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_storage import (
@@ -19,7 +20,12 @@ from specdecode_operator.deployment.spec.model_storage import (
     hub_environment,
     model_path,
 )
-from specdecode_operator.deployment.spec.pod_template_merge import DOWNLOAD_DRAFT, DOWNLOAD_TARGET, merge
+from specdecode_operator.deployment.spec.pod_template_merge import (
+    DOWNLOAD_DRAFT,
+    DOWNLOAD_TARGET,
+    ENGINE_CONTAINER,
+    merge,
+)
 from specdecode_operator.deployment.spec.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
 from specdecode_operator.engine.arguments import TLS_PATH, command_line
 from specdecode_operator.engine.environment import (
@@ -138,6 +144,8 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "product_label": PRODUCT_LABEL,
         "gpu_resource": GPU_RESOURCE,
         "resources": _resources(facts, plan),
+        "user": container_user(spec, ENGINE_CONTAINER),
+        "volume_group": volume_group(spec),
         "compiled": compiled_mount(spec, _compiled_folder(facts, plan, settings, own_env)) if cached else None,
         "shm_gib": _SHM_GIB_PER_GPU * plan.chosen.gpus_per_node,
         "logging_annotation": ENGINE_LOGGING_ANNOTATION,
@@ -227,6 +235,7 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
+            "user": container_user(spec, name),
             "command": [
                 *("hf", "download", model, "--local-dir", model_path(model)),
                 *(("--revision", revision) if revision else ()),

@@ -6,6 +6,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.pods.blocked_pods import first_blocked
+from specdecode_operator.deployment.pods.pod_security import with_field
 from specdecode_operator.deployment.pods.rejected_pods import rejections
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
@@ -99,5 +100,6 @@ def _blocked_by_controller(status: Body) -> Blocked | None:
     """Why there are no pods at all: a quota, or a policy that admits none."""
     for condition in status.get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return Blocked("PodsRefused", f"no engine pod can be created: {condition.get('message', '')}", waits=True)
+            why = with_field(condition.get("message", ""))
+            return Blocked("PodsRefused", f"no engine pod can be created: {why}", waits=True)
     return None

@@ -1,24 +1,29 @@
 """Pods of ours against the API server's own admission, in a namespace that enforces the strictest level."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from specdecode_operator.doctor.namespace import RESTRICTED_USER
+from tests.support.golden import GOLDEN
 from tests.support.kubectl import Kubectl
 from tests.support.model_caches import cached, decide, fetched, jobs, template
 from tests.support.objects import Body
 from tests.support.waiting import eventually
+from tests.unit.deployment.spec.test_model_facts import jobs as readers
+from tests.unit.deployment.spec.test_model_facts import undescribed
 
-USER = yaml.safe_load(RESTRICTED_USER)
+ROOT_USER = {"securityContext": {"runAsUser": 0}}
 
 
 @pytest.fixture
 def strict(kubectl: Kubectl) -> Kubectl:
     """kubectl in a namespace that enforces restricted."""
     kubectl.must("label", "namespace", str(kubectl.namespace), "pod-security.kubernetes.io/enforce=restricted")
+    as_root = pods(podTemplate={"spec": ROOT_USER})
+    eventually(lambda: "runAsNonRoot" in admission(kubectl, as_root["engine"]), "the level is enforced")
     return kubectl
 
 
@@ -32,14 +37,35 @@ def pods(**changes: Any) -> dict[str, Body]:
     }
 
 
-def admission(kubectl: Kubectl, pod: Body) -> str:
-    """What the API server says of a pod; nothing is stored."""
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod}
-    answer = kubectl("create", "--dry-run=server", "--filename=-", stdin=json.dumps(body))
+def examples() -> Iterator[Body]:
+    """All pods that the operator makes of the examples: engines, groups of them, downloads, captures."""
+    for file in sorted(GOLDEN.glob("*.yaml")):
+        for body in yaml.safe_load_all(file.read_text()):
+            spec = (body or {}).get("spec") or {}
+            groups = spec.get("leaderWorkerTemplate") or {}
+            templates = (spec.get("template"), groups.get("leaderTemplate"), groups.get("workerTemplate"))
+            yield from (each["spec"] for each in templates if each)
+
+
+def admission(kubectl: Kubectl, *pods: Body) -> str:
+    """What the API server says of pods; nothing is stored."""
+    bodies = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"p{number}"}, "spec": {**pod}}
+        for number, pod in enumerate(pods)
+    ]
+    listed = {"apiVersion": "v1", "kind": "List", "items": bodies}
+    answer = kubectl("create", "--dry-run=server", "--filename=-", stdin=json.dumps(listed))
     return answer.stderr if answer.returncode else ""
 
 
+def test_all_that_the_operator_makes_is_let_in(strict: Kubectl) -> None:
+    shown = list(examples())
+    assert len(shown) >= 15
+    read = [each["spec"]["template"]["spec"] for each in readers(undescribed())]
+    assert admission(strict, *shown, *read, *pods().values()) == ""
+
+
 @pytest.mark.parametrize("kind", ["engine", "download"])
-def test_what_doctor_says_lets_pods_in(strict: Kubectl, kind: str) -> None:
-    eventually(lambda: "runAsNonRoot" in admission(strict, pods()[kind]), "the level is enforced")
-    assert admission(strict, pods(podTemplate={"spec": {"securityContext": USER}})[kind]) == ""
+def test_another_user_of_the_whole_pod_is_let_in(strict: Kubectl, kind: str) -> None:
+    assert admission(strict, pods(podTemplate={"spec": {"securityContext": {"runAsUser": 1000}}})[kind]) == ""
+    assert "runAsNonRoot" in admission(strict, pods(podTemplate={"spec": ROOT_USER})[kind])

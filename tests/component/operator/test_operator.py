@@ -193,6 +193,17 @@ def test_pods_that_a_quota_refuses_are_told(kubectl: Kubectl) -> None:
     assert "no-pods" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
 
 
+def test_pods_that_pod_security_refuses_are_told_with_the_field_and_ours_are_let_in(
+    kubectl: Kubectl,
+) -> None:
+    kubectl.must("label", "namespace", str(kubectl.namespace), "pod-security.kubernetes.io/enforce=restricted")
+    root = {"spec": {"securityContext": {"runAsUser": 0}}}
+    apply(kubectl, "tiny", tiny_cpu(podTemplate=root))
+    assert "look at spec.podTemplate.spec.securityContext" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
+    apply(kubectl, "tiny", tiny_cpu())
+    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+
+
 def test_values_that_come_back_in_other_words_are_not_applied_again(kubectl: Kubectl, rest: Rest) -> None:
     accelerator = {"type": "CPU", "cpuCores": 1, "memoryGiB": 1024, "kvCacheGiB": 1}
     template = {"spec": {"hostNetwork": False, "containers": [{"name": "engine", "env": [{"name": "A", "value": ""}]}]}}

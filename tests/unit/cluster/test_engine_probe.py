@@ -1,5 +1,7 @@
 """Engines are asked over HTTP or HTTPS, as they serve."""
 
+import asyncio
+import gzip
 import ssl
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -76,3 +78,58 @@ async def test_an_engine_with_a_certificate_is_asked_over_https(tls_port: int) -
 
 async def test_http_to_an_engine_with_a_certificate_is_told_as_silence(tls_port: int) -> None:
     assert isinstance(await ask(tls_port, tls=False), Unreachable)
+
+
+async def answered(answer: bytes, pods: int = 1) -> tuple[list[object], int]:
+    """What is read of engines that all answer so, and how many of them were asked at the same time."""
+    asked, most = 0, 0
+    enough = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked, most
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        most = max(most, asked)
+        if most == min(pods, 4):
+            enough.set()
+        await enough.wait()
+        asked -= 1
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    probe = EngineProbe()
+    try:
+        port = server.sockets[0].getsockname()[1]
+        named = [{**ready_pod(), "metadata": {"name": f"llama-{number}"}} for number in range(pods)]
+        return [*(await probe.read_all(named, port, PROFILE)).values()], most
+    finally:
+        await probe.close()
+        server.close()
+
+
+def response(content: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"\r\n".join([b"HTTP/1.1 " + status, *headers, b"Connection: close", b"", content])
+
+
+async def test_nothing_that_an_engine_sends_is_unpacked() -> None:
+    ((found,), _) = await answered(response(gzip.compress(SCRAPE.read_bytes()), b"Content-Encoding: gzip"))
+    assert isinstance(found, Unreachable)
+
+
+async def test_no_engine_sends_the_operator_elsewhere(plain_port: int) -> None:
+    elsewhere = f"Location: http://127.0.0.1:{plain_port}/metrics".encode()
+    ((found,), _) = await answered(response(b"", elsewhere, status=b"302 Found"))
+    assert found == Unreachable("/metrics answered 302")
+
+
+async def test_what_is_longer_than_an_engine_says_is_not_read_on() -> None:
+    ((found,), _) = await answered(response(b"vllm:x 1\n" * 2**18))
+    assert isinstance(found, Unreachable)
+    assert "longer" in found.reason
+
+
+async def test_few_engines_of_an_object_are_read_at_the_same_time() -> None:
+    found, most = await answered(response(SCRAPE.read_bytes()), pods=9)
+    assert all(isinstance(each, EngineReading) for each in found)
+    assert most == 4

@@ -103,3 +103,13 @@ def test_without_cache_information_there_is_no_number() -> None:
 def test_nonsense_is_refused_with_what_is_wrong(text: str, complaint: str) -> None:
     with pytest.raises(UnreadableMetricsError, match=complaint):
         read_metrics(text, PROFILE)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["vllm:generation_tokens_total 1\n" * 10_001, "vllm:generation_tokens_total{" + 'a="1",' * 3000 + "} 1"],
+    ids=["many lines", "a long line"],
+)
+def test_what_takes_long_to_read_is_not_read(hostile: str) -> None:
+    with pytest.raises(UnreadableMetricsError, match="more is said than an engine has to say"):
+        read_metrics(hostile, PROFILE)
