@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import Field, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, PersistentVolumeClaimRef, SecretKey
-from specdecode_operator.api.values import Quantization
+from specdecode_operator.api.patterns import STRETCH
+from specdecode_operator.api.values import Quantization, RopeType
 from specdecode_operator.vocabulary import Precision
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
@@ -58,12 +59,28 @@ class ServedModel(ApiModel):
     """Content of the model's config.json, for models that the catalogue does not know."""
 
 
+class RopeScaling(ApiModel):
+    """How rotary positions are stretched, so that sequences may be longer than those that the model was made for."""
+
+    type: RopeType
+    """How: yarn, linear or dynamic."""
+
+    factor: Annotated[str, StringConstraints(max_length=8, pattern=STRETCH)]
+    """By how much, as a decimal: 4.0."""
+
+    original_max_position_embeddings: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
+    """Length in tokens that yarn multiplies. Absent: max_position_embeddings of the model's config.json."""
+
+
 class Target(ServedModel):
     """The model whose outputs are served."""
 
     quantization: Quantization = Quantization.AS_CHECKPOINT
     """Precision to serve in. FP8 of a BF16 checkpoint is made on loading; INT8 and INT4 exist only as checkpoints.
     Auto: the plan picks one that can be had, by the objective."""
+
+    rope_scaling: RopeScaling | None = None
+    """How its rotary positions are stretched, beyond what its own config.json says. The draft's are not."""
 
 
 class Draft(ServedModel):

@@ -10,6 +10,7 @@ VARIABLE_NAME: Final = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
 ENGINE_VERSION: Final = r"^[0-9]+\.[0-9]+$"
 SERVED_NAME: Final = r"^[^\s-]\S*$"
 TEMPERATURE: Final = r"^[0-2](\.[0-9]{1,2})?$"
+STRETCH: Final = r"^[1-9][0-9]{0,3}(\.[0-9]{1,3})?$"
 RATE: Final = r"^(0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,5}(\.[0-9]{1,3})?)$"
 SIZE: Final = r"^[1-9][0-9]{0,8}(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 PHASE_NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -27,6 +28,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     ENGINE_VERSION: "a version of vLLM: write two numbers and a dot, such as 0.32",
     SERVED_NAME: "a model's name: use no spaces and line ends, and do not begin with -",
     TEMPERATURE: "a temperature: write a decimal below 3 in quotes, with two places at most, such as '0.7'",
+    STRETCH: "a factor: write a decimal from 1 to below 10000 in quotes, with three places at most, such as '4.0'",
     RATE: "a rate: write a decimal above 0 and below 1000000 in quotes, with three places at most, such as '0.5'",
     SIZE: "a size: write a number with its unit, such as 20Gi",
     PHASE_NAME: "a phase's name: use a-z, 0-9 and -, with a letter or digit at both ends",

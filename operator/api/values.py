@@ -48,6 +48,19 @@ class AcceleratorType(StrEnum):
     CPU = "CPU"
 
 
+class RopeType(StrEnum):
+    """How rotary positions are stretched, in vLLM's words."""
+
+    YARN = "yarn"
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+
+    @property
+    def has_original_length(self) -> bool:
+        """Whether it starts from the length that the model was trained with, whatever its file says."""
+        return self is RopeType.YARN
+
+
 class CudagraphMode(StrEnum):
     """Which steps run as CUDA graphs, in vLLM's words."""
 

@@ -14,6 +14,9 @@ TLS_PATH = "/etc/specdecode-tls"
 COMPILATION_CONFIG = "--compilation-config"
 """The flag whose JSON value says how vLLM compiles the model."""
 
+HF_OVERRIDES = "--hf-overrides"
+"""The flag whose JSON value takes the place of keys of the target's config.json."""
+
 Values = tuple[str, ...] | None
 """What follows a flag: nothing is ``()``, and None leaves the flag out."""
 
@@ -26,6 +29,8 @@ class Argument:
     field: str | None
     """Field of the SpecDecodeDeployment that decides it; None: no field does."""
     values: Callable[[EngineSettings, EngineProfile], Values]
+    says_more: bool = False
+    """Whether it says more than the field does, so that users may write it where the field is absent."""
 
 
 def _one(value: str | float | None) -> Values:
@@ -74,6 +79,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--ssl-keyfile", "spec.serving.tlsSecret", _tls_file("tls.key")),
     # A certificate that is renewed counts without a restart.
     Argument("--enable-ssl-refresh", "spec.serving.tlsSecret", lambda s, _: () if s.tls else None),
+    Argument(HF_OVERRIDES, "spec.target.ropeScaling", lambda s, _: _one(s.hf_overrides), says_more=True),
     Argument("--dtype", "spec.serving.dtype", lambda s, _: _one(s.dtype)),
     Argument("--quantization", "spec.target.quantization", _quantization),
     Argument("--tensor-parallel-size", "spec.parallelism.tensor", lambda s, _: _one(s.tensor_parallel_size)),

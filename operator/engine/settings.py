@@ -128,6 +128,8 @@ class EngineSettings:
     data_parallel_size: int = 1
     expert_parallel: bool = False
     """Whether whole experts are spread over the GPUs of a stage."""
+    hf_overrides: str | None = None
+    """What it is told of the target's config.json, as JSON; None: nothing."""
     dtype: Dtype = Dtype.AUTO
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False

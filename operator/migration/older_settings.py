@@ -124,10 +124,7 @@ FLAGS: Final[Mapping[str, OlderSetting]] = {
     "--preemption-mode": _gone("a request that had to wait is computed anew"),
     "--prompt-adapters": _ask(_LORA, "+"),
     "--quantization-param-path": _ask(_SCALES),
-    "--rope-scaling": _ask(
-        "without it the model's length and answers are others: say the same by"
-        " --hf-overrides '{\"rope_parameters\": {…}}', and import again"
-    ),
+    "--rope-scaling": OlderSetting(now="--hf-overrides.rope_parameters"),
     "--rope-theta": _ask(
         "without it the model's answers are others: say the same by"
         ' --hf-overrides \'{"rope_parameters": {"rope_theta": …}}\', and import again'

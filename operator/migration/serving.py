@@ -14,6 +14,7 @@ from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.arguments import SECRET_FLAGS, Argument
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.environment import take_secret
+from specdecode_operator.migration.rope import take_rope_scaling
 from specdecode_operator.migration.server_command import secret_variable
 from specdecode_operator.vocabulary import ENGINE_DTYPES, KvCacheDtype
 
@@ -23,8 +24,8 @@ Secrets = Mapping[str, dict[str, str]]
 _FIELDS: Final = {
     argument.flag: argument.field
     for argument in ARGUMENTS
-    # A section is no field: what fills it is read elsewhere.
-    if argument.field is not None and argument.field.count(".") > 1
+    # A section is no field: what fills it is read elsewhere, and so is what says more than a field.
+    if argument.field is not None and argument.field.count(".") > 1 and not argument.says_more
 }
 _OF_OPERATOR: Final = {argument.flag for argument in ARGUMENTS if argument.field is None}
 _COMPILATION_FIELDS: Final[dict[str, str]] = {
@@ -92,6 +93,8 @@ def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfi
             builder.take(given.text, _COMPILATION_FIELDS[given.path[0]], value)
         elif given.name in SECRET_FLAGS:
             _take_secret(given, builder, secrets)
+        elif take_rope_scaling(given, builder):
+            continue
         elif given.known and not given.path and given.name in _FIELDS:
             _take_plain(given, builder)
         else:

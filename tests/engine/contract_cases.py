@@ -129,6 +129,7 @@ LLAMA = {
     "head_dim": 64,
     "vocab_size": 1024,
     "max_position_embeddings": 131_072,
+    "rope_theta": 10_000.0,
     "torch_dtype": "bfloat16",
 }
 """A config.json of a model that nobody will ever load, with heads enough for 16 GPUs."""

@@ -45,6 +45,7 @@ NOT_OF_THE_ENGINE = {
     "profiles._unknown": "versions that nobody here knows",
     "serving.image_problems": "images of versions that nobody here knows",
     "speculation.speculation_problems": "methods that a version is not known to have: every known one has all",
+    "config_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
     "extra_args.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""

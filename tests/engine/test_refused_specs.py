@@ -47,6 +47,8 @@ OURS = {
     "product twice": "a slip of the pen",
     "more at once than may run": "sizing's own: the engine is not told",
     "served name twice": "a slip of the pen",
+    "two element types": "the engine is told one of them",
+    "a length that nothing multiplies": "vLLM passes over it",
 }
 """What breaks a rule that no rule of the engine repeats, and why there is one."""
 

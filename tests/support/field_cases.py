@@ -92,6 +92,8 @@ INT4_TARGET, INT4_DRAFT = _stored(LLAMA_70B, "org/target-awq"), _stored(LLAMA_70
 STORED_TARGET = pair_70b(target={"model": LLAMA_70B, "quantization": "INT4", "checkpoints": [INT4_TARGET]})
 STORED_DRAFT = pair_70b()
 STORED_DRAFT["speculation"]["draft"] |= {"quantization": "INT4", "checkpoints": [INT4_DRAFT]}
+YARN = {"type": "yarn", "factor": "2"}
+STRETCHED = {**NGRAM, "target": {"model": LLAMA_70B, "ropeScaling": YARN}}
 RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
 RANGES["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 8, "numSpeculativeTokens": 2}]
 EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputTokens": 200})
@@ -112,6 +114,9 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "target.checkpoints[].revision": at("v2", on=STORED_TARGET),
     "target.checkpoints[].config": refused(_wider(INT4_TARGET), "is no checkpoint of", on=STORED_TARGET),
     "target.config": at({**TINY_CONFIG, "num_hidden_layers": 8}, on=TINY),
+    "target.ropeScaling.type": at("linear", on=STRETCHED),
+    "target.ropeScaling.factor": at("3", on=STRETCHED),
+    "target.ropeScaling.originalMaxPositionEmbeddings": at(65_536, on=STRETCHED),
     "speculation.method": at("ngram_gpu", on=NGRAM),
     "speculation.numSpeculativeTokens": at(4),
     "speculation.numSpeculativeTokensByBatchSize[].from": refused(9, "from must be", on=RANGES),

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd.cel import Reason, Rule
-from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL_VOLUME, MODELS, SOURCES
+from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL_VOLUME, MODELS, ROPE_SCALING, SOURCES
 from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
-from specdecode_operator.api.models import HostPath, Models, ModelVolume
+from specdecode_operator.api.models import HostPath, Models, ModelVolume, RopeScaling
 from specdecode_operator.api.speculation import Ngram, Speculation
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
@@ -319,6 +319,7 @@ SERVICE_NAME = Rule(
 
 RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     SpecDecodeDeploymentSpec: SPEC,
+    RopeScaling: ROPE_SCALING,
     Speculation: SPECULATION,
     Ngram: NGRAM,
     Accelerator: ACCELERATOR,

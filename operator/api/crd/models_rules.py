@@ -42,6 +42,16 @@ HOST_PATH = (
     ),
 )
 
+ROPE_SCALING = (
+    Rule(
+        field="originalMaxPositionEmbeddings",
+        holds="self.type == 'yarn' || !has(self.originalMaxPositionEmbeddings)",
+        message="type %s multiplies the length that the config.json says: remove it, or use type: yarn",
+        values=("self.type",),
+        reason=Reason.FORBIDDEN,
+    ),
+)
+
 _HAS_VOLUME = "has(self.models) && has(self.models.volume)"
 HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
 # What the hub allows as OWNER/NAME or NAME; a path in a volume is relative, has no .. and looks like no option.

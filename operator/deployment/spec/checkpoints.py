@@ -1,16 +1,20 @@
 """What the checkpoints of a spec hold: geometries and precisions, and the spec that names what is served."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import Draft, ModelCheckpoint, ServedModel, Target
 from specdecode_operator.api.values import Quantization
-from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source
+from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source, served_models
+from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, overridden
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
-from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
 from specdecode_operator.vocabulary import Method, Precision
@@ -19,6 +23,42 @@ MODEL_UNKNOWN: Final = "ModelUnknown"
 """Reason of an InvalidSpecError that a config.json would mend."""
 
 _Model = TypeVar("_Model", Target, Draft)
+
+
+def told_geometry(
+    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, told: ConfigOverrides | None
+) -> ModelGeometry:
+    """Return the geometry of a target whose config.json the engine is told otherwise.
+
+    Raises
+    ------
+    InvalidSpecError
+        As geometry_of, and when what is told makes no sense with it.
+    """
+    geometry = geometry_of(field, model, read)
+    config = config_of(model, read)
+    if told is None or config is None:
+        return geometry
+    keys = told.keys(config)
+    try:
+        changed = _told_geometry(model.model, json.dumps(overridden(config, keys)), json.dumps(keys))
+    except GeometryError as error:
+        raise InvalidSpecError([Problem(told.field, told.shown, str(error))]) from error
+    return changed
+
+
+@lru_cache
+def _told_geometry(name: str, config: str, told: str) -> ModelGeometry:
+    return replace(geometry_from_config(name, json.loads(config)), told_config=told)
+
+
+def config_of(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> Mapping[str, Any] | None:
+    """Return what is known of a model's config.json; None where nothing is."""
+    if model.config is not None:
+        return model.config
+    if (entry := find_entry(model.model)) is not None:
+        return entry.config
+    return None if read is None else read.config
 
 
 def geometry_of(
@@ -59,9 +99,15 @@ def geometry_of(
 
 
 def named_checkpoints(
-    field: str, model: ServedModel, own: ModelGeometry, spec: SpecDecodeDeploymentSpec, known: KnownModels
+    field: str,
+    own: ModelGeometry,
+    spec: SpecDecodeDeploymentSpec,
+    known: KnownModels,
+    told: ConfigOverrides | None = None,
 ) -> tuple[ModelGeometry, ...]:
     """Return the other checkpoints of a model; those that nothing asks for only where they are known anyway.
+
+    ``told`` is what the engine is told of their config.json, as of that of the model itself.
 
     Raises
     ------
@@ -69,6 +115,7 @@ def named_checkpoints(
         When one is of another model, or of another precision than it says, or of the same as another.
     """
     found, problems = [], []
+    model = served_models(spec)[field]
     for index, checkpoint in enumerate(model.checkpoints):
         place = f"{field}.checkpoints[{index}]"
         if any(each.quantization is checkpoint.quantization for each in model.checkpoints[:index]):
@@ -76,7 +123,7 @@ def named_checkpoints(
             problems.append(Problem(f"{place}.quantization", checkpoint.quantization.value, message))
             continue
         try:
-            geometry = geometry_of(place, checkpoint, known.get(model_source(spec, checkpoint)))
+            geometry = told_geometry(place, checkpoint, known.get(model_source(spec, checkpoint)), told)
         except InvalidSpecError:
             if may_be_served(model, checkpoint):
                 raise

@@ -41,6 +41,8 @@ def engine_settings(
         port=serving.port,
         tls=serving.tls_secret is not None,
         shutdown_timeout_s=shutdown_timeout_s(spec),
+        # Further arguments say for themselves what they tell.
+        hf_overrides=pair.target.told_config if spec.target.rope_scaling else None,
         dtype=Dtype.BFLOAT16 if spec.target.quantization is Quantization.BF16 else serving.dtype,
         online_quantization=_online_quantization(pair.target, pair.target_precision),
         enforce_eager=serving.enforce_eager,

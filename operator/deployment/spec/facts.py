@@ -13,6 +13,7 @@ from specdecode_operator.deployment.spec.checkpoints import (
     geometry_of,
     named_checkpoints,
     spec_at,
+    told_geometry,
     wanted_precision,
 )
 from specdecode_operator.deployment.spec.model_sources import (
@@ -24,6 +25,7 @@ from specdecode_operator.deployment.spec.model_sources import (
     served_models,
 )
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
+from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, config_overrides
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.plan import PLACE_ONLY, PlanOptions, pair_at
@@ -31,7 +33,7 @@ from specdecode_operator.sizing.choice.precision_rules import Available
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, longest_sequence
 from specdecode_operator.vocabulary import DTYPE_BYTES, KV_ELEMENT_BYTES, Method, Precision
 
 
@@ -86,11 +88,14 @@ def gather_facts(
         When there is no such vLLM version, model, checkpoint or precision.
     """
     profile = engine_profile(spec)
+    told = config_overrides(spec.target.rope_scaling, spec.engine.extra_args, profile)
     own = {
-        field: geometry_of(field, model, known.get(model_source(spec, model)), _head_method(spec, field))
+        field: told_geometry(field, model, known.get(model_source(spec, model)), told)
+        if field == TARGET
+        else geometry_of(field, model, known.get(model_source(spec, model)), _head_method(spec, field))
         for field, model in served_models(spec).items()
     }
-    options = _plan_options(spec, own, known)
+    options = _plan_options(spec, own, known, told)
     pair = replace(_pair(spec, profile, own, options.available), calibration=calibration)
     if not options.target and not options.draft:
         # No precision is left to the plan: the spec can name what is served.
@@ -130,10 +135,17 @@ def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
     return speculation.method
 
 
-def _plan_options(spec: SpecDecodeDeploymentSpec, own: Mapping[str, ModelGeometry], known: KnownModels) -> PlanOptions:
+def _plan_options(
+    spec: SpecDecodeDeploymentSpec,
+    own: Mapping[str, ModelGeometry],
+    known: KnownModels,
+    told: ConfigOverrides | None,
+) -> PlanOptions:
     """Return the objective, and the checkpoints and precisions of each model to choose from."""
     models = served_models(spec)
-    named = {field: named_checkpoints(field, model, own[field], spec, known) for field, model in models.items()}
+    named = {
+        field: named_checkpoints(field, own[field], spec, known, told if field == TARGET else None) for field in models
+    }
     free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
     return PlanOptions(
         objective=spec.objective,
@@ -181,7 +193,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
     # The index of sparse attention has blocks of its own size, and so has the cache beside it.
     default_block_size = BLOCK_TOKENS if target.has_sparse_attention else profile.default_block_sizes[platform_of(spec)]
     return EngineLimits(
-        max_model_len=serving.max_model_len or target.max_position_embeddings,
+        max_model_len=serving.max_model_len or longest_sequence(target, profile.version),
         max_num_seqs=serving.max_num_seqs,
         max_num_batched_tokens=serving.max_num_batched_tokens,
         block_size=serving.block_size or default_block_size,

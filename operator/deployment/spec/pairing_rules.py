@@ -13,7 +13,7 @@ from specdecode_operator.engine.rules.speculation import vocabulary_problems
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import Pair, loaded_draft
+from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, longest_sequence
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
 _METHOD: Final = "spec.speculation.method"
@@ -35,7 +35,7 @@ _METHOD_OF_HEAD: Final = {
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
 """Methods that read hidden states of the target's inner layers."""
 
-_GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
+GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
 """Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length."""
 
 
@@ -46,7 +46,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_role_problems(method, pair),
         *_match_problems(method, pair),
         *_precision_problems(spec, method),
-        *_length_problems(spec, pair),
+        *_length_problems(spec, method, pair),
         *_state_problems(spec, method, pair.target, profile),
         *_count_problems(pair),
         *_package_problems(spec, method, profile),
@@ -113,12 +113,12 @@ def _precision_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Itera
         yield Problem(f"{DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", message)
 
 
-def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
+def _length_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """vllm/config/speculative.py, _maybe_override_draft_max_model_len: not beyond the draft's own."""
     draft = spec.speculation.draft if spec.speculation else None
-    if spec.speculation is None or draft is None or pair.draft is None or spec.speculation.method in _GETS_LONGER:
+    if draft is None or pair.draft is None or method in GETS_LONGER:
         return
-    longest = pair.draft.max_position_embeddings
+    longest = longest_sequence(pair.draft, pair.limits.engine_version)
     if draft.max_model_len is not None and draft.max_model_len > longest:
         message = f"{pair.draft.name} was made for at most {longest} tokens: use that or less"
         yield Problem(f"{DRAFT}.maxModelLen", str(draft.max_model_len), message)

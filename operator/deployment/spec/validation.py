@@ -34,7 +34,7 @@ from specdecode_operator.sizing.choice.plan import pair_at
 from specdecode_operator.sizing.choice.precision_rules import dtype_problem, served_precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import Pair, spread_problems
+from specdecode_operator.sizing.pair.pair import Pair, longest_sequence, spread_problems
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Dtype, KvCacheDtype
@@ -179,10 +179,18 @@ def _size_problems(pair: Pair) -> Iterator[Problem]:
 
 
 def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
-    wanted, longest = spec.serving.max_model_len, pair.target.max_position_embeddings
-    if wanted is not None and wanted > longest:
-        message = f"{pair.target.name} was made for at most {longest} tokens: use that or less"
-        yield Problem("spec.serving.maxModelLen", str(wanted), message)
+    wanted, longest = spec.serving.max_model_len, longest_sequence(pair.target, pair.limits.engine_version)
+    if wanted is None or wanted <= longest:
+        return
+    if spec.target.rope_scaling is not None:
+        message = (
+            f"{pair.target.name} reaches {longest} tokens with target.ropeScaling: use that or less, or raise that"
+        )
+    else:
+        message = (
+            f"{pair.target.name} was made for at most {longest} tokens: use that or less, or set target.ropeScaling"
+        )
+    yield Problem("spec.serving.maxModelLen", str(wanted), message)
 
 
 def _workload_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:

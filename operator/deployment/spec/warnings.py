@@ -1,26 +1,31 @@
 """Everything that is worth knowing of a spec although its engine starts, in one list."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from specdecode_operator.api.models import ServedModel
 from specdecode_operator.api.values import CudagraphMode
+from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
-from specdecode_operator.deployment.spec.runner_rules import schedule_warnings
+from specdecode_operator.deployment.spec.pairing_rules import GETS_LONGER
+from specdecode_operator.deployment.spec.runner_rules import runs_on_v1, schedule_warnings
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.extra_args import options
-from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.model.geometry import computed_in
+from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 """Modes of which nobody measured what their graphs take."""
 
-_UNCOUNTED_FLAGS: Final = ("--hf-overrides", "--cpu-offload-gb")
-"""Flags that change a model, or where it lies, in ways of their own."""
+_UNCOUNTED_FLAGS: Final = ("--cpu-offload-gb",)
+"""Flags that change where a model lies in ways of their own."""
+
+_ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
 
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 """What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
@@ -35,6 +40,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_version_warnings(facts),
         *_checkpoint_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
+        *_draft_length_warnings(facts),
         *_package_warnings(facts),
         *_uncounted_warnings(facts),
         *_tokenizer_warnings(facts, known),
@@ -86,6 +92,31 @@ def _draft_tensor_warnings(facts: Facts, tensor: int) -> Iterator[str]:
         )
 
 
+def _draft_length_warnings(facts: Facts) -> Iterator[str]:
+    """A draft that ends before its target; overrides of the target do not reach it (config/speculative.py).
+
+    V1 drafts for nobody while one sequence is too long (v1/worker/gpu_model_runner.py, _input_fits_in_drafter), V2 goes
+    on up to the target's length (v1/worker/gpu/spec_decode/speculator.py, draft_max_seq_len).
+    """
+    pair, draft, wanted = facts.pair, facts.pair.draft, facts.pair.limits.max_model_len
+    if facts.method is Method.MTP and _ROPE_KEYS.search(pair.target.told_config):
+        yield (
+            f"the layers of {pair.target.name} that draft are not told of its longer rope: vLLM reads them from the"
+            " checkpoint as it is, and little of what they propose beyond its own length is accepted"
+        )
+    if draft is None or facts.method in GETS_LONGER:
+        return
+    longest = longest_sequence(draft, pair.limits.engine_version)
+    if wanted <= longest:
+        return
+    on_v1 = runs_on_v1(facts.spec, pair)
+    then = "drafts for none while one is longer" if on_v1 else "goes on beyond with positions that it does not know"
+    yield (
+        f"{draft.name} was made for at most {longest} tokens, and sequences may have {wanted}: vLLM"
+        f" {facts.profile.version} {then}; set serving.maxModelLen to {longest}, or choose a draft that goes as far"
+    )
+
+
 def _package_warnings(facts: Facts) -> Iterator[str]:
     package = facts.profile.method_packages.get(facts.method)
     if package is not None:
@@ -124,9 +155,4 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
 
 def _config(facts: Facts, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:
     """Return what is known of a model's config.json."""
-    if model.config is not None:
-        return model.config
-    if (entry := find_entry(model.model)) is not None:
-        return entry.config
-    read = known.get(model_source(facts.spec, model))
-    return {} if read is None else read.config
+    return config_of(model, known.get(model_source(facts.spec, model))) or {}

@@ -37,7 +37,7 @@ _REFUSED_FAMILIES = {"--data-parallel-": _SPLIT}
 def refusal(flag: str) -> str | None:
     """Return what to do instead of passing a flag, or a key of its JSON value; None when it may be passed."""
     for argument in ARGUMENTS:
-        if argument.flag == flag:
+        if argument.flag == flag and not argument.says_more:
             return "remove it; the operator sets it" if argument.field is None else f"use {argument.field}"
     for prefix, advice in _REFUSED_FAMILIES.items():
         if flag.startswith(prefix):

@@ -129,3 +129,8 @@ def _runs_on_v2(rule: Mapping[str, Any] | None, method: str, model: ModelTraits)
 def caches_prefixes(version: str) -> bool:
     """Whether models with states cache prefixes by default; others always do."""
     return bool(sizing_facts(version)["prefix_caching_of_states"])
+
+
+def multiplies_yarn(version: str) -> bool:
+    """Whether a version takes YaRN's original length times its factor for a model's longest sequence."""
+    return bool(sizing_facts(version)["multiplies_yarn"])

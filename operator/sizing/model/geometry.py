@@ -96,6 +96,8 @@ class ModelGeometry:
     mtp_layers: int = 0  # Layers for multi-token prediction that its checkpoint also holds (num_nextn_predict_layers)
     # What each of them is made of, where it is not one layer like the last (Nemotron 3)
     mtp_block: tuple[Layer, ...] = ()
+    # Keys of its config.json that the engine must be told otherwise, as JSON; empty where it reads all in the file
+    told_config: str = ""
     # Bytes of a number in the KV cache where the checkpoint asks for it (FP8); None: of the model's type
     cache_element_bytes: int | None = None
 

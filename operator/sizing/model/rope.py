@@ -2,11 +2,11 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.base.fields import MAX_TOKENS, Fields
 
 MROPE_STRETCH: Final = 4
 """Tables of positions in several dimensions are so much longer (vLLM, mrope.py)."""
@@ -57,6 +57,34 @@ def rope_table(
         positions=_positions(config, parameters, kind, max_position_embeddings, mrope_stretch),
         parameters=_canonical(facts),
     )
+
+
+_INCLUDED: Final = ("llama3", "longrope", "su")
+"""Types with which max_position_embeddings is the stretched length, in all versions."""
+
+_YARN: Final = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
+
+
+def stretched_length(max_position_embeddings: int, ropes: Iterable[RopeTable], *, multiplies_yarn: bool) -> int:
+    """Return the longest sequence that the engine takes (vLLM, config/model.py, _get_and_verify_max_len).
+
+    Before 0.30 it is the original length of YaRN times its factor, from then on what the file says.
+    """
+    length, factor = max_position_embeddings, 1.0
+    for facts in ({key: json.loads(value) for key, value in rope.parameters} for rope in ropes):
+        kind = facts["rope_type"]
+        if kind in _INCLUDED or (kind in _YARN and not multiplies_yarn):
+            continue
+        factor = _number(facts.get("factor"), factor)
+        if kind == "yarn":
+            length = int(_number(facts.get("original_max_position_embeddings"), length))
+    return min(int(length * factor), MAX_TOKENS)
+
+
+def _number(value: object, default: float) -> float:
+    """Return a positive number, as most files have it, or else the default."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 < value <= MAX_TOKENS else default  # type: ignore[return-value,operator]
 
 
 def _rotary_dim(head_dim: int, partial: float, kind: str) -> int:

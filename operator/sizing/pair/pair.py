@@ -5,10 +5,18 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final
 
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, ModelTraits, find_era, sizing_facts
+from specdecode_operator.sizing.base.eras import (
+    NEWEST_VERSION,
+    Era,
+    ModelTraits,
+    find_era,
+    multiplies_yarn,
+    sizing_facts,
+)
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
+from specdecode_operator.sizing.model.rope import stretched_length
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -189,6 +197,18 @@ def _era(version: str, method: str, target: ModelGeometry, precision: Precision)
     has_states = not all(isinstance(mixer, SelfAttention | LatentAttention) for mixer in mixers)
     quantized = precision is not Precision.BF16
     return find_era(version, method, ModelTraits(target.architecture, target.has_experts, has_states, quantized))
+
+
+_STRETCHED_IN_FILE: Final = "Gemma3"
+"""Its max_position_embeddings is multiplied already (vLLM, config/model.py, _get_and_verify_max_len)."""
+
+
+@cache
+def longest_sequence(model: ModelGeometry, version: str) -> int:
+    """Return the longest sequence in tokens that a version of vLLM takes of a model."""
+    if model.architecture.startswith(_STRETCHED_IN_FILE):
+        return model.max_position_embeddings
+    return stretched_length(model.max_position_embeddings, model.ropes, multiplies_yarn=multiplies_yarn(version))
 
 
 def extra_slots(pair: Pair) -> int:

@@ -21,6 +21,13 @@ target: {model: Qwen/Qwen3-8B}
 speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: AngelSlim/Qwen3-8B_eagle3, maxModelLen: 2048}}
 parallelism: {tensor: 2, pipeline: 2, draftTensor: 1}
 """,
+    "stretched": """
+target: {model: Qwen/Qwen3-32B, ropeScaling: {type: yarn, factor: "4.0", originalMaxPositionEmbeddings: 32768}}
+serving: {maxModelLen: 131072, dtype: bfloat16}
+""",
+    "stretched otherwise": """
+target: {model: Qwen/Qwen3-32B, quantization: BF16, ropeScaling: {type: linear, factor: "1.5"}}
+""",
     "own layers": """
 target: {model: Qwen/Qwen3-Next-80B-A3B-Instruct}
 speculation: {method: mtp, numSpeculativeTokens: 2}

@@ -50,6 +50,16 @@ BAD = {
         "is float32, and target.quantization BF16 asks for bfloat16: remove one of the two",
     ),
     "element type of another name": Bad("serving: {dtype: half}", "spec.serving.dtype", '"auto", "bfloat16"'),
+    "a length that nothing multiplies": Bad(
+        'target: {model: org/m, ropeScaling: {type: linear, factor: "2", originalMaxPositionEmbeddings: 4096}}',
+        "spec.target.ropeScaling.originalMaxPositionEmbeddings",
+        "type linear multiplies the length that the config.json says: remove it",
+    ),
+    "a factor below 1": Bad(
+        'target: {model: org/m, ropeScaling: {type: yarn, factor: "0.5"}}',
+        "spec.target.ropeScaling.factor",
+        "should match",
+    ),
     "draft of nothing": Bad(
         "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {}}",
         "spec.speculation.draft.model",

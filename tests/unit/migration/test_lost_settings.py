@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.migration.convert import Migration, migrate
@@ -28,9 +29,39 @@ def decided(migration: Migration) -> str:
     return "; ".join(map(str, migration.decisions))
 
 
-def test_a_longer_rope_is_never_lost_in_silence(specdecode: Specdecode, write: WriteObject) -> None:
-    source = write("d.yaml", engine("Qwen/Qwen3-32B", "--rope-scaling", YARN, "--max-model-len", "131072"))
-    assert "--rope-scaling" in asked(specdecode, source)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--rope-scaling", YARN],
+        ["--hf-overrides", f'{{"rope_scaling": {YARN}, "max_position_embeddings": 131072}}'],
+        [f'--hf-overrides={{"rope_parameters": {YARN}}}'],
+        ["--hf-overrides.rope_parameters", YARN],
+    ],
+)
+def test_a_longer_rope_becomes_its_field(specdecode: Specdecode, write: WriteObject, flags: list[str]) -> None:
+    source = write("d.yaml", engine("Qwen/Qwen3-32B", *flags, "--max-model-len", "131072"))
+    finished = specdecode("import", "-f", source)
+    assert finished.exit_code == 0, finished.output
+    spec = yaml.safe_load(finished.stdout)["spec"]
+    assert spec["target"]["ropeScaling"] == {"type": "yarn", "factor": "4", "originalMaxPositionEmbeddings": 32768}
+    assert "engine" not in spec or "extraArgs" not in spec["engine"]
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        '{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}',
+        '{"rope_type": "yarn", "factor": "4", "original_max_position_embeddings": 32768}',
+        '{"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.1, "original_max_position_embeddings": 32768}',
+        '{"rope_type": ["yarn"], "factor": 4.0}',
+        "4",
+    ],
+)
+def test_a_rope_that_no_field_says_is_never_lost_in_silence(
+    specdecode: Specdecode, write: WriteObject, rope: str
+) -> None:
+    source = write("d.yaml", engine("Qwen/Qwen3-32B", "--rope-scaling", rope, "--max-model-len", "131072"))
+    assert "--hf-overrides" in asked(specdecode, source)
     assert specdecode("import", "-f", source).stdout.startswith("# To be decided first")
 
 

@@ -387,7 +387,7 @@ def test_a_lookup_with_ranges_has_only_graphs_to_tell_of() -> None:
     assert schedule_warnings(facts.spec, facts.profile, facts.pair) == []
 
 
-@pytest.mark.parametrize("flag", ["--hf-overrides", "--cpu-offload-gb"])
+@pytest.mark.parametrize("flag", ["--cpu-offload-gb"])
 def test_flags_that_the_plan_does_not_count_are_told(flag: str) -> None:
     assert flag not in planned_message(pair_70b())
     assert flag in planned_message(pair_70b(engine={"extraArgs": [f"{flag}={{}}"]}))

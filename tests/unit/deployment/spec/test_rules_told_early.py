@@ -1,5 +1,6 @@
 """Every rule of docs/reference/launch.md is broken once, and told of by the field that the document names."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,34 @@ def typed(dtype: str, target: str, draft: Body | None = None, **more: Any) -> Bo
     spec = drafting("ngram" if draft is None else "draft_model", target)
     spec["speculation"] |= {} if draft is None else {"draft": draft}
     return {**spec, "target": {**spec["target"], **more}, "serving": {**LONG, "dtype": dtype}}
+
+
+YARN = {"type": "yarn", "factor": "4", "originalMaxPositionEmbeddings": 32_768}
+ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768, "rope_theta": 1_000_000}
+TOLD = {"rope_parameters": ROPE}
+
+
+def told(overrides: Body) -> Body:
+    """An engine that is told keys of a config.json."""
+    return {"extraArgs": ["--hf-overrides", json.dumps(overrides)]}
+
+
+def stretched(scaling: Body | None, engine: Body | None = None, target: str = "Qwen/Qwen3-32B", **more: Any) -> Body:
+    """A spec of 131,072 tokens."""
+    named: Body = {"model": target} | ({} if scaling is None else {"ropeScaling": scaling})
+    if config := more.pop("config", None):
+        named["config"] = config
+    return {"target": named, "serving": {"maxModelLen": 131_072}, "engine": engine or {}, **more}
+
+
+def without_base() -> Body:
+    """A config.json that leaves the base of its positions to its class."""
+    entry = find_entry(QWEN)
+    assert entry is not None
+    return {key: value for key, value in entry.config.items() if key != "rope_theta"}
+
+
+UNROTATED = without_base()
 
 
 def ranges(*parts: tuple[int, int, int], k: int = 4) -> SpeculationSettings:
@@ -98,6 +127,24 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (typed("float32", "deepseek-ai/DeepSeek-V2-Lite"), "latent attention"),
         (typed("float32", LARGE, draft={"model": SMALL, "quantization": "FP8"}), "is served in FP8"),
         (typed("float32", LARGE, draft={"model": SMALL, "quantization": "Auto"}), "write AsCheckpoint"),
+    ],
+    "not above the longest sequence of the target, with `target.ropeScaling` or `--hf-overrides` where they say so; a"
+    " factor of YaRN counts by itself up to 0.29 only": [
+        (stretched(None), "use that or less, or set target.ropeScaling"),
+        (stretched({**YARN, "factor": "2"}), "reaches 65536 tokens with target.ropeScaling"),
+        (stretched(None, told(TOLD)), "was made for at most 40960 tokens"),
+    ],
+    "one base for all layers, which the `config.json` says; no `--hf-overrides` beside it": [
+        (stretched(YARN, target="google/gemma-3-27b-it"), "rotate in several ways"),
+        (stretched(YARN, target="openai-community/gpt2", config=UNROTATED), "does not say its rope_theta"),
+    ],
+    "rope parameters in `--hf-overrides` say the `rope_theta`, too: they take the place of all": [
+        (
+            stretched(None, told({"rope_parameters": {**ROPE, "rope_theta": None}})),
+            "rope_theta 1000000",
+        ),
+        (stretched(None, {"extraArgs": ["--hf-overrides=[]"]}), "JSON object"),
+        (stretched(YARN, told(TOLD)), "vLLM keeps one of its kind"),
     ],
     "room for one whole verification: drafted tokens, one more, and the method's extra slots": [
         (speculating(DRAFT_MODEL, max_num_seqs=1, max_num_batched_tokens=6), "at least 7 to verify")

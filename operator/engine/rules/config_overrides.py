@@ -1,0 +1,182 @@
+"""What the engine is told of the target's config.json in the place of what stands there: ``--hf-overrides``.
+
+It is sized as it is told. The draft is not told: vLLM hands it no overrides that are JSON (config/speculative.py,
+compose_draft_hf_overrides).
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from specdecode_operator.api.models import RopeScaling
+from specdecode_operator.engine.arguments import HF_OVERRIDES
+from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.extra_args import Option, options
+from specdecode_operator.problems import InvalidSpecError, Problem
+
+ROPE_SCALING: Final = "spec.target.ropeScaling"
+
+_LONGEST: Final = "max_position_embeddings"
+_THETA: Final = "rope_theta"
+_ROPE: Final = ("rope_parameters", "rope_scaling")
+"""One thing by its name today and that of older files; transformers takes both."""
+
+_OF_WINDOWS: Final = "rope_local_base_freq"
+"""Gemma 3 files of before transformers 5: layers with a window have a base of their own."""
+
+_TEXT: Final = "text_config"
+
+_KEPT: Final = (_THETA, "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+"""Rope parameters that are no scaling: an override takes the place of all (config/model.py, _apply_dict_overrides)."""
+
+
+@dataclass(frozen=True)
+class ConfigOverrides:
+    """What a spec says of the target's config.json; either of the two."""
+
+    field: str
+    """Where it says so."""
+    shown: str
+    scaling: RopeScaling | None
+    given: Mapping[str, Any]
+    """Of further arguments."""
+
+    def keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the keys that take the place of those of a config.json.
+
+        Raises
+        ------
+        InvalidSpecError
+            When the model is none that they could be said of.
+        """
+        if self.scaling is not None:
+            return self._scaled(config, self.scaling)
+        theta, rope = _positions(config).get(_THETA), _rope_of(_text_of(self.given))
+        if rope and theta is not None and rope.get(_THETA) is None and not _is_nested(rope):
+            message = (
+                f"its rope parameters take the place of all, and so drop the model's {_THETA} {theta}: use"
+                f" {ROPE_SCALING}, which keeps it, or add it"
+            )
+            raise _refusal(self.field, self.shown, message)
+        return self.given
+
+    def _scaled(self, config: Mapping[str, Any], scaling: RopeScaling) -> Mapping[str, Any]:
+        """Return the keys of a scaling.
+
+        The longest sequence stands among them for YaRN: from 0.30 on vLLM does not multiply it by the factor
+        (config/model.py, _get_and_verify_max_len).
+        """
+        known = _positions(config)
+        if _is_nested(_rope_of(_text_of(config))) or known.get(_OF_WINDOWS) is not None:
+            raise _refusal(
+                self.field,
+                self.shown,
+                "the model's layers rotate in several ways, which no single scaling can stretch: remove it",
+            )
+        for key in (_THETA, _LONGEST):
+            if known.get(key) is None:
+                raise _refusal(
+                    self.field,
+                    self.shown,
+                    f"the model's config.json does not say its {key}, without which it is lost: remove it",
+                )
+        factor = float(scaling.factor)
+        rope = {key: known[key] for key in _KEPT if known.get(key) is not None}
+        rope |= {"rope_type": scaling.type.value, "factor": factor}
+        keys: dict[str, Any] = {_ROPE[0]: rope}
+        if scaling.type.has_original_length:
+            original = scaling.original_max_position_embeddings or known[_LONGEST]
+            rope["original_max_position_embeddings"] = original
+            keys[_LONGEST] = math.ceil(original * factor)
+        return {_TEXT: keys} if isinstance(config.get(_TEXT), Mapping) else keys
+
+
+def config_overrides(
+    scaling: RopeScaling | None, extra_args: Sequence[str], profile: EngineProfile
+) -> ConfigOverrides | None:
+    """Return what a spec says of the target's config.json; None where it says nothing.
+
+    Raises
+    ------
+    InvalidSpecError
+        When it says so twice, or further arguments are no JSON object.
+    """
+    given = [option for option in options(extra_args, profile) if option.flag.name == HF_OVERRIDES]
+    if not given:
+        return None if scaling is None else ConfigOverrides(ROPE_SCALING, str(scaling.factor), scaling, {})
+    field, shown = f"spec.engine.extraArgs[{given[-1].index}]", given[-1].shown
+    if scaling is not None:
+        message = f"vLLM keeps one of its kind, and {ROPE_SCALING} is another: remove one of the two"
+        raise _refusal(field, shown, message)
+    keys = _merged(given)
+    if keys is None:
+        raise _refusal(field, shown, "must be followed by a JSON object")
+    return ConfigOverrides(field, shown, None, keys)
+
+
+def overridden(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json as the engine reads it: sections key by key, all else as a whole."""
+    changed = dict(config)
+    for key, value in keys.items():
+        inner = config.get(key)
+        if key.endswith("_config") and isinstance(inner, Mapping) and isinstance(value, Mapping):
+            changed[key] = overridden(inner, value)
+        elif key in _ROPE:
+            changed[_ROPE[0]] = value
+            changed.pop(_ROPE[1], None)
+        else:
+            changed[key] = value
+    return changed
+
+
+def _refusal(field: str, shown: str, message: str) -> InvalidSpecError:
+    return InvalidSpecError([Problem(field, shown, message)])
+
+
+def _merged(given: Sequence[Option]) -> Mapping[str, Any] | None:
+    """Return what options say together; of two spellings vLLM's parser keeps the dotted (utils/argparse_utils.py)."""
+    dotted: dict[str, Any] = {}
+    whole: Any = {}
+    for option in given:
+        if not option.path:
+            whole = _value(option.value)
+            continue
+        place = dotted
+        *parents, last = option.path.split(".")
+        for parent in parents:
+            inner = place.setdefault(parent, {})
+            place = inner if isinstance(inner, dict) else {}
+        place[last] = _value(option.value)
+    found = dotted or whole
+    return found if isinstance(found, dict) else None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part about the language model."""
+    inner = config.get(_TEXT)
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Any = next((config[key] for key in _ROPE if config.get(key)), {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's keys, and on top those of its rope parameters."""
+    text = _text_of(config)
+    return {**text, **_rope_of(text)}
+
+
+def _is_nested(rope: Mapping[str, Any]) -> bool:
+    """Whether each type of layers has parameters of its own."""
+    return any(isinstance(value, Mapping) for value in rope.values())

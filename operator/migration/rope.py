@@ -1,0 +1,56 @@
+"""Rope parameters that a server was told: the field for them, where it means the same."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from specdecode_operator.api.values import RopeType
+from specdecode_operator.engine.arguments import HF_OVERRIDES
+from specdecode_operator.migration.arguments import Argument
+from specdecode_operator.migration.builder import SpecBuilder
+
+_FIELD: Final = "target.ropeScaling"
+_ROPE: Final = frozenset({"rope_parameters", "rope_scaling"})
+_LONGEST: Final = "max_position_embeddings"
+_ORIGINAL: Final = "original_max_position_embeddings"
+_ORIGINAL_FIELD: Final = "originalMaxPositionEmbeddings"
+_KEYS: Final = frozenset({"rope_type", "type", "factor", _ORIGINAL})
+_MOST_FACTOR: Final = 10_000
+
+
+def take_rope_scaling(given: Argument, builder: SpecBuilder) -> bool:
+    """Take ``--hf-overrides`` that says a scaling and nothing else; return whether it does."""
+    if given.name != HF_OVERRIDES or not given.known:
+        return False
+    try:
+        said = json.loads(given.value)
+    except (ValueError, RecursionError):
+        return False
+    for key in reversed(given.path):
+        said = {key: said}
+    scaling = _scaling(said) if isinstance(said, dict) else None
+    if scaling is None:
+        return False
+    builder.take(given.text, _FIELD, scaling, "the model's own rope_theta is kept")
+    return True
+
+
+def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
+    rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
+    if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST} or not rope.keys() <= _KEYS:
+        return None
+    kind, factor, original = rope.get("rope_type", rope.get("type")), rope.get("factor"), rope.get(_ORIGINAL)
+    is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not isinstance(kind, str) or kind not in set(RopeType) or not is_number or not 1 <= factor < _MOST_FACTOR:  # type: ignore[operator]
+        return None
+    scaling = {"type": kind, "factor": f"{factor:.3f}".rstrip("0").rstrip(".")}
+    if float(scaling["factor"]) != factor:
+        return None
+    if not RopeType(kind).has_original_length:
+        return scaling if original is None and _LONGEST not in said else None
+    if original is not None:
+        scaling[_ORIGINAL_FIELD] = original
+    reached = said.get(_LONGEST)
+    same = reached is None or (isinstance(original, int) and reached == math.ceil(original * factor))
+    return scaling if same else None

@@ -1,0 +1,143 @@
+"""Longer ropes: the engine is told them, sizing counts them, and what nobody could mean is refused."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.spec.engine_settings import engine_settings
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.deployment.spec.warnings import plan_warnings
+from specdecode_operator.engine.arguments import HF_OVERRIDES, command_line
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.model.geometry import GeometryError
+from specdecode_operator.sizing.pair.pair import longest_sequence
+
+QWEN = "Qwen/Qwen3-32B"
+YARN = {"type": "yarn", "factor": "4.0", "originalMaxPositionEmbeddings": 32_768}
+ROPE = {"rope_theta": 1_000_000, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+
+
+def facts(target: dict[str, Any], *extra_args: str, version: str = "0.32", **serving: Any) -> Facts:
+    """Facts of a target alone."""
+    spec = {"target": target, "serving": serving, "engine": {"version": version, "extraArgs": list(extra_args)}}
+    return valid_facts(SpecDecodeDeploymentSpec.parse(spec))
+
+
+def line(found: Facts) -> list[str]:
+    """The command line of an engine on one GPU."""
+    return command_line(engine_settings(found.spec, found.pair, 1), found.profile)
+
+
+def told(found: Facts) -> dict[str, Any]:
+    """What the engine is told of the config.json."""
+    words = line(found)
+    keys: dict[str, Any] = json.loads(words[words.index(HF_OVERRIDES) + 1])
+    return keys
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+def test_yarn_is_told_in_the_way_that_every_version_takes(version: str) -> None:
+    found = facts({"model": QWEN, "ropeScaling": YARN}, version=version)
+    assert found.pair.limits.max_model_len == 131_072
+    assert told(found) == {"rope_parameters": ROPE, "max_position_embeddings": 131_072}
+
+
+def test_the_table_of_positions_is_counted() -> None:
+    plain, stretched = facts({"model": QWEN}), facts({"model": QWEN, "ropeScaling": YARN})
+    assert HF_OVERRIDES not in line(plain)
+    rows = [found.pair.target.ropes[0].positions for found in (plain, stretched)]
+    assert rows == [40_960, 131_072]
+
+
+def test_without_an_original_length_it_is_that_of_the_file() -> None:
+    found = facts({"model": QWEN, "ropeScaling": {"type": "yarn", "factor": "1.5"}})
+    assert found.pair.limits.max_model_len == 61_440
+    assert told(found)["rope_parameters"]["original_max_position_embeddings"] == 40_960
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_other_types_multiply_the_length_of_the_file(kind: str) -> None:
+    found = facts({"model": QWEN, "ropeScaling": {"type": kind, "factor": "2"}})
+    assert found.pair.limits.max_model_len == 81_920
+    assert told(found) == {"rope_parameters": {"rope_theta": 1_000_000, "rope_type": kind, "factor": 2.0}}
+
+
+def test_a_model_with_a_section_for_text_is_told_in_it() -> None:
+    model = "Qwen/Qwen3-VL-32B-Instruct"
+    found = facts({"model": model, "ropeScaling": {"type": "yarn", "factor": "2"}})
+    (inner,) = told(found).values()
+    assert inner["rope_parameters"]["mrope_section"] == [24, 20, 20]
+    assert inner["max_position_embeddings"] == found.pair.limits.max_model_len == 524_288
+
+
+@pytest.mark.parametrize(
+    "extra_args",
+    [
+        [HF_OVERRIDES, json.dumps({"rope_parameters": ROPE, "max_position_embeddings": 131_072})],
+        [f"{HF_OVERRIDES}={json.dumps({'rope_scaling': ROPE, 'max_position_embeddings': 131_072})}"],
+        [f"{HF_OVERRIDES}.rope_parameters", json.dumps(ROPE), f"{HF_OVERRIDES}.max_position_embeddings=131072"],
+    ],
+)
+def test_overrides_among_further_arguments_are_counted_and_passed_on_once(extra_args: list[str]) -> None:
+    found = facts({"model": QWEN}, *extra_args, maxModelLen=131_072)
+    assert found.pair.target.ropes[0].positions == 131_072
+    assert [word for word in line(found) if word.startswith(HF_OVERRIDES)] == [
+        word for word in extra_args if word.startswith(HF_OVERRIDES)
+    ]
+
+
+def test_a_factor_of_yarn_alone_reaches_further_up_to_0_29() -> None:
+    extra_args = (HF_OVERRIDES, json.dumps({"rope_parameters": ROPE}))
+    assert facts({"model": QWEN}, *extra_args, version="0.29", maxModelLen=131_072)
+    with pytest.raises(InvalidSpecError, match="at most 40960 tokens"):
+        facts({"model": QWEN}, *extra_args, version="0.30", maxModelLen=131_072)
+
+
+def test_whatever_else_overrides_say_of_the_size_is_counted() -> None:
+    fewer = facts({"model": QWEN}, HF_OVERRIDES, '{"num_hidden_layers": 4}')
+    assert fewer.pair.target.num_layers == 4
+    with pytest.raises(InvalidSpecError, match=r"extraArgs\[0\].*num_hidden_layers"):
+        facts({"model": QWEN}, HF_OVERRIDES, '{"num_hidden_layers": "four"}')
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default", "factor": "x"}, {"rope_type": "llama3", "factor": 1e400}])
+def test_numbers_that_are_none_end_in_no_traceback(rope: dict[str, Any]) -> None:
+    overrides = json.dumps({"rope_parameters": {"rope_theta": 1_000_000, **rope}})
+    assert facts({"model": QWEN}, HF_OVERRIDES, overrides).pair.limits.max_model_len == 40_960
+
+
+def test_published_models_are_as_long_as_their_files_say() -> None:
+    geometries = []
+    for model in known_models():
+        with suppress(GeometryError):
+            geometries.append(find_geometry(model))
+    longer = [
+        each.name for each in geometries if each and longest_sequence(each, "0.32") != each.max_position_embeddings
+    ]
+    assert longer == []
+
+
+DRAFTED = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": {"model": "Qwen/Qwen3-1.7B"}}
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "speculation", "words"),
+    [
+        ("0.30", QWEN, DRAFTED, "drafts for none"),
+        ("0.32", QWEN, DRAFTED, "goes on beyond with positions that it does not know"),
+        ("0.32", "Qwen/Qwen3-Next-80B-A3B-Instruct", {"method": "mtp", "numSpeculativeTokens": 2}, "not told of its"),
+    ],
+)
+def test_a_draft_that_ends_before_its_target_is_told(version: str, model: str, speculation: Any, words: str) -> None:
+    spec = {"target": {"model": model, "ropeScaling": YARN}, "speculation": speculation, "engine": {"version": version}}
+    found = valid_facts(SpecDecodeDeploymentSpec.parse(spec))
+    assert any(words in warning for warning in plan_warnings(found, {}, 1))
+    del spec["target"]["ropeScaling"]  # type: ignore[attr-defined]
+    found = valid_facts(SpecDecodeDeploymentSpec.parse(spec))
+    assert not any(words in warning for warning in plan_warnings(found, {}, 1))
