@@ -1,6 +1,7 @@
 """What is wrong with an input, said once for every place that reports it, and how what others wrote is shown."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -58,7 +59,9 @@ def shown(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
 
     Text has no quotes but where it would read as something else: "4096" is text, 4096 is not.
     """
-    if not isinstance(value, str):
+    if isinstance(value, float) and not math.isfinite(value):
+        text = str(value)
+    elif not isinstance(value, str):
         text = json.dumps(value, ensure_ascii=False, default=str)
     else:
         # An enumeration's member stands for its value.
@@ -67,3 +70,8 @@ def shown(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
             text = json.dumps(text, ensure_ascii=False)
     text = printable(text[: limit + 1])
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def shown_or_nothing(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
+    """Return the value of a field that need not be there, as `shown`."""
+    return "nothing" if value is None else shown(value, limit)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from specdecode_operator.problems import printable, shown_or_nothing
+
 _CLOSE: Final = 0.8
 """How alike two keys are before one counts as a slip of the pen for the other (1 is equal)."""
 
@@ -16,9 +18,7 @@ class CaseError(ValueError):
     """A case that cannot be sized; the text names the key, the value and the fix."""
 
     def __init__(self, key: str, value: object, message: str) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 1]}…"
-        super().__init__(f"{key}: {shown}: {message}")
+        super().__init__(f"{printable(key)}: {shown_or_nothing(value, _SHOWN_CHARACTERS)}: {message}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from specdecode_operator.kube.untyped import mapping, objects, texts
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, shown
 
 NONE_ALLOWED: Final[frozenset[str]] = frozenset()
 
@@ -189,9 +189,7 @@ def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value)[:64]
+    return shown(value, 64)
 
 
 def _fix(grant: str) -> str:

@@ -11,7 +11,7 @@ from specdecode_operator.api.crd.capture_rules import JOB_NAME, SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.cel_expression import evaluate
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
-from specdecode_operator.problems import Problem, printable
+from specdecode_operator.problems import Problem, shown, shown_or_nothing
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
 """The rules of a SpecDecodeDeployment's spec, and those of a SpecDecodeCapture's that compare nothing with before."""
@@ -63,7 +63,7 @@ def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem
     """What one part of an object breaks, said as the API server says it."""
     for rule in rules:
         if not evaluate(rule.holds, stored):
-            message = rule.words(printable(str(evaluate(value, stored))) for value in rule.values)
+            message = rule.words(shown(evaluate(value, stored)) for value in rule.values)
             yield Problem(f"{place}{rule.field}", _shown(stored, rule.field), message)
 
 
@@ -72,8 +72,7 @@ def _shown(stored: Body, field: str) -> str:
     value: Any = stored
     for name in field.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    text = "nothing" if value is None else printable(str(value))
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+    return shown_or_nothing(value, _LONGEST_SHOWN)
 
 
 def _plain(value: Any) -> Any:

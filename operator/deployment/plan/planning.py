@@ -11,7 +11,7 @@ from specdecode_operator.deployment.plan.changed_spec import admitted
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
 from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB
@@ -164,7 +164,9 @@ def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
     try:
         return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options, admit)
     except PlanError as error:
-        raise InvalidSpecError([Problem(f"spec.{error.field}", str(error.value), error.message)]) from error
+        raise InvalidSpecError(
+            [Problem(f"spec.{error.field}", shown_or_nothing(error.value), error.message)]
+        ) from error
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:

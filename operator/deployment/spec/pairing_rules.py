@@ -10,7 +10,7 @@ from specdecode_operator.deployment.spec.runner_rules import runner_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.runners import draft_follows_target
 from specdecode_operator.engine.rules.speculation import vocabulary_problems
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, shown_or_nothing
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, longest_sequence
@@ -153,7 +153,7 @@ def _count_problems(pair: Pair) -> Iterator[Problem]:
     try:
         loaded_draft(pair)
     except PlanError as error:
-        yield Problem(f"spec.{error.field}", str(error.value), error.message)
+        yield Problem(f"spec.{error.field}", shown_or_nothing(error.value), error.message)
 
 
 def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.engine.environment import owned_variable_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, shown
 
 ENGINE_CONTAINER = "engine"
 
@@ -98,12 +98,12 @@ def pod_template_problems(template: PodTemplate | None, platform: Platform) -> l
 
 def _metadata_problems(metadata: dict[str, Any]) -> list[Problem]:
     problems = [
-        Problem(f"spec.podTemplate.metadata.{key}", str(value)[:64], "only labels and annotations can be set")
+        Problem(f"spec.podTemplate.metadata.{key}", shown(value, 64), "only labels and annotations can be set")
         for key, value in metadata.items()
         if key not in {"labels", "annotations"} or not isinstance(value, dict)
     ]
     problems += [
-        Problem(f"spec.podTemplate.metadata.{field}.{name}", str(value)[:64], "is the operator's own: leave it out")
+        Problem(f"spec.podTemplate.metadata.{field}.{name}", shown(value, 64), "is the operator's own: leave it out")
         for field, given in metadata.items()
         if isinstance(given, dict)
         for name, value in given.items()
@@ -121,16 +121,16 @@ def _list_problems(value: Any, path: str) -> list[Problem]:
         where = f"{path}.{field}"
         if field.startswith("$"):
             problems.append(
-                Problem(where, str(content)[:64], "patch directives are not supported: write what you want")
+                Problem(where, shown(content, 64), "patch directives are not supported: write what you want")
             )
         elif field in _MERGE_KEYS:
             key = _MERGE_KEYS[field]
             if not isinstance(content, list):
-                problems.append(Problem(where, type(content).__name__, "must be a list"))
+                problems.append(Problem(where, shown(content, 64), "must be a list"))
                 continue
             for index, element in enumerate(content):
                 if not isinstance(element, dict) or not isinstance(element.get(key), str):
-                    problems.append(Problem(f"{where}[{index}]", str(element)[:64], f"needs a {key} to be merged by"))
+                    problems.append(Problem(f"{where}[{index}]", shown(element, 64), f"needs a {key} to be merged by"))
                 else:
                     problems.extend(_list_problems(element, f"{where}[{index}]"))
     return problems
@@ -152,13 +152,13 @@ def _grace_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     # True is an int for Python, and so no int here.
     if type(grace_s) is not int or grace_s < SHORTEST_GRACE_S:
         message = f"must be an integer of at least {SHORTEST_GRACE_S}: an engine leaves the Service, answers, and ends"
-        yield Problem(f"{_SPEC}.terminationGracePeriodSeconds", str(grace_s)[:64], message)
+        yield Problem(f"{_SPEC}.terminationGracePeriodSeconds", shown(grace_s, 64), message)
 
 
 def _restart_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     policy = spec.get("restartPolicy", "Always")
     if policy != "Always":
-        yield Problem(f"{_SPEC}.restartPolicy", str(policy)[:64], "engines are restarted: leave it out")
+        yield Problem(f"{_SPEC}.restartPolicy", shown(policy, 64), "engines are restarted: leave it out")
 
 
 def _download_problems(spec: dict[str, Any]) -> Iterator[Problem]:

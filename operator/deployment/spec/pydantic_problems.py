@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.patterns import MEANINGS
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, shown_or_nothing
 
 _SHOWN_CHARACTERS: Final = 64
 _UNKNOWN_FIELD: Final = "extra_forbidden"
@@ -70,8 +70,7 @@ def _path(place: tuple[int | str, ...]) -> str:
 
 def _shown(value: Any) -> str:
     """Return a value as it may stand in the file."""
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+    return shown_or_nothing(value, _SHOWN_CHARACTERS)
 
 
 def _unknown_field(place: tuple[int | str, ...], spec: type[BaseModel]) -> str:

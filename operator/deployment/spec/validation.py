@@ -28,7 +28,7 @@ from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.kube.nodes import product_refusal
 from specdecode_operator.kube.pod_policy import pod_problems
 from specdecode_operator.kube.untyped import mapping, objects
-from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
 from specdecode_operator.sizing.choice.precision_rules import dtype_problem, served_precision
@@ -236,7 +236,7 @@ def _cache_dtype_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterato
 
 def _spread_problems(facts: Facts) -> Iterator[Problem]:
     for bad in spread_problems(facts.pair.target, facts.options.spread):
-        yield Problem(f"spec.{bad.field}", str(bad.value), bad.message)
+        yield Problem(f"spec.{bad.field}", shown_or_nothing(bad.value), bad.message)
 
 
 def _tensor_problems(facts: Facts) -> Iterator[Problem]:

@@ -1,5 +1,7 @@
 """Errors of sizing: each names the field, the value and the fix."""
 
+from specdecode_operator.problems import shown_or_nothing
+
 
 class SizingError(ValueError):
     """An input that cannot be sized.
@@ -15,7 +17,7 @@ class SizingError(ValueError):
     """
 
     def __init__(self, field: str, value: object, message: str) -> None:
-        super().__init__(f"{field}: {_short(value)}: {message}")
+        super().__init__(f"{field}: {shown_or_nothing(value)}: {message}")
         self.field = field
         self.value = value
         self.message = message
@@ -27,9 +29,3 @@ class GeometryError(SizingError):
 
 class PlanError(SizingError):
     """A question that has no plan: no usable GPU, or an impossible tensor parallelism."""
-
-
-def _short(value: object, limit: int = 120) -> str:
-    """Return the value as text that fits a status message."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,7 +1,7 @@
 """Typed access to a config.json: each wrong value becomes one clear error."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import GeometryError
@@ -28,6 +28,19 @@ class Fields:
 
     model: str
     values: Mapping[str, object]
+    prefix: str = ""
+    """What stands before a key in messages, such as ``quantization_config.``."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Where in the file a value stands, of those that stand elsewhere than prefix and key say."""
+
+    def path(self, key: str) -> str:
+        """Return where in the file a value stands."""
+        return self.names.get(key, f"{self.prefix}{key}")
+
+    def having(self, values: Mapping[str, object], names: Mapping[str, str] | None = None) -> "Fields":
+        """Return other values of the same place."""
+        return replace(self, values=values, names={**self.names, **(names or {})})
 
     def is_set(self, key: str) -> bool:
         """Whether the key holds anything but null."""
@@ -93,8 +106,8 @@ class Fields:
             return None
         if not isinstance(value, Mapping):
             raise self.error(key, "must be an object")
-        return Fields(self.model, value)
+        return Fields(self.model, value, f"{self.path(key)}.")
 
     def error(self, key: str, message: str) -> GeometryError:
         """Return an error about the key that names the model."""
-        return GeometryError(key, self.values.get(key), f"{message} (config.json of {self.model})")
+        return GeometryError(self.path(key), self.values.get(key), f"{message} (config.json of {self.model})")

@@ -248,7 +248,8 @@ def _flattened(fields: Fields) -> Fields:
     inner = {key: value for key, value in section.values.items() if value is not None or key not in outer}
     # Whether tables are tied is the wrapper's to say (vLLM, config/vllm.py, with_hf_config).
     tied = {key: value for key, value in outer.items() if key == "tie_word_embeddings" and value is not None}
-    return Fields(fields.model, {**outer, **inner, **tied})
+    names = {key: section.path(key) for key in inner if key not in tied}
+    return fields.having({**outer, **inner, **tied}, names)
 
 
 def _inner_model(fields: Fields, architecture: str, tower: Tower | None) -> ModelGeometry:

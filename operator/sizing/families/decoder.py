@@ -89,7 +89,7 @@ def _layer(decoder: Decoder, checkpoint: Checkpoint, index: int) -> Layer:
 def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
     """Return the fields with values that files of this family leave out."""
     present = {key: value for key, value in fields.values.items() if value is not None}
-    return Fields(fields.model, {**defaults, **present})
+    return fields.having({**defaults, **present})
 
 
 def heads(fields: Fields, *, default_kv: bool = False, default_dim: int | None = None) -> Heads:

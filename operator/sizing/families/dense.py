@@ -111,7 +111,7 @@ def _with_window(fields: Fields, architecture: str) -> Fields:
     is_mistral = architecture == "MistralForCausalLM" or fields.text("model_type", default="") == "mistral"
     if not is_mistral or "sliding_window" in fields.values:
         return fields
-    return Fields(fields.model, {**fields.values, "sliding_window": 4096})
+    return fields.having({**fields.values, "sliding_window": 4096})
 
 
 def _uniform_window(fields: Fields) -> int | None:

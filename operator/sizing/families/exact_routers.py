@@ -155,7 +155,7 @@ def mimo_v2(fields: Fields, architecture: str, tower: Tower | None = None) -> Mo
     )
     dense = mlp(fields)
     local = with_defaults(
-        Fields(fields.model, {**fields.values, "rope_theta": fields.values.get("swa_rope_theta")}), fields.values
+        fields.having({**fields.values, "rope_theta": fields.values.get("swa_rope_theta")}), fields.values
     )
     decoder = Decoder(
         lambda index: windowed if in_windows[index] else full,

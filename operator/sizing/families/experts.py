@@ -133,9 +133,9 @@ def _one_for_all(fields: Fields, key: str) -> int:
     value = fields.values.get(key)
     if not isinstance(value, list | tuple):
         return fields.size(key)
-    if len(set(value)) != 1:
+    if not value or any(size != value[0] for size in value):
         raise fields.error(key, "sizing lacks layers of unequal experts")
-    return Fields(fields.model, {key: value[0]}).size(key)
+    return fields.having({key: value[0]}).size(key)
 
 
 def granite_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:

@@ -149,8 +149,7 @@ def gemma4_ropes(fields: Fields, wide_dim: int, dim: int) -> tuple[RopeTable, ..
     nested = fields.section("rope_parameters") or fields
     longest = fields.size("max_position_embeddings")
     return tuple(
-        rope_table(Fields(fields.model, {"rope_parameters": nested.values.get(kind)}), head_dim, longest)
-        for kind, head_dim in ((FULL, wide_dim), (SLIDING, dim))
+        rope_table(_rope_of(nested, kind), head_dim, longest) for kind, head_dim in ((FULL, wide_dim), (SLIDING, dim))
     )
 
 
@@ -159,11 +158,16 @@ def gemma3_ropes(fields: Fields, sizes: Heads) -> tuple[RopeTable, ...]:
     longest = fields.size("max_position_embeddings")
     nested = fields.section("rope_parameters")
     if nested is not None and nested.section(FULL) is not None:
-        tables = [Fields(fields.model, {"rope_parameters": nested.values.get(kind)}) for kind in (FULL, SLIDING)]
+        tables = [_rope_of(nested, kind) for kind in (FULL, SLIDING)]
     else:
         local = {"rope_theta": fields.values.get("rope_local_base_freq")}
-        tables = [fields, Fields(fields.model, local)]
+        tables = [fields, fields.having(local, {"rope_theta": fields.path("rope_local_base_freq")})]
     return tuple(rope_table(table, sizes.dim, longest) for table in tables)
+
+
+def _rope_of(nested: Fields, kind: str) -> Fields:
+    """Return the rope parameters of one kind of layer, where files otherwise have those of all."""
+    return nested.having({"rope_parameters": nested.values.get(kind)}, {"rope_parameters": nested.path(kind)})
 
 
 def _gemma_decoder(

@@ -75,7 +75,9 @@ def speculators_eagle3(fields: Fields, architecture: str, _tower: Tower | None =
     if section is None:
         raise fields.error("transformer_layer_config", "is missing; copy it from the head's config.json")
     outer = {key: fields.values[key] for key in ("draft_vocab_size", "target_hidden_size") if fields.is_set(key)}
-    return eagle3(Fields(fields.model, {**section.values, **outer, "num_hidden_layers": 1}), architecture)
+    return eagle3(
+        section.having({**section.values, **outer, "num_hidden_layers": 1}, {key: key for key in outer}), architecture
+    )
 
 
 def _llama_like(fields: Fields, architecture: str) -> ModelGeometry:

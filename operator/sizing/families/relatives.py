@@ -139,7 +139,7 @@ def cohere(fields: Fields, architecture: str, tower: Tower | None = None) -> Mod
     if architecture == "Cohere2ForCausalLM":
         window = fields.size("sliding_window", default=4096) + _COHERE_WINDOW_EXCESS
         every = fields.size("sliding_window_pattern", default=_FULL_EVERY)
-        fields = Fields(fields.model, {**fields.values, "sliding_window": window})
+        fields = fields.having({**fields.values, "sliding_window": window})
         fields = _with_windows(fields, {}, lambda index: (index + 1) % every)
     return _model(fields, architecture, tower, mixer, _Traits(norms=1, tied=True, norm_on_every_stage=True))
 

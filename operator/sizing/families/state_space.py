@@ -70,7 +70,7 @@ def nemotron_h(fields: Fields, architecture: str, tower: Tower | None = None) ->
     if not kinds:
         raise fields.error("hybrid_override_pattern", "is missing, as is layers_block_type; copy one from config.json")
     found = {"num_hidden_layers": len(kinds), "tie_word_embeddings": False}
-    fields = with_defaults(Fields(fields.model, {**fields.values, **found}), _NEMOTRON_DEFAULTS)
+    fields = with_defaults(fields.having({**fields.values, **found}), _NEMOTRON_DEFAULTS)
     window = fields.size("sliding_window") if fields.is_set("sliding_window") else None
     attends = attention(heads(fields), window_tokens=window)
     mixers: dict[str, Mixer] = {LINEAR: _nemotron_states(fields), FULL: attends}
@@ -253,7 +253,7 @@ def mamba2(fields: Fields, architecture: str, tower: Tower | None = None) -> Mod
 def jamba(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
     """Jamba: Mamba 1 with attention in every eighth layer, experts in every other; no rotary positions."""
     # The engine's class has an output head of its own even where the file ties it (vLLM, jamba.py).
-    fields = with_defaults(Fields(fields.model, {**fields.values, "tie_word_embeddings": False}), _JAMBA_DEFAULTS)
+    fields = with_defaults(fields.having({**fields.values, "tie_word_embeddings": False}), _JAMBA_DEFAULTS)
     hidden = fields.size("hidden_size")
     automatic = fields.values.get("mamba_dt_rank") in (None, "auto")
     scan = SelectiveScan(

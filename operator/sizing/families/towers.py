@@ -279,7 +279,7 @@ def internvl(fields: Fields) -> Tower:
 def _side(section: Fields, key: str) -> int:
     """Return a length that files write once, or once for each direction."""
     value = section.values.get(key)
-    return Fields(section.model, {key: value[0]}).size(key) if isinstance(value, list) and value else section.size(key)
+    return section.having({key: value[0]}).size(key) if isinstance(value, list) and value else section.size(key)
 
 
 def gemma4_vision(fields: Fields) -> Tower:

@@ -119,7 +119,7 @@ def read_checkpoint(config: Fields) -> Checkpoint:
     inner = section.section("quantization")
     if inner is not None:
         # The older file of ModelOpt, hf_quant_config.json, has its producer outside.
-        section = Fields(config.model, {"quant_method": "modelopt", **inner.values})
+        section = inner.having({"quant_method": "modelopt", **inner.values})
     excluded = tuple(pattern for key in _EXCLUSION_KEYS for pattern in section.strings(key))
     _refuse_quantized_head(config, section, excluded)
     return Checkpoint(read_format(section), excluded, _cache_element_bytes(section))

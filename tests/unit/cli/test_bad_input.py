@@ -197,8 +197,8 @@ def test_of_two_objects_the_invalid_one_does_not_hide_the_other(specdecode: Spec
         (math.inf, "inf: must be a whole number"),
         (math.nan, "nan: must be a whole number"),
         (8192.5, "8192.5: must be a whole number"),
-        ("8192", "8192: must be a whole number, without quotes"),
-        (True, "True: must be a whole number"),
+        ("8192", '"8192": must be a whole number, without quotes'),
+        (True, "true: must be a whole number"),
         (200_000, "200000: meta-llama/Llama-3.1-70B-Instruct was made for at most 131072 tokens: use that or less"),
     ],
 )
@@ -258,12 +258,15 @@ def test_a_bad_field_is_told_with_its_fix(
         ({"hidden_size": 2**63}, "hidden_size: 9223372036854775808: must lie between 1 and"),
         ({"hidden_size": math.inf}, "hidden_size: inf: must be a whole number"),
         ({"hidden_size": math.nan}, "hidden_size: nan: must be a whole number"),
-        ({"vocab_size": "32000"}, "vocab_size: 32000: must be a whole number"),
-        ({"num_hidden_layers": None}, "num_hidden_layers: None: is missing; copy it from the model's config.json"),
+        ({"vocab_size": "32000"}, 'vocab_size: "32000": must be a whole number'),
+        ({"num_hidden_layers": None}, "num_hidden_layers: nothing: is missing; copy it from the model's config.json"),
         ({"torch_dtype": "float8"}, "torch_dtype: float8: must be bfloat16, float16 or float32"),
-        ({"architectures": ["Unheard"]}, "architectures: ['Unheard']: cannot be sized yet, sizing lacks its layers"),
-        ({"architectures": None}, "architectures: None: is missing; copy it from the model's config.json"),
-        ({"quantization_config": {"quant_method": "odd"}}, "quant_method: odd: is not supported; use"),
+        ({"architectures": ["Unheard"]}, 'architectures: ["Unheard"]: cannot be sized yet, sizing lacks its layers'),
+        ({"architectures": None}, "architectures: nothing: is missing; copy it from the model's config.json"),
+        (
+            {"quantization_config": {"quant_method": "odd"}},
+            "quantization_config.quant_method: odd: is not supported",
+        ),
     ],
 )
 def test_geometry_that_contradicts_itself_is_told_by_its_key(

@@ -240,7 +240,7 @@ OTHER_VOCABULARY = {"method": "draft_model", "num_speculative_tokens": 3, "model
     [
         (
             {"speculative": OTHER_VOCABULARY},
-            "speculative.model: 'Qwen/Qwen2.5-0.5B': its vocabulary has 151936 tokens, that of the target 128256",
+            "speculative.model: Qwen/Qwen2.5-0.5B: its vocabulary has 151936 tokens, that of the target 128256",
         ),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 128}, "max_num_batched_tokens: 64"),
         ({"max_model_len": 131_073}, "max_model_len: 131073"),
@@ -347,10 +347,10 @@ def test_float32_is_sized_as_a_public_log_has_it(estimate: Estimate) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dtype": "fp64"}, "dtype: 'fp64': is not known: use one of auto, bfloat16"),
+        ({"dtype": "fp64"}, "dtype: fp64: is not known: use one of auto, bfloat16"),
         (
             {"dtype": "half", "model": "google/gemma-3-27b-it"},
-            "dtype: 'half': google/gemma-3-27b-it is not stable in it",
+            "dtype: half: google/gemma-3-27b-it is not stable in it",
         ),
         ({"dtype": "float32", "quantization": "fp8"}, "multiplies in 16 bits"),
     ],

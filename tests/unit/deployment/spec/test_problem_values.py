@@ -3,6 +3,7 @@
 import pytest
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.problems import shown
 from tests.unit.deployment.spec.test_pairing import BAD, problems
 from tests.unit.deployment.spec.test_rules_told_early import BROKEN
 from tests.unit.deployment.spec.test_rules_told_early import problems as broken_rules
@@ -21,8 +22,8 @@ def given(spec: Body, field: str) -> object:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_problem_of_a_plain_field_shows_what_is_written_there(spec: Body) -> None:
-    shown = [(found.value, given(spec, found.field)) for found in problems(spec)]
-    plain = [(str(value), str(written)) for value, written in shown if isinstance(written, str | int)]
+    told = [(found.value, given(spec, found.field)) for found in problems(spec)]
+    plain = [(str(value), shown(written)) for value, written in told if isinstance(written, str | int)]
     # Two models whose vocabularies differ: the sizes tell more than the names.
     assert [each for each in plain if each[0] != each[1] and not each[0].startswith("vocabulary of ")] == []
 

@@ -274,7 +274,7 @@ def test_the_wrapper_says_whether_tables_are_tied(tied: bool) -> None:
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        (INTERNVL | {"text_config": SMALL | {"model_type": "mystery"}}, "model_type"),
+        (INTERNVL | {"text_config": SMALL | {"model_type": "mystery"}}, "text_config.model_type"),
         (GEMMA4 | {"audio_config": {"hidden_size": 64}}, "audio_config"),
         (MODELS["hunyuan_moe"] | {"num_experts": [8, 8, 4, 4]}, "num_experts"),
     ],

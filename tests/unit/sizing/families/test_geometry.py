@@ -86,9 +86,9 @@ def test_a_size_must_be_a_whole_number_in_range(llama_config: Config, key: str, 
         ({"kv_lora_rank": 512}, "kv_lora_rank"),
         ({"sliding_window": -1}, "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"rope_scaling": {"type": "spiral", "factor": 4}}, "type"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}}, "factor"),
+        ({"rope_scaling": {"type": "spiral", "factor": 4}}, "rope_scaling.type"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}}, "rope_scaling.factor"),
         ({"rope_scaling": "llama3"}, "rope_scaling"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": None}, "num_key_value_heads"),
@@ -197,6 +197,9 @@ def test_quantized_checkpoints(llama_config: Config, quantization: Config, preci
 MODELOPT_FP8 = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
 
 
+WEIGHTS = "config_groups.group_0.weights"
+
+
 @pytest.mark.parametrize(
     ("quantization", "field"),
     [
@@ -208,17 +211,19 @@ MODELOPT_FP8 = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_
         ({"quant_method": "gptq", "bits": 4, "group_size": -2}, "group_size"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False}, "sym"),
         ({"quant_method": "awq", "bits": 8, "group_size": 128}, "bits"),
-        ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["model.norm"]}}, "exclude_modules"),
+        ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["model.norm"]}}, "quantization.exclude_modules"),
         (MODELOPT_FP8 | {"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True}, "lm_head"),
         ({"quant_method": "compressed-tensors"}, "config_groups"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}}, "config_groups"),
-        (_compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 16}), "num_bits"),
-        (_compressed({"num_bits": 4, "type": "int", "strategy": "group", "symmetric": False}), "group_size"),
-        (_compressed({"num_bits": 2, "type": "int", "strategy": "channel"}), "num_bits"),
-        (_compressed({"num_bits": 8, "type": "float", "strategy": "block"}), "block_structure"),
-        ("fp8", "quantization_config"),
+        (_compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 16}), f"{WEIGHTS}.num_bits"),
+        (_compressed({"num_bits": 4, "type": "int", "strategy": "group", "symmetric": False}), f"{WEIGHTS}.group_size"),
+        (_compressed({"num_bits": 2, "type": "int", "strategy": "channel"}), f"{WEIGHTS}.num_bits"),
+        (_compressed({"num_bits": 8, "type": "float", "strategy": "block"}), f"{WEIGHTS}.block_structure"),
+        ("fp8", ""),
     ],
 )  # fmt: skip
 def test_checkpoints_that_cannot_be_counted(llama_config: Config, quantization: object, field: str) -> None:
-    assert _refused(llama_config | {"quantization_config": quantization}).field == field
+    assert _refused(llama_config | {"quantization_config": quantization}).field == f"quantization_config.{field}".strip(
+        "."
+    )
