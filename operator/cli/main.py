@@ -42,7 +42,7 @@ app.add_typer(capture_job_app, name="capture-job", hidden=True)
 @app.command("operator")
 def operator_command(  # noqa: PLR0913  each is an option
     *,
-    health_port: Annotated[int, typer.Option(help="Port of /healthz, for the liveness probe.")] = 8080,
+    health_port: Annotated[int, typer.Option(help="Port of /livez and /readyz, for the probes.")] = 8080,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics; 0 takes a free one.")] = 8081,
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration file. It may be absent, and is read again when it changes.")

@@ -2,16 +2,20 @@
 
 import dataclasses
 import os
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import kopf
 
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
 from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.resources import WATCHED
 
 _RETRY_S = 5
+_HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 
 
 @kopf.on.startup()
@@ -28,13 +32,6 @@ async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) 
 async def stop(memo: OperatorState, **_: Any) -> None:
     """End the work."""
     await memo.stop()
-
-
-@kopf.on.probe(id="working")
-def probe(memo: OperatorState, **_: Any) -> bool:
-    """Fail the liveness probe when nothing works any more."""
-    memo.check()
-    return True
 
 
 @kopf.on.login()
@@ -64,3 +61,40 @@ def configure(settings: kopf.OperatorSettings) -> None:
     # Only what carries our label is watched: clusters have many other pods.
     for resource in WATCHED:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR
+
+
+def serve_health(port: int, state: OperatorState) -> None:
+    """Answer the kubelet from a thread of its own, from the first moment on, until the process ends.
+
+    kopf would answer in the event loop, after the start: a loop that plans for hundreds of objects, or a process that
+    the machine leaves little time, would look like one that hangs, and be killed for it again and again.
+    """
+
+    class Answers(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            """Answer /livez, whether the process hangs, and /readyz and /healthz, whether it works."""
+            status, words = _health(state) if self.path in _HEALTH_PATHS else (HTTPStatus.NOT_FOUND, "no such path")
+            if self.path == "/livez" and status is HTTPStatus.SERVICE_UNAVAILABLE:
+                status = HTTPStatus.OK  # it starts, or the API server is away: another start would help nobody
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(words.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing of each probe."""
+
+    server = ThreadingHTTPServer(("", port), Answers)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, name="health", daemon=True).start()
+
+
+def _health(state: OperatorState) -> tuple[HTTPStatus, str]:
+    try:
+        state.check()
+    except OperatorStuckError as error:
+        return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
+    if not state.works:
+        return HTTPStatus.SERVICE_UNAVAILABLE, "it has not connected yet"
+    return HTTPStatus.OK, "ok"

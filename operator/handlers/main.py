@@ -15,8 +15,8 @@ from specdecode_operator.problems import printable
 HANDLERS = (lifecycle, watch)
 """Modules whose import registers the handlers."""
 
-_CHATTY_LOGGERS = ("kopf.objects", "kopf.activities.probe", "aiohttp.access", "httpx")
-"""They speak of every watch event and every probe; what changed is logged by the reconciler."""
+_CHATTY_LOGGERS = ("kopf.objects", "aiohttp.access", "httpx")
+"""They speak of every watch event and every request; what changed is logged by the reconciler."""
 
 
 class OneLine(logging.Filter):
@@ -40,7 +40,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
     pod_template: frozenset[str] = NONE_ALLOWED,
     verbose: bool = False,
 ) -> None:
-    """Serve all namespaces until SIGTERM; /healthz and /metrics answer on their ports.
+    """Serve all namespaces until SIGTERM; /livez, /readyz and /metrics answer on their ports.
 
     ``calibration`` is the file that corrects estimates; it may come, change and go at any time. ``host_paths`` are the
     directories of nodes that objects may have their models in, ``pod_template`` is what their podTemplate may ask for
@@ -53,6 +53,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
     state = OperatorState(calibration, host_paths, pod_template)
+    lifecycle.serve_health(health_port, state)
     port = serve_metrics(metrics_port, state.residuals, CaptureCollector(state.cache))
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     kopf.run(
@@ -60,6 +61,5 @@ def run_operator(  # noqa: PLR0913  what the command line says
         standalone=True,
         # kopf would ask for the name of the process's user, which a container need not have.
         identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf
-        liveness_endpoint=f"http://0.0.0.0:{health_port}/healthz",
         memo=state,
     )

@@ -27,6 +27,7 @@ class WorkQueue:
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
+        self._last_done_s = time.monotonic()
 
     def add(self, key: Key) -> None:
         """Ask for work on a key; asking twice before it starts is asking once."""
@@ -49,8 +50,12 @@ class WorkQueue:
 
     def longest_wait_s(self) -> float:
         """How long the oldest key has waited for a worker."""
-        oldest = next(iter(self._waiting.values()), None)
+        oldest = next(iter([*self._waiting.values()]), None)  # a copy, for another thread asks
         return 0.0 if oldest is None else time.monotonic() - oldest
+
+    def idle_s(self) -> float:
+        """How long no work was done."""
+        return time.monotonic() - self._last_done_s
 
     async def run(self, work: Work) -> None:
         """Work until cancelled."""
@@ -72,6 +77,7 @@ class WorkQueue:
                 self._failures.pop(key, None)
             finally:
                 self._running.discard(key)
+                self._last_done_s = time.monotonic()
             if key in self._again:
                 self._again.discard(key)
                 self.add(key)

@@ -3,10 +3,9 @@
 import asyncio
 import itertools
 import logging
+import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-
-import kopf
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.key import Key
@@ -35,6 +34,7 @@ from specdecode_operator.kube.resources import (
 
 _OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _STUCK_S = 300.0
+_BEAT_S = 1.0
 _ROUNDS_TO_RELIST = 20
 _RESYNC_S = 15.0
 """How often engines are asked what they do, and everything is looked at again."""
@@ -42,7 +42,7 @@ _RESYNC_S = 15.0
 _logger = logging.getLogger(__name__)
 
 
-class OperatorStuckError(kopf.PermanentError):
+class OperatorStuckError(Exception):
     """The process must be started anew."""
 
 
@@ -64,6 +64,9 @@ class OperatorState:
         """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
         start, when the API server serves it later than it says so: until then objects are listed."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._last_beat_s = 0.0
+        """When the event loop turned last, on the monotonic clock."""
+        self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
 
     async def start(self) -> None:
@@ -94,6 +97,7 @@ class OperatorState:
         async def reconcile(key: Key) -> None:
             await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
 
+        self._beat()
         self._tasks = [
             asyncio.create_task(self.queue.run(reconcile)),
             asyncio.create_task(self._resync(cluster)),
@@ -101,17 +105,30 @@ class OperatorState:
 
     async def stop(self) -> None:
         """End the work and close all connections."""
+        if self._next_beat is not None:
+            self._next_beat.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connections.aclose()
 
     def check(self) -> None:
-        """Raise when a background task has ended or hangs: the operator is of no use then."""
+        """Raise when a background task has ended or hangs: the operator is of no use then.
+
+        Any thread may ask.
+        """
         if any(task.done() for task in self._tasks):
             raise OperatorStuckError("a background task of the operator has ended")
-        if self.queue.longest_wait_s() > _STUCK_S:
-            raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s")
+        if self._tasks and time.monotonic() - self._last_beat_s > _STUCK_S:
+            raise OperatorStuckError(f"the event loop has not turned for more than {_STUCK_S:.0f} s")
+        # A long queue that gets shorter is work.
+        if min(self.queue.longest_wait_s(), self.queue.idle_s()) > _STUCK_S:
+            raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s, and nothing was done")
+
+    @property
+    def works(self) -> bool:
+        """Whether it has connected and begun to work."""
+        return bool(self._tasks)
 
     def add_all(self, namespace: str | None = None) -> None:
         """Ask for a look at every SpecDecodeDeployment, or at every one of a namespace."""
@@ -172,6 +189,11 @@ class OperatorState:
             for body in bodies:
                 self.cache.put_parent(resource.kind, body)
             self.cache.retain_parents(resource.kind, bodies, version)
+
+    def _beat(self) -> None:
+        """Show that the event loop turns."""
+        self._last_beat_s = time.monotonic()
+        self._next_beat = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     async def _resync(self, cluster: Cluster) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""

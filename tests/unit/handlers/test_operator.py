@@ -10,11 +10,13 @@ import kopf
 import pytest
 import yaml
 
+from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.doctor.install import OPERATOR_RIGHTS
 from specdecode_operator.handlers import lifecycle
 from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
+from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
@@ -205,6 +207,38 @@ async def test_a_task_that_ended_makes_the_operator_unhealthy(api: ApiServer, mo
         with pytest.raises(urllib.error.HTTPError) as refused:
             await asyncio.to_thread(answer, operator.health_port, "/healthz")
     assert refused.value.code == 500
+
+
+async def test_a_start_that_waits_for_the_api_server_is_alive_and_not_ready(api: ApiServer) -> None:
+    (port,) = free_ports(1)
+    lifecycle.serve_health(port, state := OperatorState())
+
+    async def status(path: str) -> int:
+        try:
+            return (await asyncio.to_thread(answer, port, path))[0]
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert [await status(path) for path in ("/livez", "/readyz", "/healthz", "/")] == [200, 503, 503, 404]
+    await state.start()
+    assert [await status(path) for path in ("/livez", "/readyz", "/healthz")] == [200, 200, 200]
+    deployment = yaml.safe_load((ROOT / "manifests/deployment.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert [await status(probe["httpGet"]["path"]) for probe in probes.values()] == [200, 200, 200]
+    given_s = probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"]
+    assert given_s >= 300, "a start took 50 s on a machine with load 15"
+    await state.stop()
+
+
+async def test_a_loop_that_plans_for_long_is_alive(api: ApiServer) -> None:
+    """The answer comes from another thread: here the event loop waits for it, and turns for nothing else."""
+    (port,) = free_ports(1)
+    lifecycle.serve_health(port, state := OperatorState())
+    await state.start()
+    status, _ = answer(port, "/livez")
+    assert status == 200
+    await state.stop()
 
 
 def test_kopf_asks_for_belongings_by_our_label_and_keeps_no_state_of_its_own_in_metadata() -> None:

@@ -278,6 +278,42 @@ class TestHealth:
         else:
             state.check()
 
+    async def test_a_queue_that_gets_shorter_is_work_however_long_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        state, worked = OperatorState(), asyncio.Queue[Key]()
+        now_s = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+        async def work(key: Key) -> None:
+            worked.put_nowait(key)
+            if key.name != "0":
+                await asyncio.Event().wait()
+
+        for number in range(40):  # more than there are workers
+            state.queue.add(Key("team", str(number)))
+        now_s += 10_000.0
+        task = asyncio.create_task(state.queue.run(work))
+        for _ in range(17):
+            await worked.get()
+        assert state.queue.longest_wait_s() > 300
+        state.check()
+        now_s += 301.0
+        with pytest.raises(OperatorStuckError, match="nothing was done"):
+            state.check()
+        task.cancel()
+
+    @pytest.mark.parametrize(("silent_s", "stuck"), [(299.0, False), (301.0, True)])
+    async def test_an_event_loop_that_does_not_turn_is_told(
+        self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch, silent_s: float, *, stuck: bool
+    ) -> None:
+        await state.start()
+        now_s = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now_s + silent_s)
+        if stuck:
+            with pytest.raises(OperatorStuckError, match="has not turned for more than 300 s"):
+                state.check()
+        else:
+            state.check()
+
 
 class TestStop:
     async def test_work_ends_and_nothing_is_asked_afterwards(self, api: ApiServer, rounds: Rounds) -> None:
