@@ -72,6 +72,9 @@ class _Record:
     last_good: LastGood | None = None
     """What is kept of earlier engines, should somebody take its ConfigMap away."""
 
+    last_good_digests: dict[str, str] = field(default_factory=dict)
+    """Those of its entries: to write it as text takes a millisecond, at every look at every object."""
+
 
 class Reconciler:
     """One reconcile for create, update, resume and resync."""
@@ -187,13 +190,12 @@ class Reconciler:
         """Return the digests of all that is kept for an object now, as far as it will be read again."""
         if isinstance(parent.spec, InvalidSpecError):
             return dict(self._proofs(parent))
-        name, last_good = downloads_name(parent.key), self._record(parent).last_good
+        name = downloads_name(parent.key)
         rendered = next((child for child in desired.children if identity(child) == (CONFIG_MAP.kind, name)), None)
-        earlier = render_last_good(parent.key, parent.uid, last_good)["data"] if last_good else {}
         return {
             **digests(MODEL_FACTS_NAME, self._model_facts(parent)),
             **digests(name, (rendered or self._believed(parent, name))["data"]),
-            **digests(last_good_name(parent.key), earlier),
+            **self._record(parent).last_good_digests,
         }
 
     def _neighbours(self, parent: Parent) -> list[Key]:
@@ -231,12 +233,14 @@ class Reconciler:
         The ConfigMap's own event brings the next reconcile, which puts the earlier workload back.
         """
         record, now = self._record(parent), update_last_good(desired, observation, before)
-        if now is None or now == before:
-            record.last_good = now
-            return None
-        kept = render_last_good(parent.key, parent.uid, now)
-        blocked = await self._write(parent, self._launcher.keep(parent, kept))
-        record.last_good = before if blocked else now
+        blocked = None
+        if now is not None and now != before:
+            rendered = render_last_good(parent.key, parent.uid, now)
+            blocked = await self._write(parent, self._launcher.keep(parent, rendered))
+        kept = before if blocked else now
+        if kept != record.last_good:
+            entries = render_last_good(parent.key, parent.uid, kept)["data"] if kept else {}
+            record.last_good, record.last_good_digests = kept, digests(last_good_name(parent.key), entries)
         return blocked
 
     async def _write(self, parent: Parent, writing: Awaitable[None]) -> Readiness | None:
