@@ -16,6 +16,7 @@ from bench.field_tables import capture_fields, deployment_fields
 from bench.launch_tables import with_launch_tables
 from bench.reason_tables import reason_tables
 from specdecode_operator.cli.main import app
+from specdecode_operator.cli.outputs.schema import Printed, schema_text
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_geometry, published_heads
 from specdecode_operator.sizing.weights.weights import parameter_count
@@ -32,6 +33,11 @@ _HEAD_ROWS: Final = re.compile(r"^(?:\| eagle3 \|.*\n)+", re.MULTILINE)
 def documents() -> list[Path]:
     """Return the documents that may have generated parts."""
     return sorted(path for pattern in ("*.md", "docs/**/*.md", "examples/*.md") for path in ROOT.glob(pattern))
+
+
+def schema_file(command: Printed) -> Path:
+    """Return where the schema of a command's output is published."""
+    return ROOT / "docs/reference/schemas" / f"{command}.json"
 
 
 def refreshed(document: Path) -> str:
@@ -114,3 +120,5 @@ if __name__ == "__main__":
         if fresh != each.read_text():
             each.write_text(fresh)
             sys.stdout.write(f"{each.relative_to(ROOT)} has changed\n")
+    for command in Printed:
+        schema_file(command).write_text(schema_text(command))

@@ -60,6 +60,13 @@ class Document:
         return printable(str(name)) if name else self.place
 
     @property
+    def namespace(self) -> str | None:
+        """Namespace in the object's metadata; None where it says none."""
+        metadata = self.body.get("metadata")
+        namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
+        return str(namespace) if namespace else None
+
+    @property
     def qualified_name(self) -> str:
         """Namespace and name; the name alone where the object says no namespace."""
         metadata = self.body.get("metadata")

@@ -18,6 +18,7 @@ from specdecode_operator.cli.import_deployment.command import import_command
 from specdecode_operator.cli.init import init_command
 from specdecode_operator.cli.lint.command import lint_command
 from specdecode_operator.cli.options import AllowPodTemplateOption, allowed_names
+from specdecode_operator.cli.outputs.schema import schema_command
 from specdecode_operator.cli.plan.command import plan_command
 from specdecode_operator.cli.plan.explain import explain_command
 from specdecode_operator.cli.render.command import render_command
@@ -34,6 +35,7 @@ app.command("lint")(lint_command)
 app.command("calibrate")(calibrate_command)
 app.command("doctor")(doctor_command)
 app.command("import")(import_command)
+app.command("schema")(schema_command)
 app.command("completion")(completion_command)
 app.add_typer(capture_app, name="capture")
 app.add_typer(capture_job_app, name="capture-job", hidden=True)

@@ -15,6 +15,8 @@ from specdecode_operator.cli.terminal import line_width
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from pydantic import BaseModel
+
     from specdecode_operator.cli.plan.answers import Answers
     from specdecode_operator.cli.plan.unknown import Models, UnknownModel
     from specdecode_operator.cli.text_files import DocumentError
@@ -97,7 +99,9 @@ def plan_command(  # noqa: PLR0913  each is an option
     if output is Output.TABLE:
         _print_text(result, matrix=matrix)
     else:
-        _print_data(result, output)
+        from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
+
+        print_data(plan_data(result), output)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     if calibration and result.answers and not any(each.budget.calibration for each in result.candidates):
         say(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
@@ -161,16 +165,15 @@ def _print_text(result: "Answers", *, matrix: bool) -> None:
         say("\n".join(summary_lines(result.answers)), verdicts=True)
 
 
-def _print_data(result: "Answers", output: Output) -> None:
-    from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
-
-    data = plan_data(result)
+def print_data(data: "BaseModel", output: Output) -> None:
+    """Print an answer for programs."""
+    plain = data.model_dump(mode="json")
     if output is Output.JSON:
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(plain, indent=2, ensure_ascii=False))
     else:
         import yaml  # noqa: PLC0415
 
-        typer.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), nl=False)
+        typer.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _draw(result: "Answers", file: Path, *, matrix: bool) -> None:

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, say
-from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
+from specdecode_operator.cli.plan.command import (
+    FILE_HELP,
+    NODES_HELP,
+    Output,
+    hub_models,
+    print_data,
+    say_what_is_missing,
+    sources,
+)
 from specdecode_operator.cli.terminal import line_width
 
 if TYPE_CHECKING:
@@ -20,6 +28,7 @@ def explain_command(  # noqa: PLR0913  each is an option
     model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=MODEL_CONFIG_HELP)] = None,
     hub: HubOption = False,
     calibration: Annotated[str | None, typer.Option(metavar="FILE", help=CALIBRATION_HELP)] = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
 ) -> None:
     """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`.
 
@@ -31,7 +40,12 @@ def explain_command(  # noqa: PLR0913  each is an option
 
     reading = read_deployments(sources(files, file))
     result = ask(reading, nodes, model_config or [], calibration, models=hub_models(wanted=hub))
-    _print(result)
+    if output is Output.TABLE:
+        _print(result)
+    else:
+        from specdecode_operator.cli.plan.explain_data import explain_data  # noqa: PLC0415
+
+        print_data(explain_data(result), output)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     verdicts = {answer.verdict for answer in result.answers}
     if result.errors or INVALID in verdicts:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.accuracy import mean_error, memory_rows, token_rows, worst_row
-from bench.documents import refreshed
+from bench.documents import refreshed, schema_file
+from specdecode_operator.cli.outputs.schema import Printed, schema_text
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.families.catalogue import find_geometry
@@ -30,6 +31,12 @@ GENERATED = {
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_generated_parts_are_up_to_date(document: Path) -> None:
     assert document.read_text() == refreshed(document), f"{relative(document)} is stale: run ./just docs"
+
+
+@pytest.mark.parametrize("command", Printed)
+def test_schemas_are_up_to_date(command: Printed) -> None:
+    file = schema_file(command)
+    assert file.read_text() == schema_text(command), f"{relative(file)} is stale: run ./just docs"
 
 
 @pytest.mark.parametrize("document", GENERATED)

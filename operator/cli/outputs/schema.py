@@ -1,0 +1,38 @@
+"""`specdecode schema`: what the data that commands print looks like."""
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+
+class Printed(StrEnum):
+    """Commands that print data."""
+
+    PLAN = "plan"
+    EXPLAIN = "explain"
+    ESTIMATE = "estimate"
+
+
+def schema_command(command: Annotated[Printed, typer.Argument(help="Whose output it describes.")]) -> None:
+    """Print the JSON schema of what a command prints: plan and explain with -o json, estimate a line a case."""
+    typer.echo(schema_text(command), nl=False)
+
+
+def schema_text(command: Printed) -> str:
+    """Return the schema of a command's output."""
+    from pydantic import BaseModel  # noqa: PLC0415  only this command needs them
+
+    from specdecode_operator.cli.outputs.estimate import EstimateOutput  # noqa: PLC0415
+    from specdecode_operator.cli.outputs.explain import ExplainOutput  # noqa: PLC0415
+    from specdecode_operator.cli.outputs.plan import PlanOutput  # noqa: PLC0415
+
+    models: dict[Printed, type[BaseModel]] = {
+        Printed.PLAN: PlanOutput,
+        Printed.EXPLAIN: ExplainOutput,
+        Printed.ESTIMATE: EstimateOutput,
+    }
+    described = models[command].model_json_schema(mode="serialization")
+    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
