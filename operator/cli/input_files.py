@@ -139,6 +139,17 @@ def read_objects(file: str) -> list[Document]:
     return objects_in(read_text(file), file)
 
 
+def read_all(file: str) -> list[Document | Other]:
+    """Return every object of a file, those of a List one by one, and what else stands there.
+
+    Raises
+    ------
+    DocumentError
+        When the file cannot be read.
+    """
+    return [*_objects(file)]
+
+
 def objects_in(text: str, file: str) -> list[Document]:
     """Return every object of a file's text, those of a List one by one.
 
@@ -341,8 +352,8 @@ def _objects_in(text: str, file: str) -> Iterator[Document | Other]:
         if isinstance(found, Document) and str(found.body.get("kind")).endswith("List"):
             items = found.body.get("items")
             for index, item in enumerate(items if isinstance(items, list) else [], start=1):
-                if isinstance(item, dict):
-                    yield Document(found.file, item, found.number, index)
+                is_object = isinstance(item, dict)
+                yield Document(found.file, item, found.number, index) if is_object else Other("a list without objects")
         else:
             yield found
 

@@ -1,6 +1,5 @@
 """Applies captures from files: all of them or none, and nothing else that stands there."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Final
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.crd.admission import metadata_problems
 from specdecode_operator.cli.capture.kubectl import Kubectl
 from specdecode_operator.cli.capture.watch import CaptureError
-from specdecode_operator.cli.input_files import Document, read_objects
-from specdecode_operator.problems import shown
+from specdecode_operator.cli.input_files import Document, Other, read_all
+from specdecode_operator.problems import printable, shown
 
 _SUFFIXES: Final = (".json", ".yaml", ".yml")
-_APPLY: Final = ("apply", "--server-side", "--filename=-", "--output=json")
+_SHOWN: Final = 3
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,13 @@ def read_captures(source: str) -> list[Body]:
         When a file cannot be read.
     """
     files = _files(source)
-    documents = [document for file in files for document in read_objects(file)]
-    if wrong := "\n  ".join(filter(None, map(_wrong, documents))):
-        raise CaptureError(f"nothing was applied: {wrong}")
+    found = [(file, each) for file in files for each in read_all(file)]
+    wrong = [f"{printable(file)}: holds {each.name}" for file, each in found if isinstance(each, Other)]
+    documents = [each for _, each in found if isinstance(each, Document)]
+    wrong += filter(None, map(_wrong, documents))
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise CaptureError(f"nothing was applied: {'; '.join(wrong[:_SHOWN])}{more}")
     if not documents:
         raise CaptureError(f"{source}: holds no {api.KIND}: name another file or folder")
     names: set[str] = set()
@@ -66,10 +70,9 @@ def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
         When the API server refuses one of them; then none was applied.
     """
     listed: Body = {"apiVersion": "v1", "kind": "List", "items": [*captures]}
-    text = json.dumps(listed if len(captures) > 1 else captures[0], default=str)
     if len(captures) > 1:
-        kubectl.text(*_APPLY, "--dry-run=server", stdin=text)
-    answer = json.loads(kubectl.text(*_APPLY, stdin=text))
+        kubectl.apply(listed, "--dry-run=server")
+    answer = kubectl.apply(listed if len(captures) > 1 else captures[0])
     return [
         Applied(
             name=str(each["metadata"]["name"]),
@@ -82,7 +85,7 @@ def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
 
 def _files(source: str) -> Iterable[str]:
     folder = Path(source)
-    if not folder.is_dir():
+    if not source or not folder.is_dir():
         return [source]
     found = [str(file) for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.is_file()]
     if not found:
@@ -98,8 +101,8 @@ def _wrong(document: Document) -> str | None:
         return f"{document.place}: kind: {shown(kind or 'nothing')}: is no {api.KIND}: apply it with kubectl"
     if version != base.API_VERSION:
         return f"{document.place}: apiVersion: {shown(version or 'nothing')}: use {base.API_VERSION}"
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str) or not metadata["name"]:
-        return f"{document.place}: metadata.name: must be the capture's name"
+    if problems := metadata_problems(metadata):
+        return f"{document.place}: {problems[0]}"
     if not isinstance(body.get("spec", {}), dict):
         return f"{document.place}: spec: must be an object"
     return None

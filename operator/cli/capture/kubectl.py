@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.problems import printable
 
 
@@ -69,8 +70,18 @@ class Kubectl:
             When it fails for another reason than absence.
         """
         printed = self.text("get", *arguments, "--ignore-not-found", "--output=json")
-        found: Body | None = json.loads(printed) if printed.strip() else None
-        return found
+        return _object(printed) if printed.strip() else None
+
+    def apply(self, body: Body, *options: str) -> Body:
+        """Apply an object or a List, and return what the API server made of it.
+
+        Raises
+        ------
+        KubectlError
+            When it is refused.
+        """
+        text = json.dumps(body, default=str)
+        return _object(self.text("apply", "--server-side", "--filename=-", "--output=json", *options, stdin=text))
 
     def items(self, *arguments: str) -> list[Body]:
         """Return the objects that ``get`` with these arguments lists."""
@@ -110,6 +121,16 @@ class Kubectl:
                 said = f"{match[1]}: {match[2]}"
             return f"{said.partition(' - did you')[0]}: is it up, and is this the right one (--context, KUBECONFIG)?"
         return said
+
+
+def _object(printed: str) -> Body:
+    try:
+        found = parse_json(printed)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise KubectlError("kubectl did not print an object: is it kubectl, and is this the API server of a cluster?")
+    return found
 
 
 def one_line(stderr: str) -> str:

@@ -510,7 +510,14 @@ class TestUp:
             ([{**MINE, "apiVersion": "batch/v1"}], "document 1: apiVersion: batch/v1: use specdecode.io/v1alpha1"),
             ([{}], "document 1: kind: nothing: is no SpecDecodeCapture"),
             ([MINE, MINE], "document 2: metadata.name: demo: is there twice: rename one"),
-            ([{**MINE, "metadata": {"generateName": "a-"}}], "document 1: metadata.name: must be the capture's name"),
+            ([{**MINE, "metadata": {"generateName": "a-"}}], "document 1: metadata.name: nothing: name the object"),
+            ([{**MINE, "metadata": []}], "document 1: metadata.name: nothing: name the object"),
+            (
+                [{**MINE, "metadata": {"name": "a", "namespace": [1]}}],
+                "metadata.namespace: [1]: must be text",
+            ),
+            ([MINE, [MINE]], "capture.yaml: holds a list"),
+            ([{"kind": "List", "items": [MINE, 7]}], "capture.yaml: holds a list without objects"),
             ([{**MINE, "spec": []}], "document 1: spec: must be an object"),
         ],
     )
@@ -555,7 +562,7 @@ class TestUp:
         assert CliRunner().invoke(app, ["capture", "up", source], input=text).exit_code == 1
         assert len(cluster.calls("apply")) == 1
 
-    @pytest.mark.parametrize("what", ["missing", "empty folder", "empty file"])
+    @pytest.mark.parametrize("what", ["missing", "empty folder", "empty file", "no name"])
     def test_where_there_is_no_capture_it_says_so(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, what: str
     ) -> None:
@@ -564,9 +571,9 @@ class TestUp:
             path.mkdir()
         elif what == "empty file":
             path.write_text("")
-        answer = run("up", path)
+        answer = run("up", "" if what == "no name" else path)
         assert answer.exit_code == 1
-        assert answer.stderr.startswith(f"error: {path}: ")
+        assert answer.stderr.startswith("error: " if what == "no name" else f"error: {path}: ")
         assert "Errno" not in answer.stderr
         assert answer.stderr.count("\n") == 1
         assert not (cluster.folder / "calls.jsonl").exists()
