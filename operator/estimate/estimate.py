@@ -12,18 +12,18 @@ from typing import Any, Final
 from specdecode_operator.estimate.fields import CaseError, CaseFields
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.estimate.limits import refuse_unstartable
+from specdecode_operator.estimate.models import model_geometry, target_geometry, wanted_precision
+from specdecode_operator.estimate.names import CASE_NAMES, REMARKS, SPECULATIVE_NAMES, SPECULATIVE_REMARKS
 from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, caches_prefixes, find_era
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
-from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
-from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate, refuse_bad_split
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, longest_sequence
 from specdecode_operator.vocabulary import (
     DTYPE_BYTES,
     ENGINE_DTYPES,
@@ -32,26 +32,6 @@ from specdecode_operator.vocabulary import (
     METHODS_WITH_DRAFT,
     Dtype,
     Method,
-    Precision,
-)
-
-CASE_KEYS: Final = (
-    *("id", "vllm_version", "gpu", "gpu_total_gib", "tp", "pp", "dp", "gpu_memory_utilization", "max_model_len"),
-    *(
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "dtype",
-        "kv_cache_dtype",
-        "block_size",
-        "enforce_eager",
-        "quantization",
-    ),
-    *("model", "model_config", "speculative", "available_kv_gib", "min_concurrency"),
-)
-"""Keys of a case."""
-
-_SPECULATIVE_KEYS: Final = (
-    *("method", "num_speculative_tokens", "model", "model_config", "quantization", "use_heterogeneous_vocab"),
 )
 
 _MOST_TOKENS: Final = 2**31 - 1
@@ -138,24 +118,28 @@ def read_case(values: Mapping[str, Any]) -> Case:
     CaseError
         Naming the first key that is wrong.
     """
-    fields = CaseFields(values)
-    fields.refuse_slips(CASE_KEYS)
+    fields = CaseFields(values).named(CASE_NAMES, REMARKS)
+    _refuse_uncounted_gpus(values, fields)
     version = _version(fields)
     available_gib = fields.number("available_kv_gib", _MOST_GIB)
     device = _device(fields, required=available_gib is None)
-    target = _geometry(fields)
+    target = target_geometry(fields)
     speculative = fields.section("speculative")
+    if speculative is not None:
+        speculative = speculative.named(SPECULATIVE_NAMES, SPECULATIVE_REMARKS)
     method, draft = _speculation(speculative)
     pair = Pair(
         target=target,
-        target_precision=_precision(fields, target),
+        target_precision=wanted_precision(fields, target),
         draft=draft,
-        draft_precision=None if draft is None or speculative is None else _precision(speculative, draft),
+        draft_precision=None if draft is None or speculative is None else wanted_precision(speculative, draft),
         method=method,
         num_speculative_tokens=_num_speculative_tokens(speculative, method),
+        samples_drafts=_samples_drafts(speculative),
+        other_draft_lengths=_other_draft_lengths(speculative, method),
         limits=_limits(fields, target, version, engine_defaults(version, device)),
     )
-    refuse_unstartable(fields, pair)
+    refuse_unstartable(fields, speculative, pair)
     return Case(
         pair=pair,
         device=device,
@@ -163,6 +147,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
             tensor=fields.whole("tp", _MOST_GPUS) or 1,
             pipeline=fields.whole("pp", _MOST_GPUS) or 1,
             data=fields.whole("dp", _MOST_GPUS) or 1,
+            expert=fields.flag("enable_expert_parallel"),
         ),
         available_kv_bytes=None if available_gib is None else gib_to_bytes(available_gib),
     )
@@ -241,46 +226,10 @@ def _device(fields: CaseFields, *, required: bool) -> Device | None:
     return None
 
 
-def _geometry(fields: CaseFields, method: str = Method.NONE) -> ModelGeometry:
-    name, config = fields.text("model"), fields.section("model_config")
-    if config is not None:
-        try:
-            if method in METHODS_WITH_DRAFT:
-                return head_from_config(name or "model_config", config.values, method)
-            return geometry_from_config(name or "model_config", config.values)
-        except SizingError as error:
-            raise CaseError(f"{config.prefix}{error.field}", error.value, error.message) from error
-    if name is None:
-        raise fields.error("model", "is missing: name a model, or give model_config, the content of its config.json")
-    geometry = find_geometry(name)
-    if geometry is None:
-        count = len(known_models())
-        raise fields.error(
-            "model",
-            f"no facts about this model: give model_config (docs/reference/models.md lists the {count} known ones)",
-        )
-    return geometry
-
-
-def _precision(fields: CaseFields, geometry: ModelGeometry) -> Precision:
-    """Precision that is asked for, or else that of the checkpoint."""
-    text, held = fields.text("quantization"), geometry.checkpoint_precision
-    if text is None:
-        return held or Precision.BF16
-    known = ", ".join(precision.value.lower() for precision in Precision)
-    try:
-        precision = Precision(text.upper())
-    except ValueError:
-        raise fields.error("quantization", f"is not known: use one of {known}, or null for the checkpoint's") from None
-    if held is not None and precision is not held:
-        raise fields.error("quantization", f"the config says {held.value.lower()}: use that or null")
-    return precision
-
-
 def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: EngineDefaults) -> EngineLimits:
     batched_tokens = fields.whole("max_num_batched_tokens", _MOST_TOKENS) or defaults.max_num_batched_tokens
     return EngineLimits(
-        max_model_len=fields.whole("max_model_len", _MOST_TOKENS) or target.max_position_embeddings,
+        max_model_len=fields.whole("max_model_len", _MOST_TOKENS) or longest_sequence(target, version),
         # vLLM lowers its own default, never what it was told.
         max_num_seqs=fields.whole("max_num_seqs", _MOST_REQUESTS) or min(defaults.max_num_seqs, batched_tokens),
         max_num_batched_tokens=batched_tokens,
@@ -291,7 +240,7 @@ def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: E
         enforce_eager=fields.flag("enforce_eager"),
         min_concurrency=fields.whole("min_concurrency", _MOST_REQUESTS) or 1,
         engine_version=version,
-        prefix_caching=caches_prefixes(version),
+        prefix_caching=fields.flag("enable_prefix_caching", default=caches_prefixes(version)),
     )
 
 
@@ -319,15 +268,55 @@ def _speculation(speculative: CaseFields | None) -> tuple[str, ModelGeometry | N
     """Return the method and the draft's geometry."""
     if speculative is None:
         return Method.NONE, None
-    speculative.refuse_slips(_SPECULATIVE_KEYS)
     method = speculative.text("method")
+    if method is not None and method.endswith(_MTP):
+        # One for each family in vLLM (config/speculative.py, MTPModelTypes).
+        method = Method.MTP
     if method is None:
         raise speculative.error("method", f"is missing: use one of {', '.join(Method)}")
     if method not in tuple(Method):
         raise speculative.error("method", f"cannot be sized: use one of {', '.join(Method)}")
     if method in METHODS_WITH_DRAFT:
-        return method, _geometry(speculative, method)
+        return method, model_geometry(speculative, method)
     return method, None
+
+
+_MTP: Final = "_mtp"
+
+
+def _samples_drafts(speculative: CaseFields | None) -> bool:
+    way = None if speculative is None else speculative.text("draft_sample_method")
+    if speculative is not None and way not in (None, "greedy", "probabilistic"):
+        raise speculative.error("draft_sample_method", "is not known: use one of greedy, probabilistic")
+    return way == "probabilistic"
+
+
+def _other_draft_lengths(speculative: CaseFields | None, method: str) -> frozenset[int]:
+    """Return the tokens of other numbers of requests: [[first, last, tokens], …]."""
+    key = "num_speculative_tokens_per_batch_size"
+    ranges = None if speculative is None else speculative.values.get(key)
+    if speculative is None or ranges is None:
+        return frozenset()
+    tokens = _num_speculative_tokens(speculative, method)
+    found = set()
+    for each in ranges if isinstance(ranges, list) else [None]:
+        if not isinstance(each, list) or len(each) != _RANGE_NUMBERS or not all(type(number) is int for number in each):
+            raise speculative.error(key, "must be a list of [first, last, tokens]")
+        if not 0 <= each[-1] <= tokens:
+            raise speculative.error(key, f"must name 0 to {tokens} tokens, as many as num_speculative_tokens")
+        found.add(each[-1])
+    return frozenset(found - {tokens})
+
+
+_RANGE_NUMBERS: Final = 3
+
+
+def _refuse_uncounted_gpus(values: Mapping[str, Any], fields: CaseFields) -> None:
+    """GPUs that are counted and not used would be sized as one."""
+    gpus = values.get("gpu_count")
+    spread = [fields.values.get(key) for key in ("tp", "pp", "dp")]
+    if isinstance(gpus, int) and gpus > 1 and not any(spread):
+        raise CaseError("gpu_count", gpus, "does not say how the engine uses them: add tp, pp or dp")
 
 
 def _num_speculative_tokens(speculative: CaseFields | None, method: str) -> int:

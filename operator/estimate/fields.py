@@ -3,12 +3,14 @@
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable, shown_or_nothing
 
-_CLOSE: Final = 0.8
+_CLOSE: Final = 0.6
 """How alike two keys are before one counts as a slip of the pen for the other (1 is equal)."""
 
 _SHOWN_CHARACTERS: Final = 80
@@ -28,15 +30,34 @@ class CaseFields:
     values: Mapping[str, Any]  # The JSON object
     prefix: str = ""  # What stands before a key in messages, such as ``speculative.``
 
-    def refuse_slips(self, known: Iterable[str]) -> None:
-        """Raise CaseError for a key that is almost a known one; remarks of other names are passed over."""
-        known = tuple(known)
-        for key in self.values:
-            if key in known:
-                continue
-            meant = difflib.get_close_matches(key, known, n=1, cutoff=_CLOSE)
-            if meant:
-                raise self.error(key, f"is no key of a case: did you mean {meant[0]}?")
+    # How the case itself calls a key, where that is another name
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, names: Mapping[str, Iterable[str]], remarks: Iterable[str] = ()) -> "CaseFields":
+        """Return the values by our names, each of which may have others; remarks are left out.
+
+        Names are taken as Python, JSON and the command line write them: tensor_parallel_size, --tensor-parallel-size.
+
+        Raises
+        ------
+        CaseError
+            For a key that is none, and for two that contradict each other.
+        """
+        ours = {other: name for name, others in names.items() for other in (name, *others)}
+        values: dict[str, Any] = {}
+        spelled: dict[str, str] = {}
+        passed = frozenset(remarks)
+        for key, value in self.values.items():
+            plain = key.removeprefix("--").replace("-", "_")
+            name = ours.get(plain)
+            if name is None:
+                if plain not in passed:
+                    raise self.error(key, _unknown(plain, ours))
+            elif values.get(name) is None:
+                values[name], spelled[name] = value, key
+            elif value is not None and (value != values[name] or type(value) is not type(values[name])):
+                raise self.error(key, f"contradicts {spelled[name]}, {values[name]!r}: remove one of the two")
+        return CaseFields(values, self.prefix, spelled)
 
     def whole(self, key: str, most: int, default: int | None = None) -> int | None:
         """Return a whole number from 1, or the default where the key is absent or null."""
@@ -70,11 +91,11 @@ class CaseFields:
             raise self.error(key, "must be a string")
         return value
 
-    def flag(self, key: str) -> bool:
-        """Return a boolean; false where the key is absent or null."""
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return a boolean, or the default where the key is absent or null."""
         value = self.values.get(key)
         if value is None:
-            return False
+            return default
         if not isinstance(value, bool):
             raise self.error(key, "must be true or false")
         return value
@@ -84,10 +105,23 @@ class CaseFields:
         value = self.values.get(key)
         if value is None:
             return None
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            # As it stands behind a flag of the command line.
+            try:
+                value = parse_json(value)
+            except UnreadableTextError as error:
+                raise self.error(key, str(error)) from error
         if not isinstance(value, dict):
             raise self.error(key, "must be an object")
-        return CaseFields(value, f"{self.prefix}{key}.")
+        return CaseFields(value, f"{self.prefix}{self.spelled.get(key, key)}.")
 
     def error(self, key: str, message: str) -> CaseError:
         """Return an error about a key."""
-        return CaseError(f"{self.prefix}{key}", self.values.get(key), message)
+        return CaseError(f"{self.prefix}{self.spelled.get(key, key)}", self.values.get(key), message)
+
+
+def _unknown(key: str, known: Mapping[str, str]) -> str:
+    meant = difflib.get_close_matches(key, known, n=1, cutoff=_CLOSE)
+    if meant:
+        return f"is no key of a case: did you mean {meant[0]}?"
+    return f"is no key of a case: remove it, or use one of {', '.join(dict.fromkeys(known.values()))}"

@@ -23,13 +23,12 @@ _LONGEST: Final = "max_position_embeddings"
 _TOLD_LONGEST: Final = "model_max_length"
 
 
-def refuse_unstartable(fields: CaseFields, pair: Pair) -> None:
+def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair: Pair) -> None:
     """Raise CaseError with the first setting of a case that vLLM raises an error for."""
     _refuse_length(fields, pair.target)
     _refuse_dtype(fields, pair)
     _refuse_requests(fields, pair)
     _refuse_blocks(fields, pair.target)
-    speculative = fields.section("speculative")
     if speculative is not None:
         _refuse_speculation(speculative, pair)
 
@@ -44,7 +43,10 @@ def _refuse_length(fields: CaseFields, target: ModelGeometry) -> None:
         told = max(_values(config.values, _TOLD_LONGEST), default=0)
         if wanted <= told or not any(_values(config.values, _LONGEST)):
             return
-    raise fields.error("max_model_len", f"{target.name} was made for at most {longest} tokens: use that or less")
+    raise fields.error(
+        "max_model_len",
+        f"{target.name} was made for at most {longest} tokens: use that or less, or stretch it by hf_overrides",
+    )
 
 
 def _refuse_dtype(fields: CaseFields, pair: Pair) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.plan.command import ExitCode
-from specdecode_operator.estimate.estimate import CASE_KEYS
+from specdecode_operator.estimate.names import CASE_KEYS
 from tests.support.documents import ROOT, sections, table
 
 DOCUMENT = ROOT / "docs/reference/cli.md"
