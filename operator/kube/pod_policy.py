@@ -8,7 +8,7 @@ running as root in its own image: https://kubernetes.io/docs/concepts/security/p
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.kube.untyped import mapping, objects, texts
+from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.problems import Problem, shown
 
 NONE_ALLOWED: Final[frozenset[str]] = frozenset()
@@ -116,8 +116,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
     yield from _of_security("spec.securityContext", spec)
     for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):
-        if sysctl.get("name") not in _SYSCTLS:
-            name = sysctl.get("name")
+        if (name := name_of(sysctl)) not in _SYSCTLS:
             yield f"spec.securityContext.sysctls[{index}]", name, "may change the kernel for others", f"sysctls.{name}"
     for index, volume in enumerate(objects(spec, "volumes")):
         for place, *rest in _of_volume(volume):

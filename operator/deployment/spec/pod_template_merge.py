@@ -12,6 +12,7 @@ from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.engine.environment import owned_variable_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.kube.untyped import name_of
 from specdecode_operator.problems import Problem, shown
 
 ENGINE_CONTAINER = "engine"
@@ -164,7 +165,7 @@ def _restart_problems(spec: dict[str, Any]) -> Iterator[Problem]:
 def _download_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     """Init containers that would run something else with the token of the hub."""
     for where, container in _elements(spec, "initContainers"):
-        name = container.get("name")
+        name = name_of(container)
         if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}:
             for field in _PROTECTED_IN_DOWNLOADS:
                 if field in container:
@@ -208,8 +209,8 @@ def _resource_problems(resources: Any, where: str, planned: Mapping[str, str]) -
 
 def _volume_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     for where, volume in _elements(spec, "volumes"):
-        if volume.get("name") in OWN_VOLUMES:
-            yield Problem(f"{where}.name", volume["name"], "is the operator's own volume: rename it")
+        if name_of(volume) in OWN_VOLUMES:
+            yield Problem(f"{where}.name", name_of(volume), "is the operator's own volume: rename it")
 
 
 def _elements(parent: dict[str, Any], field: str, path: str = _SPEC) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -185,6 +185,21 @@ def test_what_reaches_beyond_the_namespace_is_refused_by_field_unless_it_is_allo
     assert pod_problems({"spec": template}, "", frozenset(GRANTS) - {grant.partition(".")[0]}), "but nothing else"
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"volumes": [{"name": ["x"]}]},
+        {"initContainers": [{"name": ["x"]}]},
+        {"containers": [{"name": {"x": 1}}]},
+        {"securityContext": {"sysctls": [{"name": ["x"]}]}},
+        {"securityContext": {"seccompProfile": {"type": ["x"]}}},
+    ],
+    ids=str,
+)
+def test_names_that_are_no_names_are_told_like_all_else(template: Body) -> None:
+    assert accepted(tiny_cpu(podTemplate={"spec": template}))[0] == "False"
+
+
 def test_every_grant_lets_something_through() -> None:
     assert {grant.partition(".")[0] for *_, grant in REFUSED} == set(GRANTS)
 
