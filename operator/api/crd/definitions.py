@@ -177,10 +177,10 @@ def _deployment_columns() -> list[dict[str, Any]]:
         ),
         _column("Product", "string", ".status.plan.product", "What GPUs they are.", priority=1),
         _column(
-            "Accepted",
+            "Stale",
             "date",
             ".status.acceptance.saidUntil",
-            "Time since engines last said the acceptance.",
+            "Time since engines last said the acceptance; empty while they do.",
             priority=1,
         ),
         _column("Tokens", "integer", ".status.plan.kvCacheTokens", "Tokens that the KV cache should hold.", priority=1),
