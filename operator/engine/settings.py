@@ -63,6 +63,8 @@ class SpeculationSettings:
     """K by the number of running requests; K above holds elsewhere."""
     draft_model: str | None = None
     """Hub id or path as the engine sees it, for methods with a checkpoint of their own."""
+    draft_is_head: bool = False
+    """Whether it is made for one target, as opposed to a model of its own."""
     draft_online_quantization: OnlineQuantization | None = None
     """For method draft_model."""
     draft_max_model_len: int | None = None

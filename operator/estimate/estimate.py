@@ -104,6 +104,8 @@ _KEY_OF: Final = {
     "parallelism.tensor": "tp",
     "parallelism.pipeline": "pp",
     "parallelism.data": "dp",
+    "target.model": "model",
+    "speculation.draft.model": "speculative.model",
     "speculation.method": "speculative.method",
     "speculation.numSpeculativeTokens": "speculative.num_speculative_tokens",
 }

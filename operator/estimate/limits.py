@@ -5,8 +5,10 @@ from typing import Any, Final
 
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.choice.other_models import matching_drafts
 from specdecode_operator.sizing.choice.precision_rules import dtype_problem, served_precision
 from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.vocabulary import ENGINE_DTYPES, Dtype, Method
 
@@ -95,9 +97,7 @@ def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
     if draft is None or pair.method != Method.DRAFT_MODEL or speculative.flag("use_heterogeneous_vocab"):
         return
     # config/speculative.py, verify_equal_vocab_size_if_draft_model.
-    if target.vocab_size != draft.vocab_size:
-        raise speculative.error(
-            "model",
-            f"its vocabulary has {draft.vocab_size} tokens, that of the target {target.vocab_size}: choose a draft of "
-            "the target's family",
-        )
+    if reason := vocabulary_mismatch(target, draft):
+        other = next(iter(matching_drafts(target, draft)), None)
+        remedy = f"choose {other.name}" if other else f"choose a draft with {target.vocab_size}"
+        raise speculative.error("model", f"{reason}: {remedy}")

@@ -23,7 +23,7 @@ def model_geometry(fields: CaseFields, method: str = Method.NONE) -> ModelGeomet
             raise CaseError(f"{config.prefix}{error.field}", error.value, error.message) from error
     if name is None:
         raise fields.error("model", "is missing: name a model, or give model_config, the content of its config.json")
-    geometry = find_geometry(name)
+    geometry = find_geometry(name, method if method in METHODS_WITH_DRAFT else None)
     if geometry is None:
         count = len(known_models())
         raise fields.error(

@@ -55,7 +55,7 @@ SPECULATION = (
     Rule(
         field="draft",
         holds=f"{_is_one_of(METHODS_WITH_DRAFT)} || !has(self.draft)",
-        message="method %s uses no draft model: remove it, or use method: draft_model",
+        message="method %s uses no draft model: remove it, or use the method that it is for, such as draft_model",
         values=("self.method",),
         reason=Reason.FORBIDDEN,
     ),

@@ -81,7 +81,7 @@ def geometry_of(
             problem = Problem(f"{field}.config.{error.field}", shown_or_nothing(error.value), error.message)
             raise InvalidSpecError([problem]) from error
     try:
-        geometry = find_geometry(name)
+        geometry = find_geometry(name, None if method is None else method.value)
     except GeometryError as error:
         raise InvalidSpecError([Problem(f"{field}.model", name, str(error))]) from error
     if geometry is not None:

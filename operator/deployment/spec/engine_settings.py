@@ -15,6 +15,7 @@ from specdecode_operator.engine.settings import (
     SuffixSettings,
 )
 from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.families.heads import method_of_head
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.vocabulary import Dtype, Method, Precision
@@ -82,6 +83,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
             for range_ in speculation.num_speculative_tokens_by_batch_size
         ),
         draft_model=engine_model_path(spec, draft) if draft else None,
+        draft_is_head=pair.draft is not None and method_of_head(pair.draft) is not None,
         draft_online_quantization=_online_quantization(pair.draft, pair.draft_precision) if pair.draft else None,
         draft_max_model_len=draft.max_model_len if draft else None,
         prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,

@@ -1,6 +1,7 @@
 """What of a target and its draft does not go together, found before any GPU is taken."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -9,28 +10,17 @@ from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET
 from specdecode_operator.deployment.spec.runner_rules import runner_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.runners import draft_follows_target
-from specdecode_operator.engine.rules.speculation import vocabulary_problems
 from specdecode_operator.problems import Problem, shown_or_nothing
 from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.choice.other_models import known_heads, matching_drafts
+from specdecode_operator.sizing.families.heads import method_of_head
 from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, longest_sequence
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
+from specdecode_operator.sizing.weights.divisibility import tensor_problems
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method, Precision
 
 _METHOD: Final = "spec.speculation.method"
-
-_METHOD_OF_HEAD: Final = {
-    "EagleLlamaForCausalLM": Method.EAGLE,
-    "LlamaForCausalLMEagle": Method.EAGLE,
-    "LlamaForCausalLMEagle3": Method.EAGLE3,
-    "Eagle3LlamaForCausalLM": Method.EAGLE3,
-    "Eagle3Speculator": Method.EAGLE3,
-    "Eagle3DraftModel": Method.EAGLE3,
-    "MedusaModel": Method.MEDUSA,
-    "DFlashDraftModel": Method.DFLASH,
-    "DSparkDraftModel": Method.DSPARK,
-    "Qwen3DSparkModel": Method.DSPARK,
-}
-"""How a head proposes, by the first of its ``architectures``."""
 
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
 """Methods that read hidden states of the target's inner layers."""
@@ -44,7 +34,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
     method = spec.speculation.method if spec.speculation else Method.NONE
     return [
         *_role_problems(method, pair),
-        *_match_problems(method, pair),
+        *_match_problems(spec, method, pair, profile),
         *_precision_problems(spec, method),
         *_length_problems(spec, method, pair),
         *_state_problems(spec, method, pair.target, profile),
@@ -58,24 +48,27 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
 def _role_problems(method: Method, pair: Pair) -> Iterator[Problem]:
     """Heads and models in each other's place: vLLM loads a head only with the target that it was made for."""
     target, draft = pair.target, pair.draft
-    if target.head is not None:
+    if method_of_head(target) is not None:
         message = "is a draft head: name the model that it was made for, and this one as speculation.draft.model"
         yield Problem(f"{TARGET}.model", target.name, message)
     if draft is None or method not in METHODS_WITH_DRAFT:
         return
-    made_for = _METHOD_OF_HEAD.get(draft.architecture) if draft.head is not None else None
+    made_for = method_of_head(draft)
     if draft.head is None and method is not Method.DRAFT_MODEL:
-        message = f"is a model of its own, and method {method} needs a head: name one, or use method: draft_model"
+        named = _other_head(target, method)
+        message = f"is a model of its own, and method {method} needs a head: {named}, or use method: draft_model"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     elif made_for is not None and method is Method.DRAFT_MODEL:
-        message = f"is a draft head, and method {method} needs a model of its own: name one, or use method: {made_for}"
+        message = f"is a draft head, and method {method} needs a model of its own: use method: {made_for}, or name one"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     elif made_for not in (None, method):
         message = f"is a head for method {made_for}: use that, or name a head for {method}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
 
 
-def _match_problems(method: Method, pair: Pair) -> Iterator[Problem]:
+def _match_problems(
+    spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair, profile: EngineProfile
+) -> Iterator[Problem]:
     """Width and vocabulary, which the draft must have in common with the target.
 
     vllm/model_executor/models/llama_eagle3.py joins hidden states by a matrix of the width that the head was made for.
@@ -85,19 +78,40 @@ def _match_problems(method: Method, pair: Pair) -> Iterator[Problem]:
         return
     head = draft.head
     # Of Medusa the engine makes the vocabulary that the target has (config/speculative.py).
-    if method is not Method.MEDUSA:
-        yield from vocabulary_problems(target.vocab_size, draft.vocab_size)
+    if method is not Method.MEDUSA and (reason := vocabulary_mismatch(target, draft)):
+        remedy = _other_head(target, method) if head is not None else _other_draft(spec, pair, profile)
+        yield Problem(f"{DRAFT}.model", draft.name, f"{reason}: {remedy}")
     if head is None:
         return
     if head.reads_width is not None and head.reads_width != target.hidden_size:
         message = (
             f"was made for hidden states of width {head.reads_width}, and those of {target.name} have "
-            f"{target.hidden_size}: choose a head that was made for it"
+            f"{target.hidden_size}: {_other_head(target, method)}"
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
     if method is not Method.MEDUSA and head.output_rows > draft.vocab_size:
         message = f"proposes from {head.output_rows} tokens, more than its vocabulary of {draft.vocab_size}"
         yield Problem(f"{DRAFT}.model", draft.name, f"{message}: check its draft_vocab_size")
+
+
+def _other_head(target: ModelGeometry, method: Method) -> str:
+    known = next((head.geometry.name for head in known_heads(target.name) if head.method == method), None)
+    return f"choose a head that was made for {target.name}" + (f", such as {known}" if known else "")
+
+
+def _other_draft(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> str:
+    """Return what to draft with instead: the smallest model with the target's vocabulary that passes all rules."""
+    speculation = spec.speculation
+    if speculation is None or speculation.draft is None or pair.draft is None:
+        return "use method: none"
+    for other in matching_drafts(pair.target, pair.draft):
+        draft = speculation.draft.model_copy(update={"model": other.name, "config": None, "checkpoints": []})
+        asked = spec.model_copy(update={"speculation": speculation.model_copy(update={"draft": draft})})
+        tried = replace(pair, draft=other, draft_precision=Precision.BF16)
+        tensor = spec.parallelism.tensor
+        if not pairing_problems(asked, tried, profile) and not (tensor and tensor_problems(other, tensor)):
+            return f"choose {other.name}, which has {other.vocab_size}"
+    return f"choose a draft whose vocab_size is {pair.target.vocab_size}, or use method: ngram, which needs none"
 
 
 def _precision_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Iterator[Problem]:

@@ -35,7 +35,7 @@ from specdecode_operator.sizing.choice.precision_rules import dtype_problem, ser
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence, spread_problems
-from specdecode_operator.sizing.weights.divisibility import tensor_problems
+from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Dtype, KvCacheDtype
 
@@ -250,16 +250,22 @@ def _tensor_problems(facts: Facts) -> Iterator[Problem]:
         pair = pair_at(pair, available, pair.target_precision, pair.draft_precision)
     models = []
     if facts.on_cpu or (not options.target and pair.target_precision not in available.target_precisions):
-        models.append(("target", pair.target, pair.target_precision))
+        models.append((TARGET, pair.target, pair.target_precision))
     draft_is_decided = facts.on_cpu or (not options.draft and pair.draft_precision not in available.draft_precisions)
     if pair.draft is not None and pair.draft_precision is not None and draft_is_decided:
-        models.append(("draft", pair.draft, pair.draft_precision))
-    version, spread = pair.limits.engine_version, options.spread
-    for role, model, precision in models:
-        found = tensor_problems(model, tensor, precision, version, data=spread.data, expert=spread.expert)
-        if found:
-            reasons = "; ".join(problem.message for problem in found)
-            yield Problem("spec.parallelism.tensor", str(tensor), f"{role}: {reasons}")
+        models.append((DRAFT, pair.draft, pair.draft_precision))
+    version, data, expert = pair.limits.engine_version, options.spread.data, options.spread.expert
+    for field, model, precision in models:
+        found = tensor_problems(model, tensor, precision, version, data=data, expert=expert)
+        reasons = "; ".join(problem.message for problem in found)
+        if found and not supported_tensors(model, None, precision, None, version, data=data, expert=expert):
+            remedy = split_remedy(model, None, precision, None, version, data=data, expert=expert)
+            yield Problem(f"{field}.model", model.name, f"{reasons}; {remedy}")
+        elif found:
+            both = (pair.target, pair.draft, pair.target_precision, pair.draft_precision)
+            remedy = split_remedy(*both, version, data=data, expert=expert)
+            role = field.rpartition(".")[2]
+            yield Problem("spec.parallelism.tensor", str(tensor), f"{role}: {reasons}; {remedy}")
 
 
 def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:

@@ -42,21 +42,6 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
     ]
 
 
-def vocabulary_problems(target_vocab_size: int, draft_vocab_size: int) -> list[Problem]:
-    """Return a problem when target and draft model do not share a vocabulary.
-
-    Source: vllm/config/speculative.py, "Target and draft model should have the
-    same vocabulary size".
-    """
-    if target_vocab_size == draft_vocab_size:
-        return []
-    message = (
-        f"the target's vocabulary has {target_vocab_size}, and vLLM wants the same: choose a draft of the target's "
-        f"family whose vocab_size is {target_vocab_size} (sizes of one family may be padded differently)"
-    )
-    return [Problem(f"{_SPECULATION}.draft.model", f"vocabulary of {draft_vocab_size} tokens", message)]
-
-
 def _count_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
     """vllm/config/speculative.py: num_speculative_tokens is greater than 0."""
     if speculation.num_speculative_tokens < 1:
@@ -95,7 +80,7 @@ def _draft_problems(settings: EngineSettings, speculation: SpeculationSettings) 
     model = speculation.draft_model
     if speculation.method not in METHODS_WITH_DRAFT:
         if model is not None:
-            message = f"method {speculation.method} has no draft model; remove it, or use method draft_model"
+            message = f"method {speculation.method} has no draft model; remove it, or use the method that it is for"
             yield Problem(field, model, message)
         return
     if model is None:
@@ -111,8 +96,11 @@ def _path_problems(
 ) -> Iterator[Problem]:
     """vllm/config/speculative.py: a path flips every method but eagle, eagle3, dflash and dspark.
 
-    Method mtp drafts with the target's own checkpoint, so the target's path is looked at.
+    Method mtp drafts with the target's own checkpoint, so the target's path is looked at. A head as draft_model is in
+    the wrong place whatever its path is, which the pair's rules say.
     """
+    if speculation.method is Method.DRAFT_MODEL and speculation.draft_is_head:
+        return
     looked_at = {
         Method.DRAFT_MODEL: (f"{_SPECULATION}.draft.model", speculation.draft_model),
         Method.MEDUSA: (f"{_SPECULATION}.draft.model", speculation.draft_model),
@@ -121,8 +109,9 @@ def _path_problems(
     field, model = looked_at.get(speculation.method, ("", None))
     for marker, method in profile.draft_path_markers.items():
         if model is not None and marker in model.lower():
+            or_else = "" if speculation.method is Method.MTP else f"if it is such a head, use method {method}, else "
             message = (
-                f"vLLM turns method {speculation.method} into {method} because of {marker!r} in this path; "
+                f"vLLM turns method {speculation.method} into {method} because of {marker!r} in this path; {or_else}"
                 "serve it from a folder and a mount without it in their names (models.volume)"
             )
             yield Problem(field, model, message)

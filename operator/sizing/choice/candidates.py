@@ -12,6 +12,7 @@ from specdecode_operator.sizing.choice.quantization_matrix import Selection, qua
 from specdecode_operator.sizing.choice.ranking import ranked
 from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
 from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism
+from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Objective, Precision
 
 
@@ -57,8 +58,21 @@ def candidate_rows(
         if row.budget is not None
     )
     if not rows:
-        raise PlanError(TENSOR_FIELD, tensor, matrix[0].reason or "no supported split")
+        raise _no_split(pair, tensor, options.spread, matrix[0].reason or "no supported split")
     return rows
+
+
+def _no_split(pair: Pair, tensor: int | None, spread: Parallelism, reason: str) -> PlanError:
+    """Return what is wrong where no candidate is left: the split that is asked for, or a model that has none."""
+    version, data, expert = pair.limits.engine_version, spread.data, spread.expert
+    own, drafts = pair.target_precision, pair.draft_precision
+    remedy = split_remedy(pair.target, pair.draft, own, drafts, version, data=data, expert=expert)
+    message = f"{reason}; {remedy}"
+    if tensor is not None:
+        return PlanError(TENSOR_FIELD, tensor, message)
+    if pair.draft is None or not supported_tensors(pair.target, None, own, None, version, data=data, expert=expert):
+        return PlanError("target.model", pair.target.name, message)
+    return PlanError("speculation.draft.model", pair.draft.name, message)
 
 
 def selection(pair: Pair, options: PlanOptions) -> Selection:

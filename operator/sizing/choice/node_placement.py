@@ -66,7 +66,8 @@ def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Parall
     several = any(pool.nodes > 1 for pool in pools)
     if tensor is not None and spread == TENSOR_ONLY:
         room = "nodes that may be used do not share so many" if several else "no node has so many"
-        message = f"{room} GPUs, the largest has {widest}; write {widest} or less"
+        # Layers are split over powers of two.
+        message = f"{room} GPUs, the largest has {widest}; write {1 << (widest.bit_length() - 1)} or less"
         raise PlanError(TENSOR_FIELD, tensor, message)
     gpus = (tensor or 1) * spread.groups
     message = f"GPUs a replica (tensor x pipeline x data), the largest node has {widest}; lower one of them"

@@ -8,6 +8,7 @@ from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.choice.precision_rules import NOTHING_NAMED, Available
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models, published_heads
 from specdecode_operator.sizing.families.config import head_from_config
+from specdecode_operator.sizing.families.heads import method_of_head
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.sizing.weights.weights import parameter_count
@@ -76,6 +77,25 @@ def smaller_drafts(target: ModelGeometry, draft: ModelGeometry) -> tuple[ModelGe
         and parameter_count(geometry) < limit
     ]
     return tuple(sorted(found, key=lambda geometry: (-parameter_count(geometry), geometry.name)))
+
+
+def matching_drafts(target: ModelGeometry, draft: ModelGeometry) -> tuple[ModelGeometry, ...]:
+    """Return the catalogue's models with the target's vocabulary that could draft in place of a draft, smallest first.
+
+    They come from the maker of one of the two, and have at most half of the target's parameters.
+    """
+    limit = parameter_count(target) // 2
+    found = [
+        geometry
+        for model_id in known_models()
+        if _is_alike(model_id, target.name) or _is_alike(model_id, draft.name)
+        if (geometry := _geometry_or_none(model_id)) is not None
+        if geometry.vocab_size == target.vocab_size
+        and geometry.checkpoint is None
+        and method_of_head(geometry) is None
+        and parameter_count(geometry) <= limit
+    ]
+    return tuple(sorted(found, key=lambda geometry: (parameter_count(geometry), geometry.name)))
 
 
 def _is_alike(model_id: str, draft_id: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from specdecode_operator.sizing.base.datafiles import data_files, read_data
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.families.heads import method_of_head
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -43,8 +44,10 @@ class PublishedHead:
 
 
 @cache
-def find_geometry(model_id: str) -> ModelGeometry | None:
+def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | None:
     """Return the geometry of the model with exactly this hub id, or None.
+
+    ``method`` says how the config.json of a draft head is read; None for a model of its own.
 
     Raises
     ------
@@ -56,11 +59,11 @@ def find_geometry(model_id: str) -> ModelGeometry | None:
         return None
     head = next((head for head in published_heads() if head.head == model_id), None)
     # A head's own config.json may have the architecture of what it was made for: the method tells them apart.
-    return (
-        geometry_from_config(model_id, entry.config)
-        if head is None
-        else head_from_config(model_id, entry.config, head.method)
-    )
+    if head is not None:
+        return head_from_config(model_id, entry.config, head.method)
+    geometry = geometry_from_config(model_id, entry.config)
+    read_as_head = method is not None and method_of_head(geometry) is not None
+    return head_from_config(model_id, entry.config, method or "") if read_as_head else geometry
 
 
 def find_entry(model_id: str) -> CatalogueEntry | None:

@@ -6,9 +6,24 @@ from typing import Final
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import Decoder, assemble, attention, heads, mlp, model_rope
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
+from specdecode_operator.vocabulary import Method
 
 _EAGLE3_AUXILIARY_STATES: Final = 3
 """Hidden states of the target that an EAGLE-3 head joins: an early, a middle and a late layer's."""
+
+_METHODS: Final = {
+    "EagleLlamaForCausalLM": Method.EAGLE,
+    "LlamaForCausalLMEagle": Method.EAGLE,
+    "LlamaForCausalLMEagle3": Method.EAGLE3,
+    "Eagle3LlamaForCausalLM": Method.EAGLE3,
+    "Eagle3Speculator": Method.EAGLE3,
+    "Eagle3DraftModel": Method.EAGLE3,
+    "MedusaModel": Method.MEDUSA,
+    "DFlashDraftModel": Method.DFLASH,
+    "DSparkDraftModel": Method.DSPARK,
+    "Qwen3DSparkModel": Method.DSPARK,
+}
+"""How a head proposes, by the first of its ``architectures``."""
 
 TOKEN_ID_BYTES: Final = 8
 """The table from draft to target vocabulary holds int64 (vLLM, llama_eagle3.py, draft_id_to_target_id)."""
@@ -17,6 +32,20 @@ _MEDUSA_HEADS: Final = 5
 _MEDUSA_WIDTH: Final = 4096
 _MEDUSA_VOCABULARY: Final = 32_001
 """What files of Medusa mean that do not say (vLLM, transformers_utils/configs/medusa.py)."""
+
+
+def method_of_head(model: ModelGeometry) -> Method | None:
+    """Return how a model proposes if it is a draft head, and None if it is a model of its own.
+
+    EAGLE's are often published as the single layer of the model that they were cut from: then the name tells, as it
+    does to vLLM.
+    """
+    if model.head is not None:
+        return _METHODS.get(model.architecture, Method.EAGLE3)
+    name = model.name.lower()
+    if model.num_layers > 1 or "eagle" not in name:
+        return None
+    return Method.EAGLE3 if "eagle3" in name else Method.EAGLE
 
 
 def eagle(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:

@@ -26,7 +26,7 @@ from specdecode_operator.sizing.pair.pair import (
     loaded_draft,
     spread_problems,
 )
-from specdecode_operator.sizing.weights.divisibility import tensor_problems
+from specdecode_operator.sizing.weights.divisibility import split_remedy, tensor_problems
 from specdecode_operator.sizing.weights.stages import stages
 from specdecode_operator.vocabulary import Precision
 
@@ -306,7 +306,9 @@ def _bad_split(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it dep
     for model, precision in ((target, target_precision), (draft, draft_precision)):
         problems = tensor_problems(model, tensor, precision, version, data=data, expert=expert) if model else ()
         if problems:
-            return PlanError(TENSOR_FIELD, tensor, problems[0].message)
+            models = (target, draft, target_precision, draft_precision, version)
+            remedy = split_remedy(*models, data=data, expert=expert)
+            return PlanError(TENSOR_FIELD, tensor, f"{problems[0].message}; {remedy}")
     return None
 
 

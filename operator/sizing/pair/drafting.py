@@ -14,6 +14,28 @@ TOKENS_FIELD: Final = "speculation.numSpeculativeTokens"
 """Where users say how many tokens are proposed a step."""
 
 
+_PADDED_AT_MOST: Final = 1024
+"""Tokens by which vocabularies of one family differ where each was padded to another multiple."""
+
+
+def vocabulary_mismatch(target: ModelGeometry, draft: ModelGeometry) -> str | None:
+    """Return why vLLM refuses a draft's vocabulary; None where it is as large as the target's.
+
+    It compares the sizes alone (config/speculative.py, verify_equal_vocab_size_if_draft_model), padding and all.
+    """
+    if draft.vocab_size == target.vocab_size:
+        return None
+    wanted = f"its vocabulary has {draft.vocab_size} tokens and that of {target.name} {target.vocab_size}"
+    if abs(draft.vocab_size - target.vocab_size) <= _PADDED_AT_MOST and _of_one_maker(draft, target):
+        return f"{wanted}: one family, padded differently, but vLLM compares the sizes"
+    return f"{wanted}, and vLLM wants the same"
+
+
+def _of_one_maker(draft: ModelGeometry, target: ModelGeometry) -> bool:
+    makers = [model.name.partition("/")[0] for model in (draft, target) if "/" in model.name]
+    return len(makers) == 2 and makers[0] == makers[1]  # noqa: PLR2004  both have one
+
+
 @cache
 def prediction_draft(target: ModelGeometry, num_speculative_tokens: int) -> ModelGeometry:
     """Return the draft that a target's own layers for multi-token prediction make.

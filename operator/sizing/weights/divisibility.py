@@ -21,6 +21,7 @@ from specdecode_operator.sizing.model.precision import Scales, WeightFormat
 from specdecode_operator.sizing.weights.kernel_limits import KernelRules, broken_limit, kernel_rules
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.weights import linear_format, padded_vocabulary
+from specdecode_operator.versions.table import SIZED_VERSIONS
 from specdecode_operator.vocabulary import Precision
 
 MAX_TENSOR: Final = 64
@@ -48,7 +49,7 @@ def tensor_problems(  # noqa: PLR0913 (the key of the cache)
 ) -> tuple[Problem, ...]:
     """Return all problems of splitting a model over so many GPUs; empty where it can be split.
 
-    The field of a problem is the key of config.json that does not divide.
+    The field of a problem is the key of config.json that does not divide. What would help says split_remedy.
     Without a precision it is the checkpoint's own; without a version, what every known version takes. Experts are split
     over the GPUs of all data-parallel copies too, or spread over them whole.
     """
@@ -83,6 +84,36 @@ def supported_tensors(  # noqa: PLR0913 (one fact each)
     )
 
 
+def split_remedy(  # noqa: PLR0913 (one fact each)
+    target: ModelGeometry,
+    draft: ModelGeometry | None = None,
+    target_precision: Precision | None = None,
+    draft_precision: Precision | None = None,
+    engine_version: str | None = None,
+    *,
+    data: int = 1,
+    expert: bool = False,
+) -> str:
+    """Return what to write where a split has problems: how many GPUs do share the layers, or what else would help."""
+
+    def tensors(version: str | None, *, expert: bool = expert) -> tuple[int, ...]:
+        return supported_tensors(target, draft, target_precision, draft_precision, version, data=data, expert=expert)
+
+    if found := tensors(engine_version):
+        return f"use {_one_of(found)}"
+    if data > 1 and not expert and tensors(engine_version, expert=True):
+        return "set parallelism.expert, which spreads experts whole"
+    older = [version for version in SIZED_VERSIONS if engine_version is not None and tensors(version)]
+    if older:
+        return f"no tensor parallelism helps: name another checkpoint, or vLLM {older[-1]}, which still loads it"
+    return "no tensor parallelism helps: name a checkpoint that is quantized otherwise, or not at all"
+
+
+def _one_of(numbers: tuple[int, ...]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def _shape_problems(geometry: ModelGeometry, split: Split) -> tuple[Problem, ...]:
     sizes, tensor = _shared_sizes(geometry), split.tensor
     problems = {
@@ -106,7 +137,7 @@ def _shape_problems(geometry: ModelGeometry, split: Split) -> tuple[Problem, ...
             key = _state_keys(geometry)[1]
             message = (
                 f"{key} {states.num_groups} of {geometry.name} does not divide over tensor {tensor}, "
-                f"and the engine copies a group only where it is the only one; use at most {states.num_groups}"
+                "and the engine copies a group only where it is the only one"
             )
             problems.setdefault(key, Problem(key, str(states.num_groups), message))
     return tuple(problems.values())
@@ -161,13 +192,13 @@ def _expert_message(geometry: ModelGeometry, split: Split, size: int) -> str:
         return _message(geometry, split.tensor, _EXPERT_SIZE, size)
     return (
         f"{_EXPERT_SIZE} {size} of {geometry.name} does not divide over tensor {split.tensor} x data {split.data}, "
-        "which share each expert; use powers of two, or parallelism.expert"
+        "which share each expert"
     )
 
 
 def _message(geometry: ModelGeometry, tensor: int, key: str, value: int) -> str:
     padded = " (padded)" if key == "vocab_size" else ""
-    return f"{key} {value}{padded} of {geometry.name} does not divide over tensor {tensor}; use a power of two"
+    return f"{key} {value}{padded} of {geometry.name} does not divide over tensor {tensor}"
 
 
 def _quantization_problems(
@@ -185,10 +216,13 @@ def _quantization_problems(
             if limit is None or (stored_as.scales is Scales.GROUP and _is_compression(linear, layer)):
                 continue
             key = _key_of(linear, geometry)
+            what = f"{weight_format.precision} weights of {geometry.name}"
+            if stored_as.ordered_by_activation and not rules.takes_activation_order:
+                # Whatever the size of a layer is.
+                return (Problem("quantization_config.desc_act", "true", f"{what}: {limit}"),)
             message = (
-                f"{weight_format.precision} weights of {geometry.name} at tensor {split.tensor}: a layer of "
-                f"{linear.inputs} x {linear.outputs} on each GPU breaks {limit}; use a smaller tensor or another "
-                "quantization"
+                f"{what} at tensor {split.tensor}: a layer of {linear.inputs} x {linear.outputs} on each GPU breaks"
+                f" {limit}"
             )
             problems.setdefault(key, Problem(key, str(_size_of(key, geometry)), message))
     return tuple(problems.values())

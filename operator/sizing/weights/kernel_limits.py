@@ -46,7 +46,7 @@ def broken_limit(
             return _broken_block(weight_format, linear, unsplit)
         case Scales.GROUP:
             if weight_format.ordered_by_activation and not rules.takes_activation_order:
-                return "what vLLM 0.30 and newer load, GPTQ without desc_act"
+                return "vLLM 0.30 and newer load GPTQ without desc_act only"
             return _broken_group(weight_format, linear) or _broken_tile(linear, rules)
         case Scales.MICROSCALE if weight_format.method is Method.MODELOPT and not linear.routed:
             # vLLM, modelopt.py, KNvfp4Static.create_weights.

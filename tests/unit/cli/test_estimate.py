@@ -240,7 +240,7 @@ OTHER_VOCABULARY = {"method": "draft_model", "num_speculative_tokens": 3, "model
     [
         (
             {"speculative": OTHER_VOCABULARY},
-            "speculative.model: Qwen/Qwen2.5-0.5B: its vocabulary has 151936 tokens, that of the target 128256",
+            "speculative.model: Qwen/Qwen2.5-0.5B",
         ),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 128}, "max_num_batched_tokens: 64"),
         ({"max_model_len": 131_073}, "max_model_len: 131073"),
@@ -357,3 +357,11 @@ def test_float32_is_sized_as_a_public_log_has_it(estimate: Estimate) -> None:
 )
 def test_a_type_that_the_engine_refuses_is_refused(estimate: Estimate, changes: dict[str, Any], words: str) -> None:
     assert words in estimate({"model": DRAFT, "gpu": "H200", **changes})[0]["error"]
+
+
+def test_a_draft_that_matches_is_named(estimate: Estimate) -> None:
+    (bad,) = estimate({**OF_8B, "speculative": OTHER_VOCABULARY})
+    assert bad["error"].endswith(
+        "151936 tokens and that of meta-llama/Llama-3.1-8B-Instruct 128256, and vLLM wants the same:"
+        " choose meta-llama/Llama-3.2-1B-Instruct"
+    )

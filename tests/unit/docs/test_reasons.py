@@ -46,7 +46,7 @@ OTHER_WORDS = {
     *("Always", "ConfigMap", "Directory", "Exists", "Gi", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RollingUpdate",
     # Classes of models, what the hub's library raises, a header of HTTP, and what a sentence begins with.
-    *("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "MedusaModel", "GatedRepoError", "RepositoryNotFoundError"),
+    *("GatedRepoError", "RepositoryNotFoundError"),
     *("RevisionNotFoundError", "Range", "Volume"),
 }
 

@@ -9,7 +9,7 @@ from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.combinations import combination_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
-from specdecode_operator.engine.rules.speculation import speculation_problems, vocabulary_problems
+from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import Method
@@ -135,14 +135,6 @@ def test_a_head_goes_with_stages_from_0_30_on(method: Method, version: str) -> N
     message = f"vLLM {version} does not combine stages with method {method}; use 1"
     refused = [Problem("spec.parallelism.pipeline", "2", message)] if version in {"0.28", "0.29"} else []
     assert problems == refused
-
-
-def test_vocabularies_must_be_equal() -> None:
-    assert vocabulary_problems(128256, 128256) == []
-    (problem,) = vocabulary_problems(128256, 32000)
-    assert problem.field == f"{SPECULATION}.draft.model"
-    assert "32000" in problem.value
-    assert "128256" in problem.message
 
 
 ON_V1 = SpeculationSettings(Method.SUFFIX, 4)

@@ -105,7 +105,7 @@ BAD = {
     "a head of another vocabulary": (
         head("eagle3", config_of(f"{SPECFORGE}/llama3-8B-eagle3.json")),
         "spec.speculation.draft.model",
-        "vocabulary has 151936",
+        "that of Qwen/Qwen3-8B 151936, and vLLM wants the same: choose a head that was made for Qwen/Qwen3-8B",
     ),
     "more tokens than the vocabulary has": (
         head("eagle3", config_of(f"{SPECFORGE}/qwen3-8b-eagle3.json", draft_vocab_size=151_937)),

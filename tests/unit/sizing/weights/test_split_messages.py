@@ -7,9 +7,9 @@ import pytest
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.weights.divisibility import Problem, tensor_problems
+from specdecode_operator.sizing.weights.divisibility import Problem, split_remedy, tensor_problems
 from tests.support.objects import TINY_CONFIG
-from tests.unit.sizing.weights.test_quantized_checkpoints import BLOCKS, compressed, qwen3_moe
+from tests.unit.sizing.weights.test_quantized_checkpoints import BLOCKS, compressed, gptq, qwen3_moe
 
 WITH_STATES = {
     "architectures": ["Mamba2ForCausalLM"],
@@ -28,7 +28,7 @@ def tiny(**changes: Any) -> ModelGeometry:
 
 
 def does_not(key: str, value: str, tensor: int, name: str = "tiny") -> str:
-    return f"{key} {value} of {name} does not divide over tensor {tensor}; use a power of two"
+    return f"{key} {value} of {name} does not divide over tensor {tensor}"
 
 
 def test_each_size_is_told_with_its_key_and_value() -> None:
@@ -40,10 +40,7 @@ def test_each_size_is_told_with_its_key_and_value() -> None:
     )
 
 
-SHARED = (
-    "moe_intermediate_size 24 of experts does not divide over tensor 4 x data 4, which share each expert; use powers of"
-    " two, or parallelism.expert"
-)
+SHARED = "moe_intermediate_size 24 of experts does not divide over tensor 4 x data 4, which share each expert"
 EXPERTS = {
     "one copy": (16, 1, False, does_not("moe_intermediate_size", "24", 16, "experts")),
     "copies": (4, 4, False, SHARED),
@@ -86,15 +83,14 @@ def test_groups_of_heads_are_copied_only_where_there_is_one() -> None:
     one, two = (geometry_from_config("m", {**WITH_STATES, "n_groups": groups}) for groups in (1, 2))
     assert tensor_problems(one, 4) == ()
     message = (
-        "n_groups 2 of m does not divide over tensor 4, and the engine copies a group only where it is the only one;"
-        " use at most 2"
+        "n_groups 2 of m does not divide over tensor 4, and the engine copies a group only where it is the only one"
     )
     assert tensor_problems(two, 4) == (Problem("n_groups", "2", message),)
 
 
 def test_what_a_kernel_does_not_take_is_told_with_the_part_that_breaks_it() -> None:
     grouped = compressed(4, "int", "group", group_size=128)
-    on_each = "on each GPU breaks {}; use a smaller tensor or another quantization"
+    on_each = "on each GPU breaks {}"
     assert tensor_problems(tiny(quantization_config=grouped), 4, engine_version="0.32") == (
         Problem(
             "num_attention_heads",
@@ -106,3 +102,46 @@ def test_what_a_kernel_does_not_take_is_told_with_the_part_that_breaks_it() -> N
     (problem,) = tensor_problems(qwen3_moe(BLOCKS), 4)
     assert (problem.field, problem.value) == ("moe_intermediate_size", "768")
     assert problem.message.endswith(on_each.format("blocks of 128 x 128"))
+
+
+SORTED = gptq(4, 128, desc_act=True)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "options", "remedy"),
+    [
+        (tiny(), {}, "use 1, 2 or 4"),
+        (tiny(num_attention_heads=12, num_key_value_heads=12), {}, "use 1, 2 or 4"),
+        (qwen3_moe(BLOCKS), {"engine_version": "0.32"}, "use 1, 2, 4 or 8"),
+        (
+            tiny(quantization_config=SORTED),
+            {"engine_version": "0.32"},
+            "no tensor parallelism helps: name another checkpoint, or vLLM 0.29, which still loads it",
+        ),
+        (tiny(quantization_config=SORTED), {"engine_version": "0.29"}, "use 1 or 2"),
+        (
+            tiny(quantization_config=gptq(4, 96)),
+            {"engine_version": "0.32"},
+            "no tensor parallelism helps: name a checkpoint that is quantized otherwise, or not at all",
+        ),
+    ],
+)
+def test_the_remedy_helps(geometry: ModelGeometry, options: dict[str, Any], remedy: str) -> None:
+    """Each number that it names can be had, and none that can be had is left out."""
+    assert split_remedy(geometry, **options) == remedy
+    named = {int(word) for word in remedy.replace(",", "").split() if word.isdigit()}
+    assert named == {tensor for tensor in (1, 2, 4, 8, 16, 32, 64) if not tensor_problems(geometry, tensor, **options)}
+
+
+def test_what_no_split_mends_is_no_matter_of_the_split() -> None:
+    (problem,) = tensor_problems(tiny(quantization_config=SORTED), 1, engine_version="0.32")
+    assert problem.field == "quantization_config.desc_act"
+    assert "tensor" not in problem.message
+
+
+def test_experts_that_many_copies_share_can_be_spread_whole() -> None:
+    config = {**TINY_CONFIG, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 2}
+    config |= {"moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    geometry = geometry_from_config("experts", config)
+    assert split_remedy(geometry, data=16) == "set parallelism.expert, which spreads experts whole"
+    assert tensor_problems(geometry, 2, data=16, expert=True) == ()
