@@ -12,6 +12,7 @@ from specdecode_operator.cli.input_files import Document, Reading, read_deployme
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.estimate.fields import CaseError
 from specdecode_operator.estimate.gpu_names import find_named_gpu
+from specdecode_operator.sizing.base.devices import product_of_memory
 from specdecode_operator.vocabulary import Method
 
 _FOREIGN: Final = re.compile(r"[^a-z0-9]+")
@@ -40,6 +41,22 @@ class Description:
         """Whether no option was given."""
         return self == Description()
 
+    @property
+    def products(self) -> tuple[str, ...]:
+        """GPU products, those included that only their memory names.
+
+        Raises
+        ------
+        DocumentError
+            When one is not known.
+        """
+        return tuple(_product(gpu) for gpu in self.gpus)
+
+    @property
+    def by_memory(self) -> str | None:
+        """The first GPU that only its memory names; None where there is none."""
+        return next((gpu for gpu in self.gpus if product_of_memory(gpu)), None)
+
     def document(self, name: str | None = None, namespace: str | None = None) -> Document:
         """Return the object that is described, with nothing in it that was not asked for.
 
@@ -61,7 +78,8 @@ class Description:
             "target": {"model": self.model, "quantization": self.quantization},
             "speculation": self._speculation(),
             "parallelism": {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data},
-            "accelerator": {"product": [_product(gpu) for gpu in self.gpus] or None},
+            # Nobody can ask a cluster for a GPU by its memory.
+            "accelerator": {"product": None if self.by_memory else (list(self.products) or None)},
             "serving": {"maxModelLen": self.max_model_len, "kvCacheDtype": self.kv_cache_dtype},
             "engine": {"version": self.engine_version},
         }
@@ -80,7 +98,7 @@ class Description:
 
 def described_or_read(description: Description, files: Sequence[str]) -> Reading:
     """Return the object that options describe, or those of the files where no option describes one."""
-    if description.is_empty:
+    if description.is_empty or (files and description == Description(gpus=description.gpus)):
         return read_deployments(files)
     if files:
         why = f"--model: {description.model or 'nothing'}: {files[0]} is named, too: name files, or describe one object"
@@ -101,6 +119,7 @@ def _name_of(model: str) -> str:
 
 def _product(gpu: str) -> str:
     try:
-        return find_named_gpu(gpu).product
+        return product_of_memory(gpu) or find_named_gpu(gpu).product
     except CaseError as error:
-        raise DocumentError(f"--{error}") from error
+        named = str(error).replace("or give gpu_total_gib", "or its memory as CUDA reports it, such as 48GiB")
+        raise DocumentError(f"--{named}") from error

@@ -57,6 +57,8 @@ def init_command(  # noqa: PLR0913  each is an option
         kv_cache_dtype=kv_cache_dtype,
         engine_version=engine_version,
     )
+    if description.by_memory:
+        fail(f"--gpu: {description.by_memory}: no manifest can ask for a GPU by its memory: name a product, or none")
     try:
         document = description.document(name, namespace)
     except DocumentError as error:

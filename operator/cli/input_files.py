@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, place_of, read_text
 from specdecode_operator.documents.json_text import parse_json_values
 from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.estimate.gpu_names import full_product
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
 from specdecode_operator.problems import printable
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
@@ -113,6 +114,8 @@ def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) ->
 def read_nodes(file: str) -> tuple[NodeFacts, ...]:
     """Return the nodes with GPUs in the output of ``kubectl get nodes -o yaml`` or ``-o json``.
 
+    A label may be short, such as ``H100``, in a file that somebody wrote by hand.
+
     Raises
     ------
     DocumentError
@@ -125,7 +128,7 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
         found = [node_facts(document.body) for document in nodes]
     except (KeyError, AttributeError, TypeError) as error:
         raise DocumentError(f"{file}: a Node lacks its metadata: write it with kubectl get nodes -o yaml") from error
-    return tuple(facts for facts in found if facts is not None)
+    return tuple(replace(facts, product=full_product(facts.product)) for facts in found if facts is not None)
 
 
 def read_objects(file: str) -> list[Document]:

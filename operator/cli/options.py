@@ -54,7 +54,7 @@ GpuOption = Annotated[
         "--gpu",
         metavar="GPU",
         autocompletion=offered.gpus,
-        help="GPU, such as H200 or a product label. May be repeated.",
+        help="H200, a product label, or any GPU by its memory: 48GiB. May be repeated.",
     ),
 ]
 TensorOption = Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Absent: the smallest that fits.")]

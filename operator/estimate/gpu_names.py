@@ -20,6 +20,16 @@ _SAME_TOTAL: Final = 0.02
 """By how much the totals of boards of one family may differ and still be the same device here."""
 
 
+SHORT_NAMES: Final = ("H100", "H200", "H20")
+"""Names that stand alone for the board of most servers, whose memory no other board of the name falls short of. A100 is
+none: there are boards of 40 GB."""
+
+
+def full_product(name: str) -> str:
+    """Return the product label that a short name stands for; any other as it is."""
+    return find_named_gpu(name).product if name.upper() in SHORT_NAMES else name
+
+
 def find_named_gpu(name: str) -> Device:
     """Return the device for a product label, ``H100``, or a name that holds one, such as ``H100 80GB``.
 

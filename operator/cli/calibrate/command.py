@@ -7,7 +7,7 @@ import typer
 
 from specdecode_operator.cli.options import MODEL_CONFIG_HELP, fail, say
 
-_PRODUCT_HELP: Final = "GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200."
+_PRODUCT_HELP: Final = "GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200, or H200."
 _LOG_HELP: Final = "Log of an engine's start, from its first line on; needs no GPU. May be repeated."
 _DEPLOYMENT_HELP: Final = "Output of kubectl get sdd NAME -o yaml, of an object whose engines serve. May be repeated."
 _MODEL_HELP: Final = "Run vLLM with dummy weights of this model: hub id, or a folder with its config.json."
@@ -38,6 +38,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.calibrate import engine_runs, measurements  # noqa: PLC0415
     from specdecode_operator.cli.input_files import read_model_configs  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+    from specdecode_operator.estimate.gpu_names import full_product  # noqa: PLC0415
 
     folders = [name for name in (model, draft) if name and (Path(name) / "config.json").is_file()]
     try:
@@ -52,7 +53,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
         fail("--product is missing: no log names the GPU")
     else:
         given = Given(
-            product=product,
+            product=full_product(product),
             engine_version=engine_version,
             tensor=tensor,
             max_model_len=max_model_len,

@@ -28,6 +28,7 @@ from specdecode_operator.deployment.spec.validation import check_without_models,
 from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.choice.changes import product_change
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
@@ -42,6 +43,10 @@ ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 
 ASSUMED_GPUS_PER_NODE: Final = 8
 _ASSUMED_NODES: Final = 8
+
+_BY_MEMORY: Final = (
+    "{} is uncalibrated: only its memory is known, and all else is taken for that of an H100 without NVLink"
+)
 
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 
@@ -130,12 +135,14 @@ def ask(  # noqa: PLR0913  each is an option
     model_configs: Sequence[str],
     calibration_file: str | None = None,
     *,
+    products: tuple[str, ...] = (),
     models: Models | None = None,
     allowed: frozenset[str] | None = None,
     every_precision: bool = False,
 ) -> Answers:
     """Return what each object that was read comes to; model configs are given as ``ID=PATH``.
 
+    ``products`` are planned for in the place of those that objects name.
     ``models`` are asked for what neither a spec nor the catalogue describes.
     ``allowed`` is what podTemplate may ask for; None: nobody wants that judged.
     Precisions that a spec does not ask for are sized only with ``every_precision``: it takes longer than the rest.
@@ -148,7 +155,16 @@ def ask(  # noqa: PLR0913  each is an option
     except DocumentError as error:
         return Answers((), (error,))
     answers = tuple(
-        answer(document, nodes, configs, calibration, models=models, allowed=allowed, every_precision=every_precision)
+        answer(
+            document,
+            nodes,
+            configs,
+            calibration,
+            products=products,
+            models=models,
+            allowed=allowed,
+            every_precision=every_precision,
+        )
         for document in reading.documents
     )
     return Answers(answers, reading.errors)
@@ -160,6 +176,7 @@ def answer(  # noqa: PLR0913  each is an option
     model_configs: Mapping[str, dict[str, Any]],
     calibration: Calibration = UNCALIBRATED,
     *,
+    products: tuple[str, ...] = (),
     models: Models | None = None,
     allowed: frozenset[str] | None = None,
     every_precision: bool = False,
@@ -170,6 +187,8 @@ def answer(  # noqa: PLR0913  each is an option
     """
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), model_configs)})
+        if products:
+            spec = spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"product": []})})
         if allowed is not None:
             refuse_pod_template(spec, allowed)
         known, unknown = look_up(spec, models)
@@ -179,7 +198,7 @@ def answer(  # noqa: PLR0913  each is an option
             explanation = "; ".join(map(str, problems))
             return Answer(document, UNKNOWN, explanation, problems=problems, unknown=unknown, known=known)
         facts = valid_facts(spec, known, calibration)
-        present = assumed_nodes(facts) if nodes is None else nodes
+        present = assumed_nodes(facts, products) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
@@ -207,6 +226,7 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
         advice=(
             *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
             *plan_warnings(chosen, known, plan.chosen.tensor),
+            *(_BY_MEMORY.format(product) for product in best if (gpu := find_device(product)) and not gpu.known),
         ),
     )
 
@@ -250,11 +270,11 @@ def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFac
     return replace(candidate, explanation=plan.explanation, fixes=plan.fixes) if same_product else candidate
 
 
-def assumed_nodes(facts: Facts) -> tuple[NodeFacts, ...]:
-    """Return nodes of the products that a spec names, or of H100 and H200."""
+def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts, ...]:
+    """Return nodes of these products, of those that a spec names, or of H100 and H200."""
     accelerator = facts.spec.accelerator
     gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
-    products = accelerator.product or ASSUMED_PRODUCTS
+    products = products or accelerator.product or ASSUMED_PRODUCTS
     return tuple(
         NodeFacts(f"{product}-{number}", product, gpus) for product in products for number in range(_ASSUMED_NODES)
     )

@@ -11,6 +11,7 @@ import typer
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, fail, say
 from specdecode_operator.cli.terminal import line_width
+from specdecode_operator.cli.text_files import DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from specdecode_operator.cli.plan.answers import Answers
     from specdecode_operator.cli.plan.unknown import Models, UnknownModel
-    from specdecode_operator.cli.text_files import DocumentError
 
 FILE_HELP: Final = "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
 NODES_HELP: Final = "Output of kubectl get nodes -o yaml: plan for these nodes."
@@ -92,9 +92,23 @@ def plan_command(  # noqa: PLR0913  each is an option
     )
     shows_all = matrix or output is not Output.TABLE
     reading = described_or_read(description, sources(files, file, needed=description.is_empty))
+    if gpu and nodes:
+        fail(f"--gpu: {gpu[0]}: --nodes says which GPUs there are: remove one of the two")
+    try:
+        # With files they stand in for the products that those name.
+        products = description.products if description.by_memory or description.model is None else ()
+    except DocumentError as error:
+        fail(error)
     models, allowed = hub_models(wanted=hub), options.allowed_names(allow_pod_template)
     result = ask(
-        reading, nodes, model_config or [], calibration, models=models, allowed=allowed, every_precision=shows_all
+        reading,
+        nodes,
+        model_config or [],
+        calibration,
+        products=products,
+        models=models,
+        allowed=allowed,
+        every_precision=shows_all,
     )
     if output is Output.TABLE:
         _print_text(result, matrix=matrix)

@@ -273,8 +273,17 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
         return
     for index, product in enumerate(spec.accelerator.product):
         if find_device(product) is None:
-            message = product_refusal(product) or f"{UNKNOWN_MEMORY}: use one of {', '.join(known_products())}"
+            message = product_refusal(product) or f"{UNKNOWN_MEMORY}: {_labels_for(product)}"
             yield Problem(f"spec.accelerator.product[{index}]", product, message)
+
+
+def _labels_for(product: str) -> str:
+    """Return which labels to write: those of which a part was written, or all."""
+    parts = set(product.upper().split("-"))
+    meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
+    if meant:
+        return f"the label of nodes is meant, so write {' or '.join(meant)}"
+    return f"use one of {', '.join(known_products())}"
 
 
 def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:

@@ -1,5 +1,6 @@
 """GPUs whose memory is known, and what the engine takes of it for itself."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -21,6 +22,7 @@ class Device:
     # How many GPUs of a node NVLink joins, by NVIDIA's data sheets: all 8 of an SXM board by its switch, the 2 of an
     # NVL pair by bridges; 1 where bridges are an option
     nvlink_gpus: int = 1
+    known: bool = True  # Whether it is a product; False for a GPU of which only the memory is known
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,28 @@ class MemoryCoefficients:
     cpu_margin_bytes: int
 
 
+_BY_MEMORY: Final = "GPU of {gib:g}GiB"
+"""What a GPU is called of which only the memory is known. The blanks keep it from ever being a label's value."""
+
+_NAMED_BY_MEMORY: Final = re.compile(r"GPU of (\d+(?:\.\d+)?)GiB")
+_MEMORY: Final = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:GiB|Gi)\s*", re.IGNORECASE)
+_LEAST_GIB: Final = 1
+
+
 def find_device(product: str) -> Device | None:
-    """Return the device with exactly this product label, or None."""
+    """Return the device with exactly this product label, or that a memory has named; None for others."""
+    named = _NAMED_BY_MEMORY.fullmatch(product)
+    if named:
+        return Device(product, gib_to_bytes(float(named[1])), "as given", known=False)
     return _devices().get(product)
+
+
+def product_of_memory(text: str) -> str | None:
+    """Return what a GPU with so much memory, such as ``48GiB``, is called; None where the text is no memory."""
+    found = _MEMORY.fullmatch(text)
+    if found is None or float(found[1]) < _LEAST_GIB:
+        return None
+    return _BY_MEMORY.format(gib=float(found[1]))
 
 
 def known_products() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.devices import Device, memory_coefficients
-from specdecode_operator.sizing.base.eras import Era
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, find_era
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.groups import KvGrouping
@@ -192,7 +192,7 @@ def _budget(engine: _Engine, rank: _Rank, grouping: KvGrouping, blocks: int) -> 
     available = requested - rank.taken_bytes
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
     needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
-    margin = _margin_bytes(pair.era, correction)
+    margin = _margin_bytes(pair.era, device, correction)
     overrun, slack = runtime_overrun_bytes(pair, split.tensor), slack_bytes(pair, device.total_bytes, requested, split)
     term = _broken_term(engine, rank, available - needed, margin, slack - overrun)
     return Budget(
@@ -214,7 +214,7 @@ def _budget(engine: _Engine, rank: _Rank, grouping: KvGrouping, blocks: int) -> 
         effective_batch=effective_batch(pair),
         overrun_bytes=overrun,
         slack_bytes=slack,
-        calibrated=pair.era.calibrated,
+        calibrated=pair.era.calibrated and device.known,
         verdict=verdict_of(term),
         binding_term=term,
         correction_bytes=rank.correction_bytes,
@@ -272,8 +272,11 @@ def engine_kind(pair: Pair, product: str, tensor: int) -> EngineKind:
     )
 
 
-def _margin_bytes(era: Era, correction: Correction | None) -> int:
+def _margin_bytes(era: Era, device: Device, correction: Correction | None) -> int:
     """Return the margin of the versions, or the smaller one that a measurement of these settings allows."""
+    if not device.known:
+        # As of versions that no public log confirms.
+        return max(era.margin_bytes, find_era(NEWEST_VERSION).margin_bytes)
     if correction is None or correction.margin_bytes is None:
         return era.margin_bytes
     return min(era.margin_bytes, correction.margin_bytes)

@@ -168,3 +168,14 @@ def test_without_a_measurement_of_the_kind_nothing_changes(pair: Pair, device: D
     assert _budget(calibrated(pair), device, tensor) == plain
     other = replace(entry_of(pair, device, tensor, GIB), product="another")
     assert _budget(calibrated(pair, other), device, tensor) == plain
+
+
+def test_no_log_confirms_a_gpu_of_which_only_the_memory_is_known(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8", None, engine_version="0.19")
+    known, by_memory = find_device("NVIDIA-H100-80GB-HBM3"), find_device("GPU of 79.19GiB")
+    assert known is not None
+    assert by_memory is not None
+    measured, taken = estimate(pair, known, 2), estimate(pair, by_memory, 2)
+    assert (measured.calibrated, taken.calibrated) == (True, False)
+    assert taken.margin_bytes > measured.margin_bytes
+    assert taken.available_kv_bytes == measured.available_kv_bytes
