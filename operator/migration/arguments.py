@@ -172,6 +172,8 @@ def say_as_now(arguments: Iterable[Argument], builder: SpecBuilder, profile: Eng
 
 def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profile: EngineProfile) -> Argument | None:
     words = older.said_now(given.values)
+    if words:
+        words[0] = ".".join((words[0], *given.path))
     if given.values and given.value in older.default:
         builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
     elif older.gone:

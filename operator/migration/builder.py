@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from specdecode_operator.migration.secrets import without_secrets
 from specdecode_operator.problems import Problem
 
 HOLDS_ANYWAY: Final = "is what holds without it"
@@ -14,7 +15,7 @@ class MigrationError(Exception):
     """Nothing can be imported; ``problem`` says which field is why, and what to do."""
 
     def __init__(self, field: str, value: str, message: str) -> None:
-        self.problem = Problem(field, value, message)
+        self.problem = Problem(field, without_secrets(value), message)
         super().__init__(str(self.problem))
 
 
@@ -69,11 +70,11 @@ class SpecBuilder:
         """Set a field and say what became it."""
         self.set(path, value)
         shown = f"spec.{path}: {plain(value)}" + (f" ({remark})" if remark else "")
-        self.settings.append(Setting(Outcome.FIELD, name, shown))
+        self.note(Outcome.FIELD, name, shown)
 
     def note(self, outcome: Outcome, name: str, result: str) -> None:
         """Say what becomes of a setting."""
-        self.settings.append(Setting(outcome, name, result))
+        self.settings.append(Setting(outcome, without_secrets(name), without_secrets(result)))
 
     def drop(self, name: str, why: str) -> None:
         """Say that a setting is not kept, and why the new server is the same without it; where it is not: `decide`."""
@@ -81,7 +82,7 @@ class SpecBuilder:
 
     def decide(self, field: str, value: str, message: str) -> None:
         """Say what people must decide, once."""
-        problem = Problem(field, value, message)
+        problem = Problem(field, without_secrets(value), message)
         if problem not in self.decisions:
             self.decisions.append(problem)
 

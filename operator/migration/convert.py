@@ -28,6 +28,7 @@ from specdecode_operator.migration.engine import find_platform, note_defaults, t
 from specdecode_operator.migration.environment import secret_keys, take_variables
 from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
+from specdecode_operator.migration.secrets import withhold_secrets
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
 from specdecode_operator.migration.serving import take_flags, take_tls
 from specdecode_operator.migration.sources.reading import read_workload
@@ -101,7 +102,9 @@ def migrate_workload(
         When there is nothing to import.
     """
     server = _find_server(workload)
-    builder = SpecBuilder(settings=list(workload.remarks.settings))
+    builder = SpecBuilder()
+    for setting in workload.remarks.settings:
+        builder.note(setting.outcome, setting.name, setting.result)
     for problem in workload.remarks.decisions:
         builder.decide(problem.field, problem.value, problem.message)
     _take_server(server, workload, engine_version, builder)
@@ -111,6 +114,7 @@ def migrate_workload(
     note_defaults(builder, server.platform)
     if workload.outside:
         _ask_for_folders(builder)
+    withhold_secrets(builder)
     _ask_for_problems(builder)
     metadata = {"name": new} | ({"namespace": workload.namespace} if workload.namespace else {})
     spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)

@@ -10,6 +10,7 @@ from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.older_settings import older_variable
+from specdecode_operator.migration.secrets import is_secret_variable
 from specdecode_operator.migration.server_command import ServerCommand, environment, variables_in
 
 TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -71,6 +72,12 @@ def take_variables(
                     continue
                 # The kubelet knows a variable only below the one it names, and that one may go elsewhere.
                 value = values[name] or ""
+            if is_secret_variable(name, value):
+                message = (
+                    "holds a secret as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
+                )
+                builder.decide("spec.engine.env", name, message)
+                continue
             plain[name] = value
             builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
     if plain:

@@ -85,9 +85,13 @@ def find_server_command(container: Mapping[str, Any], where: str) -> ServerComma
     if server is not None:
         server.used_variables = {found[1] for found in _NAMED_VARIABLE.finditer(written.replace("$$", ""))}
         for each in other:
-            is_harmless = _HARMLESS.fullmatch(" ".join(each.words))
-            (server.harmless if is_harmless else server.others).append(shown(each.words))
+            (server.harmless if is_harmless(each) else server.others).append(shown(each.words))
     return server
+
+
+def is_harmless(command: Command) -> bool:
+    """Return whether a server is the same without this command beside it."""
+    return _HARMLESS.fullmatch(" ".join(command.words)) is not None
 
 
 def container_commands(container: Mapping[str, Any], where: str) -> list[Command]:

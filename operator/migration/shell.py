@@ -47,7 +47,7 @@ _BEYOND: Final = {
 }
 """What a plain script does not have."""
 
-_MAX_CHARACTERS: Final = 65_536
+MAX_CHARACTERS: Final = 65_536
 _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare", "local", "read"})
 """Programs whose first word is never a subcommand."""
 
@@ -122,8 +122,8 @@ def refuse_signs(*texts: str) -> None:
 
 
 def _refuse_length(text: str) -> None:
-    if len(text) > _MAX_CHARACTERS:
-        raise ScriptError(f"{len(text)} characters", f"more than {_MAX_CHARACTERS} characters")
+    if len(text) > MAX_CHARACTERS:
+        raise ScriptError(f"{len(text)} characters", f"more than {MAX_CHARACTERS} characters")
 
 
 def _refuse_beyond(text: str) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.shell import ScriptError, read_script
-from specdecode_operator.migration.sources.docker_run import is_docker_run, read_docker_run
+from specdecode_operator.migration.server_command import is_harmless
+from specdecode_operator.migration.shell import MAX_CHARACTERS, ScriptError, read_script, shown
+from specdecode_operator.migration.sources.docker_run import is_docker_run, is_of_docker, read_docker_run
 from specdecode_operator.migration.sources.workload import Workload
 
 _STARTS: Final = re.compile(
@@ -15,12 +16,14 @@ _STARTS: Final = re.compile(
     r"(?:(?:\S*/)?(?:docker|podman|nerdctl)[ \t]|(?:\S*/)?vllm[ \t]+serve\b|(?:\S*/)?python[\d.]*[ \t].*\bvllm\b)",
     re.MULTILINE,
 )
-_OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services|servingEngineSpec)[ \t]*:|^\s*\{", re.MULTILINE)
+_OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services|servingEngineSpec)[ \t]*:|\A\s*\{", re.MULTILINE)
 _PROMPT: Final = re.compile(r"^[ \t]*[$#][ \t]+(?=\S+[ \t])(?=(?:sudo |docker |podman |nerdctl |vllm ))", re.MULTILINE)
 
 
 def is_command_text(text: str) -> bool:
     """Return whether a text is a command line or a script that starts vLLM, and no YAML."""
+    if len(text) > MAX_CHARACTERS:
+        return False
     return _OBJECT.search(text) is None and _STARTS.search(_PROMPT.sub("", text)) is not None
 
 
@@ -41,7 +44,12 @@ def read_command_text(text: str) -> Workload:
     if len(runs) > 1:
         raise MigrationError("command line", f"{len(runs)} containers", "import them one at a time")
     if runs:
-        return read_docker_run(runs[0])
+        workload = read_docker_run(runs[0])
+        for command in commands:
+            if command is not runs[0] and not is_of_docker(command.words) and not is_harmless(command):
+                message = "only the container is imported: do it in the image, or in an init container"
+                workload.remarks.decide("command line", shown(command.words), message)
+        return workload
     # What a pod would take for the name of a variable is the shell's here.
     return _started_by(["bash", "-c", text.replace("$$", "$$$$")])
 

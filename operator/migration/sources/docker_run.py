@@ -69,6 +69,11 @@ def is_docker_run(words: Sequence[str]) -> bool:
     return _image_options(words) is not None
 
 
+def is_of_docker(words: Sequence[str]) -> bool:
+    """Return whether a command is one of docker's own, such as docker pull."""
+    return any(PurePosixPath(word).name in _PROGRAMS for word in words[:2])
+
+
 def read_docker_run(command: Command) -> Workload:
     """Return the container that one command starts.
 

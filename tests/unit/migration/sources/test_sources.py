@@ -484,6 +484,12 @@ def test_a_command_line_is_told_from_yaml(text: str, *, is_command: bool) -> Non
     assert is_command_text(text) == is_command
 
 
+def test_what_a_script_does_beside_the_container_is_a_decision() -> None:
+    text = f"set -e\ndocker pull {IMAGE}\nhf download {QWEN}\ndocker run --gpus all {IMAGE} {LLAMA_8B}\n"
+    (decision,) = migrate_workload(read_command_text(text)).decisions
+    assert decision.value == "hf download"
+
+
 def test_a_script_in_a_file_keeps_its_variables() -> None:
     migration = migrate_workload(read_command_text(f"M={LLAMA_8B}\nvllm serve $M --seed 7 # $OTHER\n"))
     assert migration.body["spec"]["engine"]["extraArgs"] == ["--seed", "7"]

@@ -1,0 +1,105 @@
+"""No secret that stands in a server as plain text is printed, in whatever place."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.cli.import_deployment.report import report_lines
+from specdecode_operator.migration.builder import MigrationError
+from specdecode_operator.migration.convert import Migration, migrate, migrate_workload
+from specdecode_operator.migration.sources.reading import read_workload
+from tests.unit.cli.conftest import Specdecode, WriteObject
+from tests.unit.cli.old_deployments import LLAMA_8B, engine, with_pod
+
+SECRET = "hf_ABCDEFGHIJKLMNOPQRSTUVWXYZ0123"
+PASSWORD = "correct-horse"
+ADDRESS = f"https://ada:{PASSWORD}@proxy.example.com:3128"
+
+
+def env(**variables: str) -> dict[str, Any]:
+    return engine(LLAMA_8B, env=[{"name": name, "value": value} for name, value in variables.items()])
+
+
+def sidecar(**container: Any) -> dict[str, Any]:
+    body = engine()
+    body["spec"]["template"]["spec"]["containers"].append({"name": "s", "image": "s:1", **container})
+    return body
+
+
+SERVERS = {
+    "a key of a cloud": env(AWS_SECRET_ACCESS_KEY=PASSWORD),
+    "a password": env(DB_PASSWORD=PASSWORD),
+    "a token by its look": env(EXTRA=SECRET),
+    "a password in an address": env(HTTPS_PROXY=ADDRESS),
+    "an argument": engine(LLAMA_8B, "--otlp-traces-endpoint", ADDRESS),
+    "an argument that nobody knows": engine(LLAMA_8B, f"--all-new={SECRET}"),
+    "a header": engine(LLAMA_8B, "--default-chat-template-kwargs", f'{{"a": "Bearer {SECRET}"}}'),
+    "JSON of speculation": engine(
+        LLAMA_8B, "-sc", f'{{"method": "ngram", "num_speculative_tokens": 2, "x": "{SECRET}"}}'
+    ),
+    "broken JSON": engine(LLAMA_8B, "-sc", f"{{{SECRET}"),
+    "a variable of a sidecar": sidecar(env=[{"name": "API_KEY", "value": PASSWORD}]),
+    "an argument of a sidecar": sidecar(args=["--token", SECRET]),
+    "an init container": with_pod(initContainers=[{"name": "i", "env": [{"name": "TOKEN", "value": PASSWORD}]}]),
+    "an image": engine(image=f"{SECRET}/vllm-openai:v0.32.0"),
+    "the model's address": engine(f"s3://ada:{PASSWORD}@bucket/llama"),
+}
+
+
+def printed(migration: Migration) -> str:
+    return "\n".join((str(migration.body), *report_lines(migration, "x")))
+
+
+@pytest.mark.parametrize("body", SERVERS.values(), ids=SERVERS)
+def test_a_secret_is_asked_for_and_never_printed(body: dict[str, Any]) -> None:
+    migration = migrate(body)
+    assert migration.decisions
+    assert SECRET not in printed(migration)
+    assert PASSWORD not in printed(migration)
+
+
+ERRORS = {
+    "containers that are text": with_pod(containers=SECRET),
+    "args that are text": engine(args=SECRET),
+    "a server that is none": engine(image=f"nginx:{SECRET}", command=["nginx"]),
+    "a size": {
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": "x"},
+        "spec": {"leaderWorkerTemplate": {"size": SECRET}},
+    },
+}
+
+
+@pytest.mark.parametrize("body", ERRORS.values(), ids=ERRORS)
+def test_no_error_shows_a_secret(body: dict[str, Any]) -> None:
+    with pytest.raises(MigrationError) as refused:
+        migrate_workload(read_workload(body))
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"vllm serve {LLAMA_8B} --api-key {SECRET}",
+        f"HF_TOKEN={PASSWORD} vllm serve {LLAMA_8B}",
+        f"export OPENAI_API_KEY={PASSWORD}\nvllm serve {LLAMA_8B}",
+        f"docker run -e HF_TOKEN={PASSWORD} --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B}",
+        f"docker run -e WANDB_API_KEY={PASSWORD} --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B}",
+        f"docker run --made-up {SECRET} --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B}",
+        f"docker login -p {PASSWORD}\ndocker run --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B} --api-key {PASSWORD}",
+    ],
+)
+def test_a_command_line_is_told_without_its_secrets(specdecode: Specdecode, write: WriteObject, text: str) -> None:
+    result = specdecode("import", "-f", write("run.sh", text))
+    assert result.exit_code == 2
+    assert SECRET not in result.output
+    assert PASSWORD not in result.output
+
+
+@pytest.mark.parametrize(
+    "name", ["VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "TOKENIZERS_PARALLELISM", "KEY_LENGTH", "NCCL_NET"]
+)
+def test_a_setting_with_such_a_word_in_its_name_is_none(name: str) -> None:
+    migration = migrate(env(**{name: "7"}))
+    assert not migration.decisions
+    assert migration.body["spec"]["engine"]["env"] == [{"name": name, "value": "7"}]
