@@ -3,7 +3,8 @@
 The kubelet keeps the last 2048 bytes of a failed container's log. When vLLM's
 engine core fails, the API server's traceback that follows is longer than that,
 and the cause is lost. So errors of the core and its workers go to the
-container's termination log too, of which 4096 bytes are kept.
+container's termination log too, of which 4096 bytes are kept. A core that is killed says nothing: then
+the API server's only word of it is a warning, and it ends with exit code 0, of which no log is kept at all.
 https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
 """
 
@@ -20,6 +21,9 @@ LOGGING_CONFIG_PATH: Final = f"{ENGINE_CONFIG_PATH}/{LOGGING_FILE}"
 _TERMINATION_LOG: Final = "/dev/termination-log"
 _SPEAKERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor", "vllm.v1.worker")
 """Who logs errors only when an engine fails, and not for a client's bad request."""
+
+_CORE_CLIENT: Final = "vllm.v1.engine.core_client"
+"""Who warns of nothing else than a core that has died (vLLM 0.28 to 0.32)."""
 
 
 def logging_config(level: str = "INFO", termination_log: str = _TERMINATION_LOG) -> str:
@@ -50,10 +54,18 @@ def logging_config(level: str = "INFO", termination_log: str = _TERMINATION_LOG)
                 # Not opened before the first error.
                 "delay": True,
             },
+            "coreDeath": {
+                "class": "logging.FileHandler",
+                "formatter": "lastWords",
+                "level": "WARNING",
+                "filename": termination_log,
+                "delay": True,
+            },
         },
         "loggers": {
             "vllm": {"handlers": ["console"], "level": level, "propagate": False},
             **{speaker: {"handlers": ["lastWords"]} for speaker in _SPEAKERS},
+            _CORE_CLIENT: {"handlers": ["coreDeath"]},
         },
     }
     return json.dumps(config, sort_keys=True)

@@ -9,7 +9,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
+from specdecode_operator.deployment.pods.engine_errors import dead_core, find_error, telling_line
 from specdecode_operator.deployment.pods.rejected_pods import rejected_pod
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.documents.json_text import parse_json
@@ -125,7 +125,7 @@ def _with_engine(pod: Body, failure: Blocked) -> Blocked:
         return replace(failure, message=f"{failure.message}; the engine was restarted ({again})") if again else failure
     said = str(ended.get("message") or "")
     known = find_error(said)
-    words = f"{known[1]}: {known[0].fix}" if known else telling_line(said)
+    words = f"{known[1]}: {known[0].fix}" if known else dead_core(said) or telling_line(said)
     return Blocked(
         failure.reason, f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}", True
     )

@@ -2,13 +2,17 @@
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.engine_errors import find_error, telling_line
+from specdecode_operator.deployment.pods.engine_errors import dead_core, find_error, telling_line
 from specdecode_operator.deployment.pods.missing_secret import told_with_field
 from specdecode_operator.deployment.pods.rejected_pods import rejected_pod, rejections, told
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 
 _SIGNALLED = (137, 143)
 """Exit codes of a process that SIGKILL or SIGTERM ended."""
+
+_WORDLESS = (
+    ", as it does when it is told to end, or a process of it was killed; kubectl logs --previous of its pod tells"
+)
 
 VOLUME_IN_USE = "VolumeInUse"
 _EXCLUSIVE = "ReadWriteOncePod"
@@ -129,7 +133,10 @@ def _ended(name: str, ended: Body) -> Blocked:
     if known := find_error(said):
         error, words = known
         return Blocked(error.reason, f"{words}: {error.fix}", error.permanent)
+    if dead := dead_core(said):
+        return Blocked("EngineKilled", f"{dead} (the engine ended with exit code {exit_code})")
     if exit_code in _SIGNALLED:
         why = "by the kubelet after its probes failed too often, or by somebody"
         return Blocked("EngineKilled", f"engine was ended by a signal ({exit_code}), {why}: {telling_line(said)}")
-    return Blocked("EngineFailed", f"engine ended with exit code {exit_code}: {telling_line(said)}")
+    line = telling_line(said) + ("" if exit_code or said.strip() else _WORDLESS)
+    return Blocked("EngineFailed", f"engine ended with exit code {exit_code}: {line}")

@@ -1,7 +1,9 @@
 """What an engine's last words mean, and what helps."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from signal import Signals
 from typing import Final
 
 _LENGTH_LIMIT: Final = 300
@@ -99,7 +101,21 @@ ENGINE_ERRORS: Final = (
 )
 """In the order in which they are looked for: what names the cause comes before what wraps it."""
 
-_WRAPPERS: Final = re.compile(r"See root cause above|EngineCore encountered an issue")
+_WRAPPERS: Final = re.compile(
+    r"See root cause above|EngineCore encountered an issue|\bdied (?:unexpectedly|with exit code)"
+)
+
+# vllm/v1: engine/core_client.py start_engine_core_monitor, engine/utils.py wait_for_engine_startup (an exit code below
+# zero is a signal), utils.py wait_for_completion_or_failure, executor/multiproc_executor.py monitor_workers
+_CORE_DIED: Final = re.compile(
+    r"engine core exited unexpectedly|Failed core proc\(s\): \{[^}]*?: (?P<core>-\d+)[^}]*\}"
+    r"|Engine core process \S+ died unexpectedly|died with exit code (?P<process>-\d+)"
+    r"|Worker proc \S+ died unexpectedly \(exit code: (?P<worker>-\d+)\)"
+)
+_CORE_FIX: Final = (
+    "nobody said why, as where the kernel ends a process for want of memory: kubectl describe its node tells of that;"
+    " give it more, by spec.accelerator.memoryGiB on CPU, else by the engine's memory limit in spec.podTemplate"
+)
 _NAMED: Final = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception|Interrupt): .+)$")
 _PREFIX: Final = re.compile(r"^\([\w-]+ pid=\d+\)(?: \w+ [\d-]+ [\d:]+ \[[^\]]+\])? ?")
 """What vLLM puts before each line: the process, and for log records level, time and place."""
@@ -119,9 +135,31 @@ def telling_line(last_words: str) -> str:
     lines = [line.strip() for line in _without_prefixes(last_words).splitlines() if line.strip()]
     if not lines:
         return "it said nothing"
-    named = [match[1] for line in lines if (match := _NAMED.search(line))]
+    named = _named(lines)
     causes = [line for line in named if not _WRAPPERS.search(line)]
     return _in_one_line([lines[-1], *named[-1:], *causes[-1:]][-1])
+
+
+def dead_core(last_words: str) -> str | None:
+    """Say that a process of the engine was killed, and what helps; None where none was, or a cause is named."""
+    text = _without_prefixes(last_words)
+    died = _CORE_DIED.search(text)
+    if died is None or any(not _WRAPPERS.search(line) for line in _named(text.splitlines())):
+        return None
+    number = next((each for each in died.groupdict().values() if each), None)
+    return f"a process of the engine's core was killed{_by_signal(number)}: {_CORE_FIX}"
+
+
+def _by_signal(number: str | None) -> str:
+    try:
+        return f" by {Signals(-int(number)).name}" if number else ""
+    except ValueError:
+        return f" by signal {number}"
+
+
+def _named(lines: Iterable[str]) -> list[str]:
+    """Return what lines say of errors by their names."""
+    return [match[1] for line in lines if (match := _NAMED.search(line))]
 
 
 def _without_prefixes(last_words: str) -> str:

@@ -151,3 +151,47 @@ def test_an_engine_that_ends_without_an_error_is_in_trouble_too() -> None:
     assert blocked is not None
     assert blocked.reason == "EngineFailed"
     assert blocked_pod(pod(initContainerStatuses=[ended(0, container="download-target")])) is None
+
+
+DEATH = "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+"""All that the API server says of it; it ends with exit code 0."""
+START = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words", "said"),
+    [
+        (0, DEATH, "was killed: "),
+        (1, f"{START}{{'EngineCore': -9}}", "was killed by SIGKILL: "),
+        (1, f"{START}{{'EngineCore_DP0': -11, 'EngineCore_DP1': 0}}", "was killed by SIGSEGV: "),
+        (1, "RuntimeError: Process ApiServer_0 (PID: 7) died with exit code -9", "was killed by SIGKILL: "),
+        (1, "RuntimeError: Engine core process EngineCore_DP1 died unexpectedly.", "was killed: "),
+        (1, "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.", "by SIGKILL: "),
+        (1, f"{START}{{'EngineCore': -99}}", "was killed by signal -99: "),
+    ],
+)
+def test_a_core_that_was_killed_is_told_with_what_helps(exit_code: int, words: str, said: str) -> None:
+    blocked = blocked_pod(pod(containerStatuses=[ended(exit_code, words)]))
+    assert blocked is not None
+    assert (blocked.reason, blocked.permanent) == ("EngineKilled", False)
+    for each in (said, "spec.accelerator.memoryGiB on CPU", "spec.podTemplate", f"exit code {exit_code}"):
+        assert each in blocked.message
+
+
+def test_a_core_that_said_why_was_not_killed() -> None:
+    words = f"EngineCore encountered a fatal error.\nNCCLError: no route\n{DEATH}"
+    blocked = blocked_pod(pod(containerStatuses=[ended(0, words)]))
+    assert blocked is not None
+    assert blocked.reason == "EngineFailed"
+    assert "NCCLError: no route" in blocked.message
+    assert "killed" not in blocked.message
+    failed = blocked_pod(pod(containerStatuses=[ended(1, f"{START}{{'EngineCore': 1}}")]))
+    assert failed is not None
+    assert failed.reason == "EngineFailed"
+
+
+def test_an_engine_that_ends_without_a_word_says_where_to_look() -> None:
+    blocked = blocked_pod(pod(containerStatuses=[ended(0, "")]))
+    assert blocked is not None
+    assert "it said nothing, as it does when it is told to end, or a process of it was killed" in blocked.message
+    assert "kubectl logs --previous" in blocked.message

@@ -84,7 +84,11 @@ WAITS = {
     },
     "an exit that nobody asked for": (
         {"containerStatuses": [ended(0)]},
-        Blocked("EngineFailed", "engine ended with exit code 0: it said nothing"),
+        Blocked(
+            "EngineFailed",
+            "engine ended with exit code 0: it said nothing, as it does when it is told to end, or a process of it was"
+            " killed; kubectl logs --previous of its pod tells",
+        ),
     ),
 }
 
