@@ -23,6 +23,7 @@ _QUOTED: Final = re.compile(r'^.*? err="(.*)"$')
 _NO_CONTEXT: Final = re.compile(r"context was not found for specified context: (\S+)")
 _NO_KUBECONFIG: Final = re.compile(r"loading config file|invalid configuration|stat .*: no such file")
 _NOT_GOT: Final = re.compile(r'Get \\?"(https?://[^/"]+)[^"]*": (.*?)(?:;|"?$)')
+_NOT_ALL: Final = "some validation rules were not checked because the object was invalid"
 _UNSET: Final = "localhost:8080"
 """Where kubectl looks without a kubeconfig: nobody serves an API without TLS any more."""
 
@@ -140,6 +141,7 @@ def one_line(stderr: str) -> str:
     """
     lines = [line.strip() for line in stderr.splitlines()]
     said = [line for line in lines if line and not line.startswith("Warning:") and not _LOG_LINE.match(line)]
+    said = [line for line in said if _NOT_ALL not in line]
     # Where the log is all that there is, its last line says why.
     said = said or [_QUOTED.sub(r"\1", line).replace('\\"', '"') for line in lines if line][-1:]
     text = "; ".join(line.removeprefix("* ").removeprefix("error: ") for line in said)

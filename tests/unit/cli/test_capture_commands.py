@@ -749,7 +749,8 @@ SAID = {
     "error: timed out waiting for the condition\n": "timed out waiting for the condition",
     "Warning: old\n" + _LOG: "couldn't get current server API group list",
     "": "kubectl ended with exit code 1 and said nothing",
-    'The SpecDecodeCapture "a" is invalid: \n* spec.seed: Invalid value\n* spec.record: Invalid value\n': (
+    'The SpecDecodeCapture "a" is invalid: \n* spec.seed: Invalid value\n* spec.record: Invalid value\n'
+    "* <nil>: Invalid value: null: some validation rules were not checked because the object was invalid\n": (
         'The SpecDecodeCapture "a" is invalid: spec.seed: Invalid value; spec.record: Invalid value'
     ),
 }
