@@ -187,6 +187,8 @@ def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
     out = tmp_path / "again"
     out.mkdir()
     (out / "step-stats.jsonl.fetching").write_bytes(whole[: len(whole) // 2])
+    # Whose it is: half a file of nobody knows whom would be refused.
+    (out / "manifest.json.fetching").write_bytes((fetched / "manifest.json").read_bytes())
     (out / "client.jsonl").write_text("not what was published\n")
     answer = specdecode(kubectl, "fetch", "demo", str(out))
     assert answer.returncode == 0, answer.stderr
