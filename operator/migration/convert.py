@@ -24,7 +24,7 @@ from specdecode_operator.migration.arguments import (
     without_group,
 )
 from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder
-from specdecode_operator.migration.engine import find_platform, note_defaults, take_cpu, take_image
+from specdecode_operator.migration.engine import find_platform, note_defaults, note_user, take_cpu, take_image
 from specdecode_operator.migration.environment import secret_keys, take_variables
 from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
@@ -112,6 +112,7 @@ def migrate_workload(
     selected_by = _take_selection(workload, services, builder)
     _take_rollout(workload.spec, builder)
     note_defaults(builder, server.platform)
+    note_user(builder)
     if workload.outside:
         _ask_for_folders(builder)
     withhold_secrets(builder)

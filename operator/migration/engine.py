@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Engine, Serving
+from specdecode_operator.deployment.objects.pod_user import ENGINE_USER_ID
 from specdecode_operator.engine.image_version import split_reference, version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, UnknownEngineVersionError, find_profile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.estimate.estimate import engine_defaults
 from specdecode_operator.kube.nodes import GPU_RESOURCE
-from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.migration.builder import MigrationError, Outcome, SpecBuilder
 from specdecode_operator.migration.server_command import plain_environment
 from specdecode_operator.sizing.base.devices import find_device
@@ -133,6 +134,16 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
             where = f"on {products[0]}" if products[0] else "on GPUs of 70 GiB and more"
             result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
             builder.note(Outcome.DEFAULT, f"spec.{path} (not said)", result)
+
+
+def note_user(builder: SpecBuilder) -> None:
+    """Say that engines are not root any more, where the pod left its user to the image."""
+    template = builder.get("podTemplate.spec") or {}
+    contexts = [mapping(each, "securityContext") for each in (template, *objects(template, "containers"))]
+    if not any(context.keys() & {"runAsUser", "runAsNonRoot"} for context in contexts):
+        keep = "{runAsNonRoot: false} in spec.podTemplate.spec.securityContext keeps the image's"
+        result = f"user {ENGINE_USER_ID} in the place of the image's, which is root in vLLM's: {keep}"
+        builder.note(Outcome.DEFAULT, "securityContext.runAsUser (not said)", result)
 
 
 def _amounts(container: Mapping[str, Any]) -> dict[str, Any]:

@@ -390,3 +390,16 @@ def test_defaults_that_change_are_shown(specdecode: Specdecode, write: WriteObje
     (line,) = [line for line in said.splitlines() if "spec.serving.maxNumSeqs" in line]
     assert "1024" in line
     assert "256" in line
+
+
+@pytest.mark.parametrize(
+    ("context", "told"),
+    [({}, True), ({"fsGroup": 7}, True), ({"runAsUser": 0}, False), ({"runAsNonRoot": True}, False)],
+)
+def test_that_engines_are_not_root_any_more_is_told_where_the_image_decided(
+    specdecode: Specdecode, tmp_path: Path, context: dict[str, Any], *, told: bool
+) -> None:
+    file = tmp_path / "deployment.yaml"
+    file.write_text(yaml.safe_dump(with_pod(securityContext=context)))
+    _, said = imported(specdecode, file)
+    assert ("user 2000 in the place of the image's" in " ".join(said.split())) is told
