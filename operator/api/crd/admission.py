@@ -63,8 +63,12 @@ def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem
     """What one part of an object breaks, said as the API server says it."""
     for rule in rules:
         if not evaluate(rule.holds, stored):
-            message = rule.words(shown(evaluate(value, stored)) for value in rule.values)
-            yield Problem(f"{place}{rule.field}", _shown(stored, rule.field), message)
+            value = _shown(stored, rule.field)
+            message = rule.words(shown(evaluate(each, stored)) for each in rule.values)
+            # What the API server says stands alone; a problem has the value before its message.
+            for again in (f"is {value}, which ", f"is {value}: "):
+                message = message.removeprefix(again)
+            yield Problem(f"{place}{rule.field}", value, message)
 
 
 def _shown(stored: Body, field: str) -> str:

@@ -154,7 +154,7 @@ SPEC = tuple(
 SCHEDULE = (
     Rule(
         field="retention",
-        holds="!has(self.template.storage.existingClaim)"
+        holds="!has(self.template.storage.existingClaim) || !has(self.retention)"
         " || !has(self.retention.count) && !has(self.retention.failedCount) && !has(self.retention.days)",
         message="is for claims that are created, and template.storage.existingClaim %s is not: remove one of them",
         values=("self.template.storage.existingClaim",),

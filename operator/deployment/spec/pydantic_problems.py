@@ -58,6 +58,8 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
     if "pattern" in context:
         context["pattern"] = MEANINGS.get(context["pattern"], context["pattern"])
     message = detail["msg"] if words is None else words.format_map(context)
+    if detail["type"] == "string_type" and isinstance(detail["input"], dict | list):
+        message = "must be text"
     if isinstance(detail["input"], str) and detail["type"] in _NOT_TEXT:
         message += ", without quotes"
     return Problem(field, _shown(detail["input"]), message)

@@ -78,8 +78,9 @@ def _feed_forward(fields: Fields, index: int) -> FeedForward:
     dense = DenseMlp(fields.size("intermediate_size"))
     if not fields.is_set("n_routed_experts"):
         return dense
-    first_dense = fields.values.get("first_k_dense_replace") or 0
-    if index < int(str(first_dense)) or index % fields.size("moe_layer_freq", default=1):
+    first = "first_k_dense_replace"
+    first_dense = fields.size(first) if fields.values.get(first) not in (0, None) else 0
+    if index < first_dense or index % fields.size("moe_layer_freq", default=1):
         return dense
     width = fields.size("moe_intermediate_size")
     shared = fields.size("n_shared_experts") if fields.is_set("n_shared_experts") else 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from specdecode_operator.problems import shown
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.model.checkpoint_formats import read_format
 from specdecode_operator.sizing.model.precision import Method, WeightFormat
@@ -70,6 +71,13 @@ _ALIASES = {
 
 _PREFIXES = ("model.layers", "backbone.layers", "language_model.model.layers", "model.language_model.layers")
 
+_EXPRESSION = "re:"
+_MOST_EXPRESSIONS = 32
+_MOST_REPEATS = 3
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_REPEATS = re.compile(r"(?<!\\d)(?<!\[0-9\])[*+{]")
+"""Repeats, but for those of digits, which end at the next word."""
+
 _LAYER_NUMBER = re.compile(r"layers\.(\d+)(?=\.|$)")
 
 _PREDICTION_LAYER = "mtp.layers.0"
@@ -120,9 +128,28 @@ def read_checkpoint(config: Fields) -> Checkpoint:
     if inner is not None:
         # The older file of ModelOpt, hf_quant_config.json, has its producer outside.
         section = inner.having({"quant_method": "modelopt", **inner.values})
-    excluded = tuple(pattern for key in _EXCLUSION_KEYS for pattern in section.strings(key))
+    excluded = tuple(pattern for key in _EXCLUSION_KEYS for pattern in _patterns(section, key))
     _refuse_quantized_head(config, section, excluded)
     return Checkpoint(read_format(section), excluded, _cache_element_bytes(section))
+
+
+def _patterns(section: Fields, key: str) -> tuple[str, ...]:
+    """Return patterns of modules; a regular expression of a stranger may neither be broken nor take forever."""
+    found = section.strings(key)
+    expressions = [pattern.removeprefix(_EXPRESSION) for pattern in found if pattern.startswith(_EXPRESSION)]
+    if len(expressions) > _MOST_EXPRESSIONS:
+        raise section.error(key, f"has more than {_MOST_EXPRESSIONS} regular expressions: name the modules")
+    for expression in expressions:
+        try:
+            re.compile(expression)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise section.error(key, f"{shown(expression)} is no regular expression: name the modules") from error
+        if len(_REPEATS.findall(expression)) > _MOST_REPEATS or _REPEATED_GROUP.search(expression):
+            message = (
+                f"{shown(expression)} may take forever to match: repeat at most {_MOST_REPEATS} times, and no group"
+            )
+            raise section.error(key, message)
+    return found
 
 
 def _refuse_quantized_head(config: Fields, section: Fields, excluded: tuple[str, ...]) -> None:
@@ -192,7 +219,7 @@ class _Exclusions:
 def _exclusions(excluded: tuple[str, ...]) -> _Exclusions:
     parts, patterns = set(), defaultdict(list)
     for text in excluded:
-        if text.startswith("re:"):
+        if text.startswith(_EXPRESSION):
             patterns[""].append(_compiled(text))
         elif "*" in text:
             patterns[_layer_number(text)].append(_compiled(text))
@@ -208,8 +235,8 @@ def _layer_number(name: str) -> str:
 
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Return a pattern as files write it: a regular expression, or a glob for part of a name."""
-    if pattern.startswith("re:"):
-        return re.compile(pattern[3:])
+    if pattern.startswith(_EXPRESSION):
+        return re.compile(pattern.removeprefix(_EXPRESSION))
     return re.compile(r"(^|.*\.)" + re.escape(pattern).replace(r"\*", ".*") + r"(\.|$)")
 
 

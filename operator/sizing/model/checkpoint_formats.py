@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from specdecode_operator.problems import shown
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, Method, Scales, WeightFormat
 from specdecode_operator.vocabulary import Precision
@@ -93,8 +94,9 @@ def _compressed_weights(weights: Fields, inputs: Fields | None) -> WeightFormat:
         case bits, _, _:
             raise weights.error(
                 "num_bits",
-                f"{bits}-bit {kind} weights with strategy {strategy} cannot be sized; known are 8-bit float by tensor, "
-                "channel or block, 8-bit int by tensor, channel or group, 4-bit int by channel or group, and NVFP4",
+                f"{bits}-bit {shown(kind)} weights with strategy {shown(strategy)} cannot be sized; "
+                "known are 8-bit float by tensor, channel or block, 8-bit int by tensor, channel or group, "
+                "4-bit int by channel or group, and NVFP4",
             )
 
 
