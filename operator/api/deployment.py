@@ -38,7 +38,8 @@ class Parallelism(ApiModel):
     """Stages of layers, each on GPUs of its own."""
 
     data: StrictInt = Field(default=1, ge=1, le=64)
-    """Copies of the model behind one endpoint, each with a KV cache of its own; experts are not copied."""
+    """Copies of the model behind one endpoint, each with a KV cache and requests of its own, of which all figures are;
+    experts are not copied."""
 
     expert: StrictBool = False
     """Spread whole experts over the tensor x data GPUs of a stage, instead of slicing each."""
@@ -77,10 +78,10 @@ class Serving(ApiModel):
     """Longest sequence in tokens, prompt and output. Absent: the model's own."""
 
     max_num_seqs: StrictInt = Field(default=256, ge=1, le=65_536)
-    """Requests that may run at once."""
+    """Requests that may run at once, in each copy of parallelism.data."""
 
     max_num_batched_tokens: StrictInt = Field(default=8192, ge=1, le=16_777_216)
-    """Tokens scheduled in one step."""
+    """Tokens scheduled in one step, in each copy of parallelism.data."""
 
     dtype: Dtype = Dtype.AUTO
     """Element type of all that is not quantized, in target and draft; auto is the target's own, or bfloat16 where that
@@ -108,7 +109,7 @@ class Serving(ApiModel):
     Absent: the engine's, twice the tokens that a step of maxNumSeqs requests verifies, at most 512."""
 
     min_concurrency: StrictInt = Field(default=1, ge=1, le=65_536)
-    """Requests of maxModelLen that must fit at once."""
+    """Requests of maxModelLen that must fit at once, in each copy of parallelism.data."""
 
     served_model_names: list[ServedName] = Field(default=[], max_length=16)
     """Names that clients may ask for. Empty: the last part of target.model."""

@@ -105,7 +105,7 @@ class PlanStatus(ApiModel):
     """Stages of layers."""
 
     data: int = 1
-    """Copies of the model in a replica; figures of the KV cache are those of one."""
+    """Copies of the model in a replica; figures of the KV cache and of requests are those of one."""
 
     expert: bool = False
     """Whether whole experts are spread over the GPUs of a stage."""
@@ -138,10 +138,10 @@ class PlanStatus(ApiModel):
     """KV cache bytes a token on one GPU, target and draft."""
 
     kv_cache_tokens: int
-    """Tokens that the KV cache is predicted to hold."""
+    """Tokens that the KV cache of each copy is predicted to hold."""
 
     max_concurrency: Word
-    """Requests of maxModelLen that fit at once, as a decimal."""
+    """Requests of maxModelLen that fit at once in each copy, as a decimal."""
 
     chosen_by: Sentence | None = None
     """What the plan chose by and from; a plan in force is kept while this stays the same and it fits."""
@@ -160,7 +160,7 @@ class ObservedStatus(ApiModel):
     """Engines that answered."""
 
     kv_cache_tokens: int | None = None
-    """Tokens that the smallest engine's KV cache holds."""
+    """Tokens that the smallest KV cache holds, of all engines and of each copy in them."""
 
     kv_cache_residual_bytes: int | None = None
     """Predicted less reported KV cache on one GPU: positive where the engine got less than predicted."""

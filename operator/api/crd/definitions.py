@@ -183,7 +183,13 @@ def _deployment_columns() -> list[dict[str, Any]]:
             "Time since engines last said the acceptance; empty while they do.",
             priority=1,
         ),
-        _column("Tokens", "integer", ".status.plan.kvCacheTokens", "Tokens that the KV cache should hold.", priority=1),
+        _column(
+            "Tokens",
+            "integer",
+            ".status.plan.kvCacheTokens",
+            "Tokens that the KV cache of each copy should hold.",
+            priority=1,
+        ),
         _column("Target", "string", ".spec.target.model", "The model that is served.", priority=1),
         _column("Draft", "string", ".spec.speculation.draft.model", "The model that proposes tokens.", priority=1),
     ]

@@ -42,9 +42,9 @@ class CaseOutput(Output):
     margin_bytes: int
     """What the verdict keeps back because estimates err."""
     kv_cache_tokens: int
-    """Tokens that the KV cache holds, before the margin."""
+    """Tokens that the KV cache of each data-parallel copy holds, before the margin."""
     max_concurrency: float
-    """Requests of full length that it holds."""
+    """Requests of full length that it holds, in each copy."""
     calibration: str | None = None
     """Which measurements correct it; absent without any."""
     error: None

@@ -45,9 +45,9 @@ class CandidateOutput(Output):
     kv_bytes_per_token: int
     """KV cache of one token in target and draft."""
     kv_cache_tokens: int
-    """Tokens that the KV cache holds, before the margin."""
+    """Tokens that the KV cache of each data-parallel copy holds, before the margin."""
     max_concurrency: float
-    """Requests of full length that it holds."""
+    """Requests of full length that it holds, in each copy."""
 
 
 class PrecisionOutput(Output):
@@ -74,9 +74,9 @@ class PrecisionOutput(Output):
     available_kv: int | None
     """KV cache of each GPU in bytes; null where it cannot be split so."""
     kv_cache_tokens: int | None
-    """Tokens that it holds."""
+    """Tokens that it holds, in each data-parallel copy."""
     max_concurrency: float | None
-    """Requests of full length that it holds."""
+    """Requests of full length that it holds, in each copy."""
 
 
 class ChangeOutput(Output):
@@ -98,9 +98,9 @@ class FixOutput(Output):
     verdict: Verdict
     """What the plan says then."""
     kv_cache_tokens: int
-    """Tokens that the KV cache holds then."""
+    """Tokens that the KV cache of each data-parallel copy holds then."""
     max_concurrency: float
-    """Requests of full length that it holds then."""
+    """Requests of full length that it holds then, in each copy."""
 
 
 class UnknownModelOutput(Output):

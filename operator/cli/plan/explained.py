@@ -78,7 +78,8 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, limits = chosen.budget, facts.pair.limits
     grouping = tightest_grouping(facts.pair, chosen.split, budget)
     blocks = request_blocks(grouping, limits.max_model_len)
-    needed = f"({limits.min_concurrency} requests x {blocks:,} + the null block) x {grouping.bytes_per_block:,}"
+    requests = f"{limits.min_concurrency} requests{chosen.split.each_copy}"
+    needed = f"({requests} x {blocks:,} + the null block) x {grouping.bytes_per_block:,}"
     spare = budget.available_kv_bytes - budget.needed_kv_bytes
     if facts.on_cpu:
         spare = budget.total_bytes - budget.requested_bytes

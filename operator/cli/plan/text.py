@@ -56,7 +56,7 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
 
 def _conclusion(facts: Facts, chosen: Candidate) -> str:
     """Return the answer in a line: where it runs and what that holds, or what helps."""
-    capacity = capacity_phrase(chosen.budget, facts.pair.limits.max_model_len)
+    capacity = capacity_phrase(chosen.budget, facts.pair.limits.max_model_len, chosen.split)
     if chosen.verdict == FITS:
         return f"Runs on {chosen.label}: {capacity}"
     if chosen.verdict != DOES_NOT_FIT:
@@ -126,7 +126,7 @@ def _table(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
         ("draft weights", *(gib(each.draft_weights_bytes) for each in budgets)),
         (engine, *(gib(engine_bytes(each)) for each in budgets)),
         (kv_cache, *(gib(each.available_kv_bytes) for each in budgets)),
-        ("tokens / full requests", *(_capacity(each) for each in budgets)),
+        (f"tokens / full requests{candidates[0].split.each_copy}", *(_capacity(each) for each in budgets)),
         ("verdict", *(candidate.verdict for candidate in candidates)),
     ]
     if not any(candidate.budget.draft_weights_bytes for candidate in candidates):
@@ -135,7 +135,8 @@ def _table(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
 
 
 def _matrix(candidates: Sequence[Candidate]) -> list[str]:
-    heading = ("GiB per GPU", "budget", "target", "draft", "engine", "left for KV", "tokens / requests", "verdict")
+    held = f"tokens / requests{candidates[0].split.each_copy}"
+    heading = ("GiB per GPU", "budget", "target", "draft", "engine", "left for KV", held, "verdict")
     rows = [
         (
             candidate.label,
@@ -161,7 +162,8 @@ def _shown(answer: Answer, facts: Facts) -> list[MatrixRow]:
 
 
 def _precisions(rows: Sequence[MatrixRow]) -> list[str]:
-    heading = ("target / draft, KV cache", "GPUs", "weights", "left for KV", "tokens / requests", "verdict", "needs")
+    held = f"tokens / requests{rows[0].spread.each_copy if rows else ''}"
+    heading = ("target / draft, KV cache", "GPUs", "weights", "left for KV", held, "verdict", "needs")
     lines = [
         (
             " / ".join(str(each) for each in (row.target_precision, row.draft_precision) if each is not None)

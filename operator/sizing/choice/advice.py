@@ -212,8 +212,8 @@ def _draft_kv(case: _Case) -> Iterator[Advice]:
     if percent >= NOTABLE_KV_PERCENT:
         yield Advice(
             "draft-kv",
-            f"the draft takes {percent:.0f} % of the token capacity: {tokens:,} tokens are left of the "
-            f"{tokens_alone:,} that the target would have alone; speculation has to earn that",
+            f"the draft takes {percent:.0f} % of the token capacity: {tokens:,} tokens{case.split.each_copy} are left "
+            f"of the {tokens_alone:,} that the target would have alone; speculation has to earn that",
             (("lost_percent", percent), ("tokens", tokens), ("tokens_alone", tokens_alone)),
             sources.SHARED_BLOCKS,
         )
@@ -360,7 +360,8 @@ def _usual_concurrency(case: _Case) -> Iterator[Advice]:
     if requests < limits.max_num_seqs:
         yield Advice(
             "usual-concurrency",
-            f"the KV cache holds {requests:,} requests of {length:,} tokens (prompt {prompt:,}, answer {output:,}), "
+            f"the KV cache{case.split.each_copy} holds {requests:,} requests of {length:,} tokens (prompt {prompt:,}, "
+            f"answer {output:,}), "
             f"fewer than maxNumSeqs {limits.max_num_seqs}: more than that wait, or are preempted",
             (("usual_requests", requests), ("usual_tokens", length), ("max_num_seqs", limits.max_num_seqs)),
             sources.SHARED_BLOCKS,

@@ -3,19 +3,21 @@
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
-from specdecode_operator.sizing.pair.pair import EngineLimits
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Parallelism
 
 
-def capacity_phrase(budget: Budget, max_model_len: int) -> str:
-    """Return what the KV cache holds: ``127,024 tokens (15.5 requests of 8192)``."""
-    return f"{budget.kv_cache_tokens:,} tokens ({budget.max_concurrency:.1f} requests of {max_model_len})"
+def capacity_phrase(budget: Budget, max_model_len: int, split: Parallelism = TENSOR_ONLY) -> str:
+    """Return what the KV cache holds: ``127,024 tokens (15.5 requests of 8192)``; with copies, that of each."""
+    return (
+        f"{budget.kv_cache_tokens:,} tokens{split.each_copy} ({budget.max_concurrency:.1f} requests of {max_model_len})"
+    )
 
 
 def gpu_sentence(row: Row, limits: EngineLimits) -> str:
     """Return whether a row fits and why, without a full stop."""
     place = f"{row.place} per replica ({row.split.label})"
     budget = row.budget
-    capacity = capacity_phrase(budget, limits.max_model_len)
+    capacity = capacity_phrase(budget, limits.max_model_len, row.split)
     weights = format_gib(budget.weights_bytes)
     match budget.verdict:
         case Verdict.FITS:
@@ -23,7 +25,7 @@ def gpu_sentence(row: Row, limits: EngineLimits) -> str:
         case Verdict.TIGHT:
             sentence = f"{place} is tight: {capacity}, but {_tight_phrase(budget)}"
         case Verdict.DOES_NOT_FIT:
-            sentence = f"{place} does not fit: {_gpu_reason(budget, limits)}"
+            sentence = f"{place} does not fit: {_gpu_reason(budget, limits, row.split)}"
     return "; ".join(filter(None, [sentence, calibration_phrase(budget)]))
 
 
@@ -76,7 +78,7 @@ def _slack_phrase(budget: Budget) -> str:
     )
 
 
-def _gpu_reason(budget: Budget, limits: EngineLimits) -> str:
+def _gpu_reason(budget: Budget, limits: EngineLimits, split: Parallelism) -> str:
     usable = f"{format_gib(budget.requested_bytes)} GiB usable per GPU"
     weights = format_gib(budget.weights_bytes)
     nothing_left = "nothing is left for the KV cache"
@@ -92,7 +94,7 @@ def _gpu_reason(budget: Budget, limits: EngineLimits) -> str:
                 "more than is free when it starts"
             )
         case _:
-            return _kv_reason(budget, limits, "per GPU are left")
+            return _kv_reason(budget, limits, "per GPU are left", split)
 
 
 def _cpu_reason(budget: Budget, limits: EngineLimits) -> str:
@@ -104,10 +106,10 @@ def _cpu_reason(budget: Budget, limits: EngineLimits) -> str:
     )
 
 
-def _kv_reason(budget: Budget, limits: EngineLimits, given: str) -> str:
+def _kv_reason(budget: Budget, limits: EngineLimits, given: str, split: Parallelism = TENSOR_ONLY) -> str:
     # The spare block is one that the engine sets aside; it can be all that is lacking.
     requests = "1 request" if limits.min_concurrency == 1 else f"{limits.min_concurrency} requests"
     return (
         f"{format_gib(budget.available_kv_bytes)} GiB {given} for the KV cache, {requests} of "
-        f"{limits.max_model_len} tokens and a spare block need {format_gib(budget.needed_kv_bytes)}"
+        f"{limits.max_model_len} tokens{split.each_copy} and a spare block need {format_gib(budget.needed_kv_bytes)}"
     )

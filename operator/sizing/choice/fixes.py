@@ -154,7 +154,7 @@ class _Search:
 
 
 def _fix(admitted: Changes, pair: Pair, row: Row, chosen: Row) -> Fix:
-    capacity = capacity_phrase(row.budget, pair.limits.max_model_len)
+    capacity = capacity_phrase(row.budget, pair.limits.max_model_len, row.split)
     same_place = (row.product, row.split) == (chosen.product, chosen.split)
     place = "" if same_place else f" on {row.place}"
     tight = " (tight)" if row.budget.verdict is Verdict.TIGHT else ""

@@ -103,14 +103,19 @@ def capacity_figures(pair: Pair, split: Parallelism, budget: Budget) -> list[Fig
     of_request = f"({' + '.join(f'{each:,}' for each in each_group)}) for {length:,} tokens"
     if ceil_div(length, block_size) == per_request:
         of_request = f"ceil({length:,} / {block_size})"
+    each = split.each_copy
     of_token = formula(kv_bytes_per_token(*_traced(pair, split)))
     return [
         Figure("bytes of a token", of_token, f"{token_bytes:,}"),
         Figure("bytes of a block", of_block, f"{block_bytes:,}"),
         Figure("blocks", f"floor({available:,} / {block_bytes:,})", f"{blocks:,}"),
         Figure("blocks of a request", of_request, f"{per_request:,}"),
-        Figure("full requests", f"{blocks:,} / {per_request:,}", f"{budget.max_concurrency:,.2f}"),
-        Figure("tokens", f"floor({blocks:,} / {per_request:,} x {length:,})", f"{budget.kv_cache_tokens:,}"),
+        Figure(f"full requests{each}", f"{blocks:,} / {per_request:,}", f"{budget.max_concurrency:,.2f}"),
+        Figure(
+            f"tokens{split.each_copy}",
+            f"floor({blocks:,} / {per_request:,} x {length:,})",
+            f"{budget.kv_cache_tokens:,}",
+        ),
     ]
 
 

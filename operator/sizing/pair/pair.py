@@ -80,6 +80,11 @@ class Parallelism:
         return _parallelism(tensor, self.pipeline, self.data, self.expert)
 
     @property
+    def each_copy(self) -> str:
+        """What is said behind a figure of the KV cache or of requests: they are those of one copy, as vLLM has them."""
+        return " per copy" if self.data > 1 else ""
+
+    @property
     def gpus(self) -> int:
         """GPUs of one replica."""
         return self.tensor * self.pipeline * self.data
