@@ -129,6 +129,7 @@ def allowed_names(given: list[str] | None) -> frozenset[str]:
     names = [name.strip() for each in given or [] for name in each.split(",")]
     for name in names:
         if not is_grant(name):
-            message = f"{name}: cannot be allowed: use {', '.join(GRANTS)}, or a part such as capabilities.IPC_LOCK"
+            known = f"use {', '.join(GRANTS)}, or a part such as capabilities.IPC_LOCK"
+            message = f"{name}: cannot be allowed: {known}; directories of nodes are allowed by --allow-host-path"
             raise typer.BadParameter(message, param_hint="--allow-pod-template")
     return frozenset(names)

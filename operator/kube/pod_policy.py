@@ -71,9 +71,9 @@ _WITH_PART: Final = ("capabilities", "sysctls", "volumes")
 
 
 def is_grant(name: str) -> bool:
-    """Whether something can be allowed by this name."""
+    """Whether something can be allowed by this name; volumes.hostPath would allow nothing."""
     whole, dot, part = name.partition(".")
-    return name in GRANTS or (whole in _WITH_PART and bool(dot and part))
+    return name in GRANTS or (whole in _WITH_PART and bool(dot and part) and part not in _VOLUMES)
 
 
 def pod_problems(pod: Mapping[str, Any], where: str, allowed: frozenset[str] = NONE_ALLOWED) -> list[Problem]:

@@ -266,7 +266,9 @@ class TestCommandLine:
         allow = "--allow-pod-template=hostNetwork, capabilities.IPC_LOCK"
         assert CliRunner().invoke(app, [command, file, allow]).exit_code == 0
 
-    @pytest.mark.parametrize("name", ["hostnetwork", "capabilities.", "hostNetwork.x", "", "hostPath"])
+    @pytest.mark.parametrize(
+        "name", ["hostnetwork", "capabilities.", "hostNetwork.x", "", "hostPath", "volumes.hostPath"]
+    )
     def test_a_name_that_allows_nothing_is_refused(self, file: str, name: str) -> None:
         assert not is_grant(name)
         answer = CliRunner().invoke(app, ["plan", file, f"--allow-pod-template={name}"])
