@@ -16,6 +16,7 @@ from specdecode_operator.cli.options import CALIBRATION_HELP, ExitCode, HubOptio
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.problems import shown
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub.models import HubModels
@@ -99,21 +100,21 @@ class Lookup:
         from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
 
         for part in _undescribed(case):
-            model, revision = part["model"], part.get("revision")
+            model, revision = _model(part), part.get("revision")
             self.unknown[model] = None
             if self.hub is None:
                 continue
             try:
                 found = self.hub.find(model, revision if isinstance(revision, str) else None)
             except CheckpointError as error:
-                raise ValueError(f"model: {model!r}: {error.message}") from error
+                raise ValueError(f"model: {shown(model)}: {error.message}") from error
             part["model_config"] = found.config
             del self.unknown[model]
 
     def name_unknown(self) -> None:
         """Say on standard error all models at once that stayed unknown, and what would help."""
         if self.unknown:
-            names = ", ".join(name if name.isprintable() else ascii(name) for name in self.unknown)
+            names = ", ".join(map(shown, self.unknown))
             fix = "add --hub, or give model_config" if self.hub is None else "give model_config"
             typer.echo(f"not in the catalogue: {names}: {fix}", err=True)
 
@@ -123,8 +124,14 @@ def _undescribed(case: Any) -> Iterator[dict[str, Any]]:
     from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
 
     parts = [case, *(case.get(key) for key in ("speculative", "speculative_config"))] if isinstance(case, dict) else []
-    named = (part for part in parts if isinstance(part, dict) and isinstance(part.get("model"), str))
-    yield from (part for part in named if part.get("model_config") is None and find_entry(part["model"]) is None)
+    named = (part for part in parts if isinstance(part, dict) and _model(part))
+    yield from (part for part in named if part.get("model_config") is None and find_entry(_model(part)) is None)
+
+
+def _model(part: dict[str, Any]) -> str:
+    """Name of the model of a part, by either name of that key; empty where it has none."""
+    name = part.get("model", part.get("model_tag"))
+    return name if isinstance(name, str) else ""
 
 
 def _hub_models(*, wanted: bool) -> "HubModels | None":

@@ -17,6 +17,7 @@ from specdecode_operator.cli.estimate import estimate_command
 from specdecode_operator.cli.import_deployment.command import import_command
 from specdecode_operator.cli.init import init_command
 from specdecode_operator.cli.lint.command import lint_command
+from specdecode_operator.cli.models import models_app
 from specdecode_operator.cli.options import AllowPodTemplateOption, allowed_names
 from specdecode_operator.cli.outputs.schema import schema_command
 from specdecode_operator.cli.plan.command import plan_command
@@ -37,6 +38,7 @@ app.command("doctor")(doctor_command)
 app.command("import")(import_command)
 app.command("schema")(schema_command)
 app.command("completion")(completion_command)
+app.add_typer(models_app, name="models")
 app.add_typer(capture_app, name="capture")
 app.add_typer(capture_job_app, name="capture-job", hidden=True)
 

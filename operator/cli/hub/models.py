@@ -8,6 +8,7 @@ import typer
 from specdecode_operator.cli.hub.cache import HubCache, cache_folder
 from specdecode_operator.cli.hub.client import HubClient, HubSettings
 from specdecode_operator.cli.hub.repository import COMMIT, ListedRepository
+from specdecode_operator.problems import printable
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, read_checkpoint
 
 _WHOLE_COMMIT: Final = 40
@@ -36,7 +37,8 @@ class HubModels:
                 self._found[key] = error
         found = self._found[key]
         if isinstance(found, CheckpointError):
-            raise CheckpointError(found.reason, _printable(found.message))
+            # Names of files and tensors are anybody's.
+            raise CheckpointError(found.reason, printable(found.message))
         return found
 
     def _read(self, model: str, revision: str | None) -> Checkpoint:
@@ -62,11 +64,6 @@ class HubModels:
         cache.keep_commit(model, revision, commit)
         typer.echo(f"{model} is read from {settings.host} at commit {commit[:12]}", err=True)
         return checkpoint
-
-
-def _printable(text: str) -> str:
-    """Return a text without what would steer a terminal: names of files and tensors are anybody's."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _checkpoint(repository: ListedRepository) -> Checkpoint:

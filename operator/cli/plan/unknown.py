@@ -13,7 +13,7 @@ from specdecode_operator.deployment.spec.model_sources import (
     served_models,
     undescribed_models,
 )
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, printable
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
 from specdecode_operator.sizing.families.catalogue import similar_model
 from specdecode_operator.vocabulary import Method
@@ -51,7 +51,7 @@ def look_up(spec: SpecDecodeDeploymentSpec, models: Models | None) -> tuple[Know
         try:
             known[source] = models.find(source.model, source.revision)
         except CheckpointError as error:
-            unknown.append(UnknownModel(field, source, _printable(error.message)))
+            unknown.append(UnknownModel(field, source, printable(error.message)))
     return known, tuple(unknown)
 
 
@@ -61,9 +61,9 @@ def how_to_resolve(unknown: Sequence[UnknownModel], *, asked_hub: bool) -> str:
     names = list(dict.fromkeys(source.model for source in sources))
     on_hub = any(not source.on_volume for source in sources)
     many = f"{len(names)} models are" if len(names) > 1 else "1 model is"
-    by_hand = " ".join(f"--model-config {shlex.quote(name)}=PATH" for name in map(_printable, names))
+    by_hand = " ".join(f"--model-config {shlex.quote(name)}=PATH" for name in map(printable, names))
     lines = [
-        f"{many} unknown here: {_printable(', '.join(names))}",
+        f"{many} unknown here: {printable(', '.join(names))}",
         "In a cluster the operator reads what it needs. Here, add",
     ]
     if on_hub and not asked_hub:
@@ -86,8 +86,3 @@ def _meant(spec: SpecDecodeDeploymentSpec, field: str) -> str:
     wants_head = field == DRAFT and method is not Method.DRAFT_MODEL
     found = similar_model(models[field].model, heads=wants_head)
     return f", did you mean {found}?" if found not in (None, spec.target.model) else ""
-
-
-def _printable(text: str) -> str:
-    """Return a text of others without what would steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -30,6 +30,8 @@ class CatalogueEntry:
     model_id: str
     source: str  # Where the config.json was read
     config: Mapping[str, Any]  # The keys of that config.json that decide memory or identity
+    quantization: str  # How the published checkpoint is stored: quant_method, or none
+    quantization_source: str  # Where that is said: config.json, or the hub's page
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,10 @@ def find_entry(model_id: str) -> CatalogueEntry | None:
     """
     shape = next((head.shape for head in published_heads() if head.head == model_id), model_id)
     raw = _raw_entries().get(shape)
-    return None if raw is None else CatalogueEntry(model_id, raw["source"], _unfold(raw["config"]))
+    if raw is None:
+        return None
+    stored = (raw["quantization"], raw["quantization_source"])
+    return CatalogueEntry(model_id, raw["source"], _unfold(raw["config"]), *stored)
 
 
 @cache

@@ -1,0 +1,186 @@
+"""`specdecode models`: what ships with the command line is known of models, and of others on the hub."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from specdecode_operator.cli.application import application
+from specdecode_operator.cli.options import ExitCode, HubOption, TextOrJson
+
+if TYPE_CHECKING:
+    from specdecode_operator.sizing.families.catalogue import CatalogueEntry
+    from specdecode_operator.sizing.model.geometry import ModelGeometry
+
+models_app = application("Models that need no config of their own, and what is known of one.")
+Output = Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")]
+
+
+@models_app.command("list")
+def list_command(
+    word: Annotated[str, typer.Argument(help="Only ids that hold this, whatever its case.")] = "",
+    *,
+    output: Output = TextOrJson.TEXT,
+) -> None:
+    """List the models of the catalogue and the published draft heads, with size and quantization."""
+    from specdecode_operator.cli.plan.tables import aligned  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import find_entry, known_models, published_heads  # noqa: PLC0415
+
+    heads = {head.head: head for head in published_heads()}
+    ids = sorted(name for name in (*known_models(), *heads) if word.lower() in name.lower())
+    rows = [_row(entry) for name in ids if (entry := find_entry(name)) is not None]
+    if output is TextOrJson.JSON:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    titles = ("id", "kind", "quantization", "parameters")
+    cells = [tuple(_lines(title, row[title])[0] for title in titles) for row in rows]
+    if not cells:
+        typer.echo(f"no id holds {word}: specdecode models list shows all", err=True)
+        raise typer.Exit(ExitCode.UNKNOWN)
+    typer.echo("\n".join(aligned([titles, *cells], left=3, indent="")))
+
+
+@models_app.command("show")
+def show_command(
+    model: Annotated[str, typer.Argument(help="Id on the hub, such as meta-llama/Llama-3.1-8B-Instruct.")],
+    *,
+    revision: Annotated[str | None, typer.Option(help="Revision on the hub, with --hub.")] = None,
+    hub: HubOption = False,
+    output: Output = TextOrJson.TEXT,
+) -> None:
+    """Show what is known of a model: its shape, how it is stored, its heads, and where that was read.
+
+    Exits with 5 when nothing is known of it here.
+    """
+    from specdecode_operator.cli.plan.tables import aligned  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
+
+    entry = find_entry(model) or (_on_hub(model, revision) if hub else None)
+    if entry is None:
+        _fail_unknown(model, asked_hub=hub)
+    if output is TextOrJson.JSON:
+        data = {**dict(_facts(entry)), "config": entry.config}
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        return
+    rows = [(name, each) for name, value in _facts(entry) for each in _lines(name, value)]
+    shown = [
+        (name if index == 0 or rows[index - 1][0] != name else "", text) for index, (name, text) in enumerate(rows)
+    ]
+    typer.echo("\n".join(aligned(shown, left=2, indent="")))
+
+
+def _on_hub(model: str, revision: str | None) -> "CatalogueEntry | None":
+    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
+    from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import CatalogueEntry  # noqa: PLC0415
+
+    try:
+        found = HubModels().find(model, revision)
+    except CheckpointError as error:
+        typer.echo(f"error: {model}: {error.message}", err=True)
+        raise typer.Exit(ExitCode.UNKNOWN) from None
+    config = found.config
+    inner = config.get("text_config")
+    sections = [each.get("quantization_config") for each in (config, inner) if isinstance(each, dict)]
+    section = next((each for each in sections if isinstance(each, dict)), None)
+    stored = "none" if section is None else str(section.get("quant_method") or "modelopt")
+    return CatalogueEntry(model, f"the hub at commit {found.commit}", config, stored, "config.json")
+
+
+def _fail_unknown(model: str, *, asked_hub: bool) -> NoReturn:
+    from specdecode_operator.problems import printable  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import similar_model  # noqa: PLC0415
+
+    meant = similar_model(model, heads=False) or similar_model(model, heads=True)
+    or_meant = f", did you mean {meant}?" if meant else ": add --hub to read it there" if not asked_hub else ""
+    typer.echo(f"error: {printable(model)}: is not in the catalogue{or_meant}", err=True)
+    raise typer.Exit(ExitCode.UNKNOWN)
+
+
+def _row(entry: "CatalogueEntry") -> dict[str, Any]:
+    from specdecode_operator.sizing.weights.weights import parameter_count  # noqa: PLC0415
+
+    geometry, _ = _geometry(entry)
+    return {
+        "id": entry.model_id,
+        "kind": _kind(entry, geometry),
+        "quantization": entry.quantization,
+        "parameters": None if geometry is None else parameter_count(geometry),
+    }
+
+
+def _facts(entry: "CatalogueEntry") -> Iterator[tuple[str, Any]]:
+    """What is known, in the order in which it is shown."""
+    from specdecode_operator.sizing.families.catalogue import published_heads  # noqa: PLC0415
+    from specdecode_operator.sizing.weights.rank_layers import Split  # noqa: PLC0415
+    from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes  # noqa: PLC0415
+    from specdecode_operator.vocabulary import Precision  # noqa: PLC0415
+
+    geometry, why = _geometry(entry)
+    yield "id", entry.model_id
+    yield "kind", _kind(entry, geometry)
+    yield "architecture", ", ".join(_named(entry.config.get("architectures")))
+    if geometry is None:
+        yield "cannot be sized", why
+    else:
+        precision = geometry.checkpoint_precision or Precision.BF16
+        yield "parameters", parameter_count(geometry)
+        yield "shape", f"{geometry.num_layers} layers of width {geometry.hidden_size}"
+        yield "vocabulary", geometry.vocab_size
+        yield "longest sequence", geometry.max_position_embeddings
+        yield "weights", {"bytes": weight_bytes(geometry, precision, Split(1)), "precision": precision.value}
+    yield "quantization", entry.quantization
+    made_for = next((head.targets for head in published_heads() if head.head == entry.model_id), ())
+    if made_for:
+        yield "made for", list(made_for)
+    heads = [f"{head.head} ({head.method})" for head in published_heads() if entry.model_id in head.targets]
+    if heads:
+        yield "draft heads", heads
+    yield "source", entry.source
+    if entry.quantization_source != "config.json":
+        yield "quantization source", entry.quantization_source
+
+
+def _named(architectures: Any) -> list[str]:
+    return list(map(str, architectures)) if isinstance(architectures, list) and architectures else ["-"]
+
+
+def _geometry(entry: "CatalogueEntry") -> "tuple[ModelGeometry | None, str]":
+    """Return the shape of a model, or why sizing does not know it."""
+    from specdecode_operator.sizing.base.errors import SizingError  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry  # noqa: PLC0415
+    from specdecode_operator.sizing.families.config import geometry_from_config  # noqa: PLC0415
+
+    try:
+        if find_entry(entry.model_id) is None:
+            return geometry_from_config(entry.model_id, entry.config), ""
+        return find_geometry(entry.model_id), ""
+    except SizingError as error:
+        return None, error.message
+
+
+def _kind(entry: "CatalogueEntry", geometry: "ModelGeometry | None") -> str:
+    from specdecode_operator.sizing.families.catalogue import published_heads  # noqa: PLC0415
+    from specdecode_operator.sizing.families.heads import method_of_head  # noqa: PLC0415
+
+    published = next((head.method for head in published_heads() if head.head == entry.model_id), None)
+    method = published or (None if geometry is None else method_of_head(geometry))
+    return "model" if method is None else f"{method} head"
+
+
+def _lines(name: str, value: Any) -> list[str]:
+    """Return a fact for people."""
+    from specdecode_operator.problems import printable  # noqa: PLC0415
+    from specdecode_operator.sizing.base.units import GIB  # noqa: PLC0415
+
+    match value:
+        case None:
+            return ["-"]
+        case {"bytes": weights_bytes, "precision": precision}:
+            return [f"{weights_bytes / GIB:.2f} GiB in {precision}"]
+        case int() if name == "parameters":
+            return [f"{value / 1e9:.2f} B"]
+        case list():
+            return [printable(str(each)) for each in value]
+    return [printable(str(value))]

@@ -1,0 +1,89 @@
+"""`specdecode models`: what is known of models, here and on the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode_operator.sizing.families.catalogue import known_models, published_heads
+from tests.support.http_server import serving
+from tests.support.loopback_hub import COMMIT, Hub
+from tests.unit.cli.conftest import Specdecode
+from tests.unit.cli.test_hub import FILES
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def data(specdecode: Specdecode, *arguments: str) -> Any:
+    return json.loads(specdecode("models", *arguments, "-o", "json").stdout)
+
+
+def test_all_models_and_heads_are_listed(specdecode: Specdecode) -> None:
+    rows = {row["id"]: row for row in data(specdecode, "list")}
+    assert set(rows) == {*known_models(), *(head.head for head in published_heads())}
+    assert rows["moonshotai/Kimi-K2-Thinking"]["quantization"] == "compressed-tensors"
+    assert rows["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"]["kind"] == "eagle3 head"
+    assert rows["moonshotai/Kimi-K3"]["parameters"] is None, "sizing does not know it"
+
+
+def test_a_word_narrows_the_list(specdecode: Specdecode) -> None:
+    lines = specdecode("models", "list", "KIMI-k2").stdout.splitlines()
+    assert lines[0].split() == ["id", "kind", "quantization", "parameters"]
+    assert lines[1].split() == ["moonshotai/Kimi-K2-Instruct", "model", "fp8", "1026.41", "B"]
+    none = specdecode("models", "list", "no-such-word")
+    assert (none.exit_code, none.stdout, "no-such-word" in none.stderr) == (5, "", True)
+
+
+def test_a_model_is_shown_with_its_heads_and_sources(specdecode: Specdecode) -> None:
+    result = specdecode("models", "show", LLAMA)
+    assert result.exit_code == 0
+    for line in ("parameters         8.03 B", "weights            14.96 GiB in BF16", "quantization       none"):
+        assert line in result.stdout
+    assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B (eagle3)" in result.stdout
+    shown = data(specdecode, "show", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
+    assert (shown["weights"]["precision"], shown["parameters"] > 10**8) == ("BF16", True)
+    assert (shown["kind"], shown["made for"]) == ("eagle3 head", [LLAMA])
+
+
+def test_its_config_is_what_model_config_takes(specdecode: Specdecode, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(data(specdecode, "show", LLAMA)["config"]))
+    options = ("--gpu", "H100", "-o", "json")
+    copied = specdecode("plan", "--model", "my/copy", "--model-config", f"my/copy={config}", *options)
+    own = specdecode("plan", "--model", LLAMA, *options)
+    (first,), (second,) = (json.loads(each.stdout)["objects"] for each in (copied, own))
+    assert first["candidates"] == second["candidates"]
+
+
+def test_what_cannot_be_sized_says_why(specdecode: Specdecode) -> None:
+    assert "cannot be sized" in specdecode("models", "show", "moonshotai/Kimi-K3").stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("meta-lama/Llama-3.1-8B-Instruct", f"did you mean {LLAMA}?"),
+        ("zai-org/GLM-4.5", "add --hub to read it there"),
+        ("a\x1b[2Jb", "is not in the catalogue"),
+    ],
+)
+def test_an_unknown_model_ends_with_5(specdecode: Specdecode, model: str, words: str) -> None:
+    result = specdecode("models", "show", model)
+    assert (result.exit_code, words in result.stderr, "\x1b" in result.stderr) == (5, True, False)
+
+
+def test_the_hub_is_read_where_it_is_asked_for(
+    specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with serving(Hub(FILES)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        shown = data(specdecode, "show", "acme/open", "--hub", "--revision", "v1")
+        absent = specdecode("models", "show", "acme/none", "--hub")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+        hub.files = {**FILES, "config.json": b'{"architectures": 5, "text_config": [], "quantization_config": "x"}'}
+        odd = specdecode("models", "show", "acme/open", "--hub", "--revision", "main")
+    assert (shown["source"], shown["quantization"]) == (f"the hub at commit {COMMIT}", "none")
+    assert (absent.exit_code, "acme/none: " in absent.stderr) == (5, True)
+    assert odd.exit_code == 0
