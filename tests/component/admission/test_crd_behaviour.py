@@ -34,6 +34,7 @@ def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
         "serving": {
             "maxNumSeqs": 256,
             "maxNumBatchedTokens": 8192,
+            "dtype": "auto",
             "kvCacheDtype": "auto",
             "memoryUtilizationPercent": 92,
             "enforceEager": False,
