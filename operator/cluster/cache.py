@@ -234,11 +234,24 @@ def slim(kind: str, body: Body) -> Body:
     slimmed["metadata"] = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     if foreign := foreign_entries(kind, body["metadata"]):
         slimmed["metadata"]["managedFields"] = foreign
+    if kind == POD.kind:
+        slimmed["spec"] = _slim_pod_spec(body.get("spec") or {})
     if kind == CONFIG_MAP.kind:
         slimmed["data"] = {
             key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()
         }
     return slimmed
+
+
+def _slim_pod_spec(spec: Body) -> Body:
+    """Leave of a pod's spec its node, and which variables ask for which Secrets: messages name both."""
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    asking = [
+        [variable for variable in container.get("env") or [] if (variable.get("valueFrom") or {}).get("secretKeyRef")]
+        for container in containers
+    ]
+    node = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
+    return node | {"containers": [{"env": variables} for variables in asking if variables]}
 
 
 def _digest(text: str) -> str:

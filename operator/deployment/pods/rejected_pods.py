@@ -48,7 +48,8 @@ def rejected_pod(pod: Body) -> Blocked | None:
     said = str(status.get("message") or "it said no more")
     if fix is None and not said.startswith(_REJECTED):
         return None
-    message = f"{pod['metadata']['name']} was refused by its node: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
+    node = f"node {name}" if (name := pod.get("spec", {}).get("nodeName")) else "its node"
+    message = f"{pod['metadata']['name']} was refused by {node}: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
     return Blocked(POD_REJECTED, message)
 
 

@@ -5,8 +5,10 @@ from typing import Any
 from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.cache import Cache, slim
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
+from tests.support.objects import pod, waiting
 
 KEY = Key("default", "llama")
 
@@ -237,3 +239,13 @@ class TestClaimsCapturedFromADeployment:
             cache.put("PersistentVolumeClaim", claim(1, name, uid=name))
         cache.retain("PersistentVolumeClaim", [claim(1, "kept", uid="kept")], version=5)
         assert names(cache.claims_captured_from(KEY)) == ["kept"]
+
+
+def test_of_a_pods_spec_only_its_node_and_the_secrets_that_it_asks_for_are_kept() -> None:
+    secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "clients", "key": "api-key"}}}
+    env = [{"name": "A", "value": "1"}, secret, {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
+    spec = {"nodeName": "n1", "containers": [{"name": "engine", "image": "i", "env": env}, {"name": "other"}]}
+    waits = waiting("CreateContainerConfigError", 'secret "clients" not found')
+    kept = slim("Pod", {**pod(containerStatuses=[waits]), "spec": spec})
+    assert kept["spec"] == {"nodeName": "n1", "containers": [{"env": [secret]}]}
+    assert "(spec.serving.apiKeySecret)" in getattr(blocked_pod(kept), "message", "")

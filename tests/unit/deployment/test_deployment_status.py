@@ -292,3 +292,13 @@ def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
     _, serving, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
     assert [condition.type for condition in changed_conditions([], starting.conditions)] == ["Ready", "Planned"]
     assert [c.type for c in changed_conditions(starting.conditions, serving.conditions)] == ["Ready", "BudgetAccurate"]
+
+
+def test_who_undoes_repairs_is_told_for_as_long_as_it_does() -> None:
+    what = "Deployment llama: spec.template.spec.hostNetwork (written by reloader)"
+    _, _, conditions = decide(parent(tiny_cpu()), Observation(SERVING, contested=(what,)))
+    told = conditions["DriftContested"]
+    assert (told.status, told.reason) == ("True", "RepairsUndone")
+    assert told.message.startswith(f"{what}: written again after each repair")
+    assert "specdecode.io/keep-fields-of" in told.message
+    assert "DriftContested" not in decide(parent(tiny_cpu()), Observation(SERVING))[2]

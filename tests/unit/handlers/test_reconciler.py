@@ -1,5 +1,6 @@
 """One reconcile against an API server in memory: the order of its steps, and what stands in its way."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -173,6 +174,26 @@ class TestSteps:
         world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": []})
         assert await world.look() == ["patch services llama"]
         assert (world.api.find(SERVICE, "llama") or {})["spec"] == service["spec"]
+        assert world.told().count("DriftRepaired") == 1
+        assert "DriftRepaired" not in [
+            each["reason"] for each in world.all(EVENT) if "spec.ports" not in each["message"]
+        ]
+
+    async def test_who_changes_a_child_after_each_repair_is_named_and_answered_ever_more_rarely(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        service = world.api.find(SERVICE, "llama") or {}
+        now_s, repaired = time.monotonic(), []
+        for second in range(60):
+            monkeypatch.setattr(time, "monotonic", lambda second=second: now_s + second)
+            world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": []})
+            if "patch services llama" in await world.look():
+                repaired.append(second)
+        assert repaired == [0, 1, 2, 10, 26, 58]
+        assert world.said("DriftContested")[1] == "RepairsUndone"
+        assert "Service llama: spec.ports" in world.said("DriftContested")[2]
 
     async def test_another_plan_is_told_as_an_event(self, world: World) -> None:
         for number, product in enumerate((H100, H200)):

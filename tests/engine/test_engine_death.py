@@ -1,0 +1,47 @@
+"""What a real vLLM leaves of itself when its core is killed, and what is made of it."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
+from specdecode_operator.engine.logging_config import logging_config
+from tests.engine.engine_process import Engine
+from tests.engine.engine_versions import OLDER, find_packages
+from tests.engine.recorder_server import serving
+from tests.support.objects import ended, pod
+
+DEADLINE_S = 120
+
+
+@pytest.mark.long
+def test_a_core_that_is_killed_leaves_a_word_where_the_kubelet_looks(
+    engine: Engine, models: Path, tmp_path: Path
+) -> None:
+    said, config = tmp_path / "termination-log", tmp_path / "logging.json"
+    config.write_text(logging_config("INFO", str(said)))
+    with serving(engine, models, tmp_path / "run", VLLM_LOGGING_CONFIG_PATH=str(config)) as server:
+        assert not said.exists(), "an engine that is well has no last words"
+        children = ["ps", "--ppid", str(server.process.pid), "-o", "pid=,args="]
+        listed = subprocess.run(children, capture_output=True, text=True, check=True).stdout
+        (core,) = re.findall(r"(\d+) VLLM::EngineCore", listed)
+        os.kill(int(core), signal.SIGKILL)
+        exit_code = server.process.wait(DEADLINE_S)
+    blocked = blocked_pod(pod(containerStatuses=[ended(exit_code, said.read_text())]))
+    assert blocked is not None
+    assert (exit_code, blocked.reason) == (0, "EngineKilled")
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_earlier_versions_warn_in_the_same_words_and_of_nothing_else(version: str) -> None:
+    packages = find_packages(version)
+    if packages is None:
+        pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
+    source = (packages / "vllm/v1/engine/core_client.py").read_text()
+    assert re.findall(r'logger\.warning\w*\(\s*"([^"]*)"', source) == [
+        "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+    ]
