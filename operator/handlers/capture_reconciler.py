@@ -18,6 +18,7 @@ from specdecode_operator.capture.control.decision import (
     not_observed,
     references_of,
 )
+from specdecode_operator.capture.control.job_status import is_to_start
 from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
 from specdecode_operator.capture.control.preemption import borrows, holds_gpus
 from specdecode_operator.capture.control.serving_first import read_serving, serving_goes_first
@@ -95,12 +96,13 @@ class CaptureReconciler:
         """Observe what a capture depends on; what carries no label of ours is asked for only before it starts."""
         job = self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
         claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
+        pods = self._cache.children_of(capture.key, POD.kind)
         observed = CaptureObservation(
             deployment=self._deployment(capture) if capture.ended is None else None,
             job=job,
-            pods=self._cache.children_of(capture.key, POD.kind),
+            pods=pods,
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.claim_name), None),
-            goes_first=self._goes_first(capture),
+            goes_first=self._goes_first(capture) if is_to_start(job, pods) else None,
             operator_image=self._operator_image,
         )
         if job is not None or capture.ended is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.capture.control.job import LOAD
+from specdecode_operator.capture.control.serving_first import in_line
 from specdecode_operator.capture.control.termination import disrupted, engine_restarts, read_failure, read_summary
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, is_about_volumes
@@ -93,6 +94,11 @@ def newest_pod(job: Body, pods: Sequence[Body]) -> Body | None:
     """Return the newest pod of a Job."""
     mine = [pod for pod in pods if is_owned(pod, job["metadata"]["uid"])]
     return max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+
+
+def is_to_start(job: Body | None, pods: Sequence[Body]) -> bool:
+    """Whether a capture is still to get its place: only then it matters who goes before it."""
+    return job is None or bool(job["spec"].get("suspend")) or in_line(newest_pod(job, pods))
 
 
 def _of_pod(pod: Body, started_at: str | None) -> Progress:
