@@ -49,7 +49,7 @@ def test_a_workload_that_can_be_sent(workload: dict[str, Any]) -> None:
             "phases[0].durationSeconds: 9: a phase ends after a time",
         ),
         (_phase(requests=None), "phases[0].durationSeconds: nothing: a phase ends"),
-        (_phase(name="warmup"), "phases[0].name: warmup: is warmup"),
+        (_phase(name="warmup"), "phases[0].name: warmup: is what the requests before the first phase are called"),
         ({"phases": [CLOSED, RATE]}, "two phases have one name"),
         (_phase(pattern="Staircase", concurrency=None), "phases[0].stepSeconds: nothing: pattern Staircase needs it"),
         (
@@ -59,7 +59,7 @@ def test_a_workload_that_can_be_sent(workload: dict[str, Any]) -> None:
         ({"prompts": {}}, "prompts.synthetic: nothing: prompts come from one place"),
         (
             {"prompts": {"dataset": {**CONFIG_MAP, "path": "../a"}}},
-            "prompts.dataset.path: ../a: is ../a, which is no path inside the volume",
+            "prompts.dataset.path: ../a: is no path inside the volume",
         ),
         ({"temperatures": [{"temperature": "0.5", "sharePercent": 30}]}, "the shares add up to 30"),
     ],
