@@ -15,7 +15,7 @@ from specdecode_operator.sizing.choice.precision_rules import checkpoint_problem
 from specdecode_operator.sizing.memory.budget import engine_kind, estimate
 from specdecode_operator.sizing.pair.calibration import CalibrationError
 from specdecode_operator.sizing.pair.pair import TENSOR_ONLY
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Precision
 
 
 class UnusableObjectError(ValueError):
@@ -43,6 +43,8 @@ def measure_deployment(body: Body) -> Measurement:
     facts = valid_facts(spec)
     if facts.options.spread != TENSOR_ONLY:
         raise UnusableObjectError("spec.parallelism: only engines with tensor parallelism alone are calibrated")
+    if facts.pair.limits.dtype_bytes != SIXTEEN_BIT_BYTES:
+        raise UnusableObjectError(f"spec.serving.dtype: {spec.serving.dtype}: only engines in 16 bits are calibrated")
     if not facts.pair.limits.has_own_graphs:
         message = "only engines with vLLM's own CUDA graphs are calibrated"
         raise UnusableObjectError(f"spec.serving.cudagraphMode, maxCudagraphCaptureSize: {message}")

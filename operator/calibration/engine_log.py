@@ -17,7 +17,7 @@ from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind
 from specdecode_operator.sizing.pair.calibration import CalibrationEntry, CalibrationError, EngineKind
-from specdecode_operator.vocabulary import KvCacheDtype, Method
+from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method
 
 _ONLINE_FP8: Final = ("fp8", "fp8_per_tensor", "fp8_per_channel", "online")
 """Values of --quantization that make FP8 while loading (vLLM, quantization/online)."""
@@ -135,6 +135,8 @@ def _completed(log: StartupLog, given: Given) -> tuple[LoggedSettings, str]:
         raise UnusableLogError(f"it does not say all that decides the memory: add {', '.join(absent)}")
     if (settings.pipeline or 1) > 1:
         raise UnusableLogError(f"pipeline_parallel_size {settings.pipeline}: only tensor parallelism is calibrated")
+    if settings.dtype == f"torch.{Dtype.FLOAT32}":
+        raise UnusableLogError(f"dtype {Dtype.FLOAT32}: only engines in 16 bits are calibrated")
     if settings.method is None:
         raise UnusableLogError("it does not say whether the engine speculates: give the log from its first line on")
     return settings, version

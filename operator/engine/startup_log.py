@@ -70,6 +70,8 @@ class LoggedSettings:
     quantization: str | None
     draft_quantization: str | None
     kv_cache_dtype: str | None
+    dtype: str | None = None
+    """Of what is not quantized, as torch calls it."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def _settings(text: str) -> LoggedSettings:
         quantization=_named(given.get("quantization") or _value(resolved, "quantization")),
         draft_quantization=_named(speculative.get("quantization")),
         kv_cache_dtype=_named(given.get("kv_cache_dtype") or _value(resolved, "kv_cache_dtype")),
+        dtype=_named(_value(resolved, "dtype")),
     )
 
 

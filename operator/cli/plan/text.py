@@ -15,6 +15,7 @@ from specdecode_operator.sizing.choice.plan import NO_CHANGE_HELPS, least_change
 from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.choice.ranking import best_places
 from specdecode_operator.sizing.memory.budget import Budget
+from specdecode_operator.sizing.model.precision import precision_name
 from specdecode_operator.vocabulary import Precision
 
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
@@ -89,7 +90,10 @@ def heading(answer: Answer, facts: Facts, *, precisions: bool = True) -> str:
     Precisions are left out where each row or bar has its own.
     """
     pair = facts.pair
-    target, draft = (f" {each}" if precisions else "" for each in (pair.target_precision, pair.draft_precision))
+    target, draft = (
+        f" {precision_name(each, pair.limits.dtype_bytes)}" if precisions and each is not None else ""
+        for each in (pair.target_precision, pair.draft_precision)
+    )
     models = f"{short_name(pair.target.name)}{target}"
     if pair.draft is not None:
         models += f" + draft {short_name(pair.draft.name)}{draft}"

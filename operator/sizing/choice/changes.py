@@ -25,7 +25,7 @@ from specdecode_operator.sizing.pair.pair import (
     without_speculation,
 )
 from specdecode_operator.sizing.weights.divisibility import supported_tensors
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Method, Precision
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, SIXTEEN_BIT_BYTES, Dtype, Method, Precision
 
 DEFAULT_UTILIZATION_PERCENT: Final = 92
 """vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
@@ -175,6 +175,14 @@ def kv_fp8(question: Question) -> Iterator[Question]:
     if present != FP8_ELEMENT_BYTES:
         change = Change("serving.kvCacheDtype", "fp8")
         yield question.with_limits(change, replace(limits, kv_cache_element_bytes=FP8_ELEMENT_BYTES))
+
+
+def sixteen_bits(question: Question) -> Iterator[Question]:
+    """What is not quantized in 16 bits, where the spec asks for float32."""
+    limits = question.pair.limits
+    if limits.dtype_bytes != SIXTEEN_BIT_BYTES:
+        change = Change("serving.dtype", Dtype.AUTO.value)
+        yield question.with_limits(change, replace(limits, dtype_bytes=SIXTEEN_BIT_BYTES))
 
 
 def quantized_target(question: Question, alternatives: Alternatives) -> Iterator[Question]:

@@ -81,6 +81,7 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
         search.most_room(),
         search.smallest(partial(changes.quantized_draft, alternatives=alternatives)),
         search.smallest(changes.kv_fp8),
+        search.smallest(changes.sixteen_bits),
         search.together((changes.kv_fp8, setting) for setting in _SETTINGS),
         search.smallest(partial(changes.quantized_target, alternatives=alternatives)),
         search.smallest(changes.lower_min_concurrency),

@@ -28,7 +28,7 @@ from specdecode_operator.sizing.pair.pair import (
 )
 from specdecode_operator.sizing.weights.divisibility import split_remedy, tensor_problems
 from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Precision
 
 TENSOR_FIELD: Final = "parallelism.tensor"
 """Where users say over how many GPUs to split."""
@@ -242,11 +242,13 @@ def _broken_term(
 def find_correction(pair: Pair, device: Device, split: Parallelism) -> Correction | None:
     """Return what the calibration knows of engines like this; None when nothing.
 
-    Measured are engines with tensor parallelism alone and the engine's own
-    graphs: what pipeline stages, data-parallel copies, spread experts and
-    other graphs take is not known from them.
+    Measured are engines with tensor parallelism alone, the engine's own
+    graphs and 16 bits: what pipeline stages, data-parallel copies, spread experts and
+    other graphs or types take is not known from them.
     """
-    measurable = split == Parallelism(split.tensor) and pair.limits.has_own_graphs and not pair.other_draft_lengths
+    limits = pair.limits
+    usual = limits.has_own_graphs and limits.dtype_bytes == SIXTEEN_BIT_BYTES
+    measurable = split == Parallelism(split.tensor) and usual and not pair.other_draft_lengths
     if not pair.calibration.entries or not measurable:
         return None
     return pair.calibration.find(engine_kind(pair, device.product, split.tensor))

@@ -17,9 +17,9 @@ from specdecode_operator.sizing.memory.overhead import (
     runtime_overrun_bytes,
     slack_bytes,
 )
+from specdecode_operator.sizing.model.precision import precision_name
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.vocabulary import Precision
 
 _WORDS: Final = {
     "max_num_batched_tokens": "tokens",
@@ -133,11 +133,12 @@ def _weight_terms(pair: Pair, split: Parallelism, number: int) -> list[Term]:
     """Return the parts of target and draft, of those that there are; layers are named with their precision."""
     of_target, of_draft = stage_parts(pair, split, number)
     draft = loaded_draft(pair)
-    terms = _model_terms("target", of_target, pair.target_precision)
-    return terms + (_model_terms("draft", of_draft, draft[1]) if draft else [])
+    width = pair.limits.dtype_bytes
+    terms = _model_terms("target", of_target, precision_name(pair.target_precision, width))
+    return terms + (_model_terms("draft", of_draft, precision_name(draft[1], width)) if draft else [])
 
 
-def _model_terms(role: str, parts: Mapping[str, int], precision: Precision) -> list[Term]:
+def _model_terms(role: str, parts: Mapping[str, int], precision: str) -> list[Term]:
     names = {"layers": f"layers in {precision}"}
     source = "vLLM's model classes; config.json"
     return [_term(f"{role}: {names.get(name, name)}", size, source) for name, size in parts.items() if size]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
 
 
 class Scales(StrEnum):
@@ -32,6 +32,11 @@ class Method(StrEnum):
     AWQ = "awq"
     GPTQ = "gptq"
     MXFP4 = "mxfp4"
+
+
+def precision_name(precision: Precision, dtype_bytes: int) -> str:
+    """Return what people call a precision: BF16 stands for what is not quantized, which may be float32."""
+    return "FP32" if precision is Precision.BF16 and dtype_bytes == FLOAT32_BYTES else precision.value
 
 
 @dataclass(frozen=True)

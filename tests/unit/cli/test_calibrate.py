@@ -70,6 +70,7 @@ def test_entries_are_added_and_the_same_start_is_not_counted_twice(log: Path, tm
         (LOG.replace("'max_num_seqs': 128, ", ""), "add --max-num-seqs"),
         (LOG.replace("Available KV cache memory", "Available"), "Available KV cache memory"),
         (LOG.replace("pipeline_parallel_size=1", "pipeline_parallel_size=2"), "only tensor parallelism"),
+        (LOG.replace("dtype=torch.bfloat16", "dtype=torch.float32"), "only engines in 16 bits"),
         (LOG.replace("meta-llama/Llama-3.1-70B", "acme/unheard-of"), "config.json"),
         (LOG.replace("0.9, 'quant", "0.915, 'quant"), "whole percents"),
     ],

@@ -1,11 +1,14 @@
 """Element types: what is not quantized, the KV cache and the draft follow the engine's ``--dtype``."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.choice.node_placement import GpuPool
+from specdecode_operator.sizing.choice.plan import plan_on_gpus
 from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.memory.budget import Budget, estimate
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair
+from specdecode_operator.sizing.memory.budget import Budget, engine_kind, estimate, find_correction
+from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Pair
 from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
 
 LIMITS = EngineLimits(
@@ -54,3 +57,28 @@ def test_whatever_model_takes_the_place_of_another_computes_in_the_same_type() -
     assert replace(pair, target=other, draft=other).target.dtype_bytes == FLOAT32_BYTES
     assert replace(pair, draft=other).draft.dtype_bytes == FLOAT32_BYTES  # type: ignore[union-attr]
     assert replace(pair, limits=LIMITS).target.dtype_bytes == target.dtype_bytes
+
+
+def test_an_engine_in_16_bits_says_nothing_of_one_in_float32() -> None:
+    target = find_geometry("meta-llama/Llama-3.1-8B-Instruct")
+    device = find_device("NVIDIA-H200")
+    assert target is not None
+    assert device is not None
+    pair = Pair(target, Precision.BF16, None, None, "none", 0, LIMITS)
+    entry = CalibrationEntry(**asdict(engine_kind(pair, device.product, 1)), residual_bytes=2**30)
+    measured = replace(pair, calibration=Calibration((entry,)))
+    assert find_correction(measured, device, TENSOR_ONLY) is not None
+    in_float32 = replace(measured, limits=replace(LIMITS, dtype_bytes=FLOAT32_BYTES))
+    assert find_correction(in_float32, device, TENSOR_ONLY) is None
+
+
+def test_what_does_not_fit_in_float32_is_told_of_16_bits() -> None:
+    target = find_geometry("meta-llama/Llama-3.1-70B-Instruct")
+    assert target is not None
+    pair = Pair(target, Precision.BF16, None, None, "none", 0, replace(LIMITS, dtype_bytes=FLOAT32_BYTES))
+    plan = plan_on_gpus(pair, [GpuPool("NVIDIA-H200", 8)], 2)
+    assert "serving.dtype: auto" in [fix.change for fix in plan.fixes]
+    long = replace(LIMITS, max_model_len=131_072, min_concurrency=64)
+    half = plan_on_gpus(replace(pair, limits=long), [GpuPool("NVIDIA-H200", 8)], 2)
+    assert half.fixes
+    assert "serving.dtype" not in " ".join(fix.change for fix in half.fixes)
