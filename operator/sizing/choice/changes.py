@@ -79,13 +79,18 @@ class Question:
     pair: Pair
     pools: tuple[GpuPool, ...]
     tensor: int | None
-    spread: Parallelism
+    options: PlanOptions
     changes: Changes = ()
+
+    @property
+    def spread(self) -> Parallelism:
+        """How a replica is spread beyond tensor parallelism."""
+        return self.options.spread
 
     def best_row(self) -> Row | None:
         """Return the row that the plan would choose; None where there is none."""
         try:
-            return candidate_rows(self.pair, self.pools, self.tensor, PlanOptions(spread=self.spread))[0]
+            return candidate_rows(self.pair, self.pools, self.tensor, self.options)[0]
         except PlanError:
             return None
 
@@ -96,6 +101,12 @@ class Question:
     def with_pair(self, pair: Pair, *changes: Change) -> "Question":
         """Return the question of another pair."""
         return replace(self, pair=pair, changes=(*self.changes, *changes))
+
+    def with_draft(self, pair: Pair, *changes: Change) -> "Question":
+        """Return the question of a pair with another draft, of which no checkpoints were named."""
+        available = replace(self.options.available, draft=())
+        options = replace(self.options, draft=frozenset(), available=available)
+        return replace(self.with_pair(pair, *changes), options=options)
 
 
 Kind = Callable[[Question], Iterator[Question]]
@@ -161,7 +172,8 @@ def fewer_sequences(question: Question) -> Iterator[Question]:
 def quantized_draft(question: Question, alternatives: Alternatives) -> Iterator[Question]:
     """The draft harder quantized: it cannot change the output."""
     pair = question.pair
-    if pair.draft is None or pair.method != Method.DRAFT_MODEL:
+    # Where the plan may choose, it has tried all that can be had; the same holds for the target.
+    if pair.draft is None or pair.method != Method.DRAFT_MODEL or question.options.draft:
         return
     for geometry, precision in _harder(pair.draft, pair.draft_precision, alternatives.available.draft):
         changed = replace(pair, draft=geometry, draft_precision=precision)
@@ -188,6 +200,8 @@ def sixteen_bits(question: Question) -> Iterator[Question]:
 def quantized_target(question: Question, alternatives: Alternatives) -> Iterator[Question]:
     """The target harder quantized."""
     pair = question.pair
+    if question.options.target:
+        return
     for geometry, precision in _harder(pair.target, pair.target_precision, alternatives.available.target):
         changed = replace(pair, target=geometry, target_precision=precision)
         yield question.with_pair(changed, Change("target.quantization", precision.value))
@@ -230,7 +244,8 @@ def more_nodes(question: Question) -> Iterator[Question]:
         tensor = largest.gpus_per_node
         for stages in range(2, largest.nodes + 1):
             changes = (Change(TENSOR_FIELD, tensor), Change(PIPELINE_FIELD, stages))
-            yield replace(question, tensor=tensor, spread=Parallelism(pipeline=stages), changes=changes)
+            options = replace(question.options, spread=Parallelism(pipeline=stages))
+            yield replace(question, tensor=tensor, options=options, changes=changes)
     else:
         for size in _supported(question):
             if size > max(largest.gpus_per_node, question.tensor or 0):
@@ -280,7 +295,7 @@ def smaller_draft(question: Question, alternatives: Alternatives) -> Iterator[Qu
         return
     for geometry in alternatives.smaller_drafts or smaller_drafts(pair.target, pair.draft):
         changed = replace(pair, draft=geometry, draft_precision=Precision.BF16)
-        yield question.with_pair(changed, Change("speculation.draft.model", geometry.name))
+        yield question.with_draft(changed, Change("speculation.draft.model", geometry.name))
 
 
 def own_layers(question: Question) -> Iterator[Question]:
@@ -288,7 +303,7 @@ def own_layers(question: Question) -> Iterator[Question]:
     pair = question.pair
     if pair.method == Method.DRAFT_MODEL and pair.target.mtp_block:
         changed = replace(pair, method=Method.MTP, draft=None, draft_precision=None)
-        yield question.with_pair(changed, Change("speculation.method", Method.MTP.value))
+        yield question.with_draft(changed, Change("speculation.method", Method.MTP.value))
 
 
 def head(question: Question, alternatives: Alternatives) -> Iterator[Question]:
@@ -299,14 +314,14 @@ def head(question: Question, alternatives: Alternatives) -> Iterator[Question]:
     for each in alternatives.heads:
         changed = replace(pair, method=each.method, draft=each.geometry, draft_precision=None)
         method = Change("speculation.method", Method(each.method).value)
-        yield question.with_pair(changed, method, Change("speculation.draft.model", each.geometry.name))
+        yield question.with_draft(changed, method, Change("speculation.draft.model", each.geometry.name))
 
 
 def no_draft(question: Question) -> Iterator[Question]:
     """No speculation at all."""
     pair = question.pair
     if pair.draft is not None or pair.method == Method.MTP:
-        yield question.with_pair(without_speculation(pair), Change("speculation.method", Method.NONE.value))
+        yield question.with_draft(without_speculation(pair), Change("speculation.method", Method.NONE.value))
 
 
 def lower_min_concurrency(question: Question) -> Iterator[Question]:

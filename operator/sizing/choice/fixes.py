@@ -1,12 +1,13 @@
 """What to change when nothing fits: single changes and pairs of settings, each tried, least harm first."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Final
 
 from specdecode_operator.sizing.choice import changes
+from specdecode_operator.sizing.choice.candidates import PLACE_ONLY, PlanOptions
 from specdecode_operator.sizing.choice.changes import Changes, Kind, Question
 from specdecode_operator.sizing.choice.explanations import capacity_phrase
 from specdecode_operator.sizing.choice.node_placement import GpuPool
@@ -64,6 +65,7 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
     chosen: Row,
     alternatives: Alternatives = NO_ALTERNATIVES,
     admit: Admit = all_admitted,
+    options: PlanOptions = PLACE_ONLY,
 ) -> tuple[Fix, ...]:
     """Return what makes the pair fit, least harm first; what ends tight says so.
 
@@ -72,9 +74,11 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
     draft cannot change the output), then what the service promises, then
     hardware, then another draft or none. Two settings are only named where
     they end better than each alone, a precision that needs a checkpoint only
-    where the user has one, and nothing that ``admit`` refuses.
+    where the user has one, and nothing that ``admit`` refuses. What ``options``
+    leave open stays open after a change.
     """
-    search = _Search(Question(pair, tuple(pools), tensor, chosen.spread), chosen, admit)
+    question = Question(pair, tuple(pools), tensor, replace(options, spread=chosen.spread))
+    search = _Search(question, chosen, admit)
     found = [
         *map(search.smallest, _SETTINGS),
         search.together(combinations(_SETTINGS, 2)),

@@ -61,8 +61,8 @@ def plan_on_gpus(
     chosen = rows[0]
     fixes: tuple[Fix, ...] = ()
     if admit is not None and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
-        at_chosen = pair_at(pair, options.available, chosen.target_precision, chosen.draft_precision)
-        fixes = find_fixes(at_chosen, pools, tensor, chosen, alternatives_to(at_chosen, options.available), admit)
+        alternatives = alternatives_to(pair, options.available)
+        fixes = find_fixes(pair, pools, tensor, chosen, alternatives, admit, options)
     choice = choice_phrase(chosen, options.objective) if options.target or options.draft else ""
     if choice and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
         all_precisions = quantization_matrix(pair, pools, tensor, options.available, spread=options.spread)

@@ -87,11 +87,19 @@ WHOLE_PROMPTS = {
     "serving": {"maxModelLen": 16_384, "maxNumBatchedTokens": 16_384, "minConcurrency": 10},
     "engine": {"extraArgs": ["--no-enable-chunked-prefill"]},
 }
+AUTO = {
+    "target": {"model": "meta-llama/Llama-3.1-8B-Instruct", "quantization": "Auto"},
+    "speculation": with_draft(method="eagle3", draft={"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}),
+    "parallelism": {"tensor": 1},
+    "accelerator": {"product": ["NVIDIA-H200"]},
+    "serving": {"maxModelLen": 131_072, "minConcurrency": 32, "kvCacheDtype": "fp8"},
+}
 DO_NOT_FIT = {
     "gpt-oss": manifest("gpt-oss", **GPT_OSS),
     "gpt-oss, any split": manifest("gpt-oss", **{**GPT_OSS, "parallelism": {}, "serving": {"minConcurrency": 200}}),
     "70B": large("llama-70b"),
     "70B, the plan chooses": large("llama-70b-auto", parallelism={"tensor": 1}),
+    "8B, the plan chooses again": manifest("auto", **AUTO),
     "70B in FP8": large("llama-70b-fp8", serving={"minConcurrency": 40, "kvCacheDtype": "fp8"}),
     "405B": large("llama-405b-two-nodes", parallelism={"tensor": 8}),
     "an own head": large(
