@@ -74,7 +74,7 @@ def test_entries_are_added_and_the_same_start_is_not_counted_twice(log: Path, tm
         (LOG.replace("meta-llama/Llama-3.1-70B", "acme/unheard-of"), "config.json"),
         (LOG.replace("0.9, 'quant", "0.915, 'quant"), "whole percents"),
     ],
-    ids=["empty", "no sequences", "never came so far", "pipeline", "unknown model", "half a percent"],
+    ids=["empty", "no sequences", "never came so far", "pipeline", "float32", "unknown model", "half a percent"],
 )
 def test_what_cannot_be_compared_says_why_and_writes_nothing(text: str, words: str, tmp_path: Path) -> None:
     file, out = tmp_path / "start.log", tmp_path / "calibration.json"
