@@ -15,7 +15,7 @@ from specdecode_operator.documents.json_text import parse_json_values
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.estimate.gpu_names import full_product
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
-from specdecode_operator.problems import printable
+from specdecode_operator.problems import printable, shown, shown_or_nothing
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -260,8 +260,8 @@ def read_calibration(file: str | None) -> Calibration:
 
 
 def _nothing_found(sources: Sequence[str], kinds: Sequence[str], others: Sequence[str]) -> DocumentError:
-    shown = [*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])]
-    but = f" but {', '.join(shown)}" if shown else ""
+    some = [*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])]
+    but = f" but {', '.join(some)}" if some else ""
     return DocumentError(f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: name another file or folder")
 
 
@@ -333,15 +333,15 @@ def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError |
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
     if kind not in kinds and (kind in (KIND, CAPTURE) or not ours):
-        return Other(f"{kind} ({version})" if kind else "an object without kind")
+        return Other(f"{shown(kind)} ({shown(version)})" if kind else "an object without kind")
     if kind not in kinds:
         known = " or ".join(kinds)
-        return DocumentError(f"{document.place}: kind: {kind or 'nothing'}: {GROUP} has no such kind: use {known}")
+        return DocumentError(f"{document.place}: kind: {shown_or_nothing(kind)}: {GROUP} has no such kind: use {known}")
     if version != API_VERSION:
-        return DocumentError(f"{document.place}: apiVersion: {version or 'nothing'}: use {API_VERSION}")
+        return DocumentError(f"{document.place}: apiVersion: {shown_or_nothing(version)}: use {API_VERSION}")
     metadata = document.body.get("metadata")
     if not isinstance(metadata, dict | None):
-        return DocumentError(f"{document.place}: metadata: {metadata}: must be an object with the name")
+        return DocumentError(f"{document.place}: metadata: {shown(metadata)}: must be an object with the name")
     return document
 
 

@@ -3,11 +3,21 @@
 The library is CEL itself; what Kubernetes adds to it, and our rules use, stands here.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any, Final
 
-import cel
+# The package loads a command line of its own, whose toolkit for terminals takes a third of the time of ours.
+_LEFT_OUT: Final = "cel.cli"
+_is_stand_in = _LEFT_OUT not in sys.modules
+sys.modules.setdefault(_LEFT_OUT, ModuleType(_LEFT_OUT))
+
+import cel  # noqa: E402
+
+if _is_stand_in:
+    del sys.modules[_LEFT_OUT]
 
 _KUBERNETES: Final[Mapping[str, Callable[..., Any]]] = {
     "isSorted": lambda items: items == sorted(items),

@@ -8,7 +8,6 @@ from typing import Final
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.crd.admission import metadata_problems
 from specdecode_operator.cli.capture.kubectl import Kubectl
 from specdecode_operator.cli.capture.watch import CaptureError
 from specdecode_operator.cli.input_files import Document, Other, read_all
@@ -101,6 +100,9 @@ def _wrong(document: Document) -> str | None:
         return f"{document.place}: kind: {shown(kind or 'nothing')}: is no {api.KIND}: apply it with kubectl"
     if version != base.API_VERSION:
         return f"{document.place}: apiVersion: {shown(version or 'nothing')}: use {base.API_VERSION}"
+    # The rules of the CRDs take longer to load than the rest of the command line.
+    from specdecode_operator.api.crd.admission import metadata_problems  # noqa: PLC0415
+
     if problems := metadata_problems(metadata):
         return f"{document.place}: {problems[0]}"
     if not isinstance(body.get("spec", {}), dict):

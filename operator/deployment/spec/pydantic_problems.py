@@ -11,6 +11,9 @@ from specdecode_operator.api.patterns import MEANINGS
 from specdecode_operator.problems import Problem, shown_or_nothing
 
 _SHOWN_CHARACTERS: Final = 64
+_MOST_PROBLEMS: Final = 50
+"""Nobody reads more, and what is close to a misspelt name takes a while to find."""
+
 _UNKNOWN_FIELD: Final = "extra_forbidden"
 _NOT_TEXT: Final = ("bool_type", "int_type", "float_type")
 
@@ -42,7 +45,13 @@ _WORDS: Final = {
 
 def spec_problems(error: ValidationError, spec: type[BaseModel] = SpecDecodeDeploymentSpec) -> list[Problem]:
     """Return what is wrong with a spec, each with its field, its value and what to write instead."""
-    return [_problem(detail, spec) for detail in error.errors(include_url=False)]
+    found = error.errors(include_url=False)
+    problems = [_problem(detail, spec) for detail in found[:_MOST_PROBLEMS]]
+    if len(found) > _MOST_PROBLEMS:
+        problems.append(
+            Problem("spec", f"{len(found):,} problems", f"the first {_MOST_PROBLEMS} are told: mend them first")
+        )
+    return problems
 
 
 def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:

@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from specdecode_operator.cli import input_files
 from tests.support.llama import SMALL_CONFIG
 from tests.unit.cli.conftest import PAIR, Specdecode, WriteObject, manifest
 
@@ -212,7 +214,7 @@ def test_a_bad_number_is_told_with_its_bound(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: is 0, which proposes nothing: use 1 to 32"),
+        (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: proposes nothing: use 1 to 32"),
         (speculation(numSpeculativeTokens=-3), "numSpeculativeTokens: -3: must be at least 0"),
         (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: must be at most 32"),
         (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 32"),
@@ -365,3 +367,100 @@ def test_what_others_wrote_does_nothing_to_a_terminal(specdecode: Specdecode, wr
     ):
         assert words.replace("\n", "").isprintable()
         assert r"a\x1b[2J\u202eb" in words or r"a\x1b[2J\u202e" in words
+
+
+def test_of_thousands_of_problems_the_first_are_told(specdecode: Specdecode, write: WriteObject) -> None:
+    answer = told(specdecode, write("a.yaml", manifest("a", **{f"k{index:05}": {} for index in range(20_000)})))
+    assert answer.count("is no field of spec") == 50
+    assert "spec: 20,000 problems: the first 50 are told" in answer
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("", "the name of a file is empty"), ("/", "is the root of all files"), ("/dev/zero", "is a device")],
+)
+def test_what_is_no_file_is_refused_at_once(specdecode: Specdecode, name: str, words: str) -> None:
+    assert words in specdecode("plan", "-f", name).stderr
+    assert specdecode("plan", "-f", name).exit_code == INVALID
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "FIFO"),
+        ("import", "-f", "FIFO"),
+        ("plan", "FILE", "--nodes", "FIFO"),
+        ("plan", "FILE", "--model-config", "my/model=FIFO"),
+        ("plan", "FILE", "--calibration", "FIFO"),
+        ("estimate", "--in", "FIFO", "--out", "-"),
+        ("calibrate", "-o", "OUT", "--product", "NVIDIA-H200", "--from-log", "FIFO"),
+        ("calibrate", "-o", "OUT", "--from-deployment", "FIFO"),
+    ],
+)
+def test_a_fifo_that_nobody_writes_into_hangs_no_command(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    fifo, file = tmp_path / "fifo", write("a.yaml", manifest("a", target={"model": "my/model"}, speculation=None))
+    os.mkfifo(fifo)
+    places = {"FIFO": str(fifo), "FILE": str(file), "OUT": str(tmp_path / "out.json")}
+    words = [each.replace("FIFO", str(fifo)) if "=" in each else places.get(each, each) for each in arguments]
+    result = specdecode(*words)
+    assert f"{fifo}: is a FIFO" in result.stderr
+    assert result.exit_code == INVALID
+
+
+def test_what_a_shell_makes_of_a_command_is_read(specdecode: Specdecode) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, json.dumps(manifest("a")).encode())
+    os.close(writing)
+    try:
+        assert specdecode("plan", f"/dev/fd/{reading}").exit_code == 0
+    finally:
+        os.close(reading)
+
+
+def test_a_folder_with_more_files_than_any_repository_is_refused(
+    specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_files, "_MOST_FILES", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").touch()
+    result = specdecode("plan", tmp_path)
+    assert "holds more than 3 files: name a folder in it" in result.stderr
+
+
+def test_json_is_read_and_found_wrong_as_json(specdecode: Specdecode, write: WriteObject) -> None:
+    text = json.dumps(manifest("a")).replace("/", "\\/")
+    assert specdecode("plan", write("a.json", text)).exit_code == 0
+    broken = told(specdecode, write("b.json", '{"a":\n }'))
+    assert "b.json, document 1: is no JSON at line 2, column 2: expecting value" in broken
+
+
+def test_results_are_never_written_into_the_cases(specdecode: Specdecode, tmp_path: Path) -> None:
+    cases, link = tmp_path / "cases", tmp_path / "link"
+    cases.write_text("{}\n")
+    link.symlink_to(cases)
+    os.link(cases, tmp_path / "hard")
+    for out in (cases, link, tmp_path / "hard"):
+        result = specdecode("estimate", "--in", cases, "--out", out)
+        assert "is the file of --in: name another" in result.stderr
+        assert cases.read_text() == "{}\n"
+
+
+def test_results_that_cannot_be_written_whole_leave_what_was_there(specdecode: Specdecode, tmp_path: Path) -> None:
+    cases, out = tmp_path / "cases", tmp_path / "folder" / "out"
+    cases.write_text("{}\n")
+    result = specdecode("estimate", "--in", cases, "--out", out)
+    assert f"--out: {out}: No such file or directory" in result.stderr
+    out.parent.mkdir()
+    out.write_text("old")
+    out.chmod(0o640)
+    assert specdecode("estimate", "--in", cases, "--out", out).exit_code == 0
+    assert out.stat().st_mode & 0o777 == 0o640
+    assert [file.name for file in out.parent.iterdir()] == ["out"]
+
+
+def test_crds_need_a_folder_that_is_there(specdecode: Specdecode, tmp_path: Path) -> None:
+    result = specdecode("crds", "--folder", tmp_path / "none")
+    assert f"{tmp_path / 'none'}: is no folder: make it first" in result.stderr
+    assert result.exit_code == INVALID

@@ -346,7 +346,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(
 
 def test_a_plan_loads_no_cluster_client(write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
-    heavy = {"kopf", "kubernetes", "httpx", "jinja2", "matplotlib", "numpy", "torch", "vllm"}
+    heavy = {"kopf", "kubernetes", "httpx", "jinja2", "matplotlib", "numpy", "prompt_toolkit", "torch", "vllm"}
     code = (
         "import sys; from specdecode_operator.cli.main import app\n"
         f"try: app(['plan', '-f', {str(path)!r}])\n"
