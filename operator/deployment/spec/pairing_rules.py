@@ -33,7 +33,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
     """Return why the engine would not start, or never accept a token, with this draft beside this target."""
     method = spec.speculation.method if spec.speculation else Method.NONE
     return [
-        *_role_problems(method, pair),
+        *_role_problems(spec, method, pair),
         *_match_problems(spec, method, pair, profile),
         *_precision_problems(spec, method),
         *_length_problems(spec, method, pair),
@@ -45,7 +45,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
     ]
 
 
-def _role_problems(method: Method, pair: Pair) -> Iterator[Problem]:
+def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """Heads and models in each other's place: vLLM loads a head only with the target that it was made for."""
     target, draft = pair.target, pair.draft
     if method_of_head(target) is not None:
@@ -56,7 +56,9 @@ def _role_problems(method: Method, pair: Pair) -> Iterator[Problem]:
     made_for = method_of_head(draft)
     if draft.head is None and method is not Method.DRAFT_MODEL:
         named = _other_head(target, method)
-        message = f"is a model of its own, and method {method} needs a head: {named}, or use method: draft_model"
+        refused = vocabulary_mismatch(target, draft) or any(runner_problems(spec, Method.DRAFT_MODEL, pair))
+        otherwise = "" if refused else ", or use method: draft_model"
+        message = f"is a model of its own, and method {method} needs a head: {named}{otherwise}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     elif made_for is not None and method is Method.DRAFT_MODEL:
         message = f"is a draft head, and method {method} needs a model of its own: use method: {made_for}, or name one"

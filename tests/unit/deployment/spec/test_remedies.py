@@ -149,6 +149,11 @@ def test_a_head_is_not_told_to_move_to_another_folder() -> None:
     assert "if it is such a head, use method eagle3, else serve it from a folder" in told
 
 
+def test_no_method_is_named_that_would_be_refused_too() -> None:
+    (told,) = refusals(pair("google/gemma-3-27b-it", "google/gemma-3-1b-it", "medusa"))
+    assert told.endswith("needs a head: choose a head that was made for google/gemma-3-27b-it")
+
+
 def test_a_head_that_only_its_name_tells_is_no_target() -> None:
     (told,) = refusals({"target": {"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B"}})
     assert "is a draft head" in told
