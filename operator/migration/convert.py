@@ -149,8 +149,11 @@ def _find_server(workload: Workload) -> _Server:
         if command is not None:
             found.append((where, container, command))
     if not found:
-        images = ", ".join(str(each.get("image")) for each in containers)
-        raise MigrationError(workload.where, images, "runs no vLLM server: name one whose container starts vllm serve")
+        images = ", ".join(str(each.get("image") or "no image") for each in containers)
+        fix = (
+            "write vllm serve MODEL, or an image of vLLM" if workload.outside else "name one whose container starts it"
+        )
+        raise MigrationError(workload.where, images, f"runs no vLLM server, which is vllm serve: {fix}")
     if len(found) > 1:
         names = ", ".join(name_of(container) for _, container, _ in found)
         raise MigrationError(workload.where, names, "run vLLM each: split them, one server a pod")

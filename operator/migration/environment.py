@@ -15,6 +15,7 @@ from specdecode_operator.migration.server_command import ServerCommand, environm
 
 TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 CACHE_VARIABLES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
+_DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _MIRRORS: Final = ("HF_ENDPOINT", "VLLM_USE_MODELSCOPE")
 _READ_BY_ENGINE: Final = ("VLLM_", "NCCL_", "CUDA_", "PYTORCH_", "TORCH", "HF_", "OMP_")
 _SET_BY_OPERATOR: Final = FIXED_VARIABLES | {LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
@@ -104,6 +105,8 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
         builder.note(Outcome.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
     elif name in {*CACHE_VARIABLES, "HF_HUB_ENABLE_HF_TRANSFER"}:
         builder.note(Outcome.OPERATOR, what, "a pod has its models in a folder of its own, or on a claim")
+    elif name in _DEVICES:
+        builder.drop(what, "a pod is given its own GPUs, as many as the server spreads over")
     elif name in _MIRRORS and builder.get("models.volume") is None:
         message = (
             "the operator downloads from the hub itself: put the models on a volume, spec.models.volume, or remove it"

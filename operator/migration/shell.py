@@ -58,7 +58,7 @@ class ScriptError(ValueError):
     def __init__(self, text: str, what: str) -> None:
         super().__init__(
             f"holds {what}, which is not followed here: write the server's command with its values, such as"
-            " exec vllm serve MODEL --port 8000, in a copy of the Deployment, and import that with -f"
+            " exec vllm serve MODEL --port 8000, in a copy, and import that with -f"
         )
         self.text = text
 

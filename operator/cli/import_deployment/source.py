@@ -87,6 +87,10 @@ def _from_file(file: str, kind: str | None, name: str | None, namespace: str | N
     try:
         text = read_text(file)
         if is_command_text(text):
+            if name is not None:
+                raise SourceError(
+                    f"{place_of(file)}: is a command line, which has no {printable(name)}: leave the name out"
+                )
             workload = read_command_text(text)
             return Source(f"{place_of(file)} ({workload.kind})", workload)
         found = objects_in(text, file)

@@ -19,6 +19,12 @@ _STARTS: Final = re.compile(
 _OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services|servingEngineSpec)[ \t]*:|\A\s*\{", re.MULTILINE)
 _PROMPT: Final = re.compile(r"^[ \t]*[$#][ \t]+(?=\S+[ \t])(?=(?:sudo |docker |podman |nerdctl |vllm ))", re.MULTILINE)
 
+_NOHUP: Final = re.compile(r"^([ \t]*(?:[A-Za-z_]\w*=\S*[ \t]+|sudo[ \t]+)*)nohup[ \t]+", re.MULTILINE)
+_LOG_WORD: Final = re.compile(r"(?:[12&]?>>?[^\s'\"<>|&;]+|[12]>&[12])")
+_LOG_WORDS: Final = re.compile(r"(?:[12&]?>>?|\|&?[ \t]+tee(?:[ \t]+-a)?)[ \t]+[^\s'\"<>|&;]+")
+_MOST_LOGS: Final = 8
+_TEE_WORDS: Final = 4
+
 
 def is_command_text(text: str) -> bool:
     """Return whether a text is a command line or a script that starts vLLM, and no YAML."""
@@ -35,7 +41,8 @@ def read_command_text(text: str) -> Workload:
     MigrationError
         When the script is more than plain commands, or starts several containers.
     """
-    text = _PROMPT.sub("", text)
+    # Where its log goes, and that the shell goes on, is no part of the server.
+    text = "\n".join(map(_without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
     try:
         commands = read_script(text, {})
     except ScriptError as error:
@@ -75,3 +82,19 @@ def _started_by(command: list[str]) -> Workload:
         says_gpus=False,
         outside=True,
     )
+
+
+def _without_log(line: str) -> str:
+    """Return a line without what sends a log to a file at its end, and the server into the background."""
+    kept = line.rstrip(" \t")
+    if kept.endswith("&") and not kept.endswith("&&"):
+        kept = kept[:-1].rstrip(" \t")
+    for _ in range(_MOST_LOGS):
+        words = kept.rsplit(maxsplit=_TEE_WORDS)
+        taken = next((count for count in (4, 3, 2) if _LOG_WORDS.fullmatch(" ".join(words[-count:]))), 0)
+        if not taken and _LOG_WORD.fullmatch(words[-1] if words else ""):
+            taken = 1
+        if not taken or len(words) <= taken:
+            break
+        kept = kept.rsplit(maxsplit=taken)[0]
+    return kept

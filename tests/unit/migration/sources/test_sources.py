@@ -438,6 +438,7 @@ def test_what_cannot_be_carried_is_named(
     [
         ("kind: CronJob\n", "holds nothing that can be imported"),
         ("a: 1\n", READABLE),
+        ("docker compose up -d\n", "command line: no image: runs no vLLM server"),
         ("[]", "kind: nothing"),
         ("docker run --gpus all\n", "names no image"),
         (f"docker run {IMAGE} a\ndocker run {IMAGE} b\n", "2 containers: import them one at a time"),
@@ -482,6 +483,21 @@ def test_all_kinds_are_in_the_words_of_what_can_be_read() -> None:
 )
 def test_a_command_line_is_told_from_yaml(text: str, *, is_command: bool) -> None:
     assert is_command_text(text) == is_command
+
+
+@pytest.mark.parametrize(
+    "end", ["&", "> vllm.log 2>&1 &", ">>log", "2>&1 | tee -a run.log", "&> /var/log/vllm.log", "|& tee x &"]
+)
+def test_where_a_log_goes_is_no_part_of_the_server(end: str) -> None:
+    text = f"nohup vllm serve {LLAMA_8B} --chat-template 'a > b' {end}\n"
+    migration = migrate_workload(read_command_text(text))
+    assert migration.body["spec"]["engine"]["extraArgs"] == ["--chat-template", "a > b"]
+
+
+def test_gpus_of_a_machine_are_none_of_a_pod() -> None:
+    migration = migrate_workload(read_command_text(f"CUDA_VISIBLE_DEVICES=2,3 vllm serve {LLAMA_8B} -tp 2"))
+    assert not migration.decisions
+    assert "engine" not in migration.body["spec"]
 
 
 def test_what_a_script_does_beside_the_container_is_a_decision() -> None:
