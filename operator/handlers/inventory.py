@@ -24,7 +24,7 @@ from specdecode_operator.kube.drift import (
     is_same_wish,
     needs_apply,
 )
-from specdecode_operator.kube.field_managers import foreign_managers
+from specdecode_operator.kube.field_managers import foreign_managers, without_kept_fields
 from specdecode_operator.kube.repairs import Repairs
 from specdecode_operator.kube.resources import Resource, child_resource
 
@@ -108,7 +108,7 @@ class Inventory:
             return
         if managers:
             await self._cluster.take_over_fields(live, kept_managers)
-        answer = await self._apply(key, child)
+        answer = await self._apply(key, without_kept_fields(child, live, kept_managers))
         if is_drift and (fields := changed_fields(live, answer)):
             by = f" (written by {', '.join(managers)})" if managers else ""
             self._repairs[key].record(uid, f"{child['kind']} {child['metadata']['name']}: {fields}{by}", now_s)

@@ -5,6 +5,7 @@ over first, as `kubectl apply --server-side` does with what earlier versions of 
 Defaults of the API server and what webhooks add belong to nobody, and so are nobody's drift.
 """
 
+import json
 from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -64,6 +65,36 @@ def with_fields_taken_over(live: Body, kept: Collection[str]) -> list[Body]:
         if fields and not _is_ours(entry):
             others.append({**entry, "fieldsV1": fields})
     return [{**ours, "fieldsV1": taken}, *others]
+
+
+def without_kept_fields(desired: Body, live: Body, kept: Collection[str]) -> Body:
+    """Return what is to be applied without the fields that managers have written whose fields are kept.
+
+    An apply that held them would take them back.
+    """
+    body = desired
+    for entry in foreign_entries(live["kind"], live["metadata"]):
+        if entry.get("manager") in kept:
+            body = _pruned(body, entry["fieldsV1"])
+    return body
+
+
+def _pruned(value: Any, fields: Fields) -> Any:
+    if isinstance(value, dict):
+        inner = {name: fields.get(f"f:{name}") for name in value}
+        return {name: _pruned(value[name], inner[name] or {}) for name in value if inner[name] != {}}
+    if isinstance(value, list):
+        return [_pruned(each, _fields_of_element(each, fields)) for each in value]
+    return value
+
+
+def _fields_of_element(element: Any, fields: Fields) -> Fields:
+    """Return the fields of one element of a list, which are found by its keys: k:{"name":"engine"}."""
+    for name, inner in fields.items():
+        if name.startswith("k:") and isinstance(element, dict) and json.loads(name[2:]).items() <= element.items():
+            found: Fields = inner
+            return found
+    return {}
 
 
 def _is_ours(entry: Body) -> bool:

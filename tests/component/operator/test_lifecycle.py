@@ -86,6 +86,14 @@ def refuse(kubectl: Kubectl) -> None:
     )
 
 
+def be_guarded(kubectl: Kubectl) -> None:
+    """Wait until an edit by hand would end no engine."""
+    eventually(
+        lambda: kubectl.object("deployment", "tiny")["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0,
+        "the Deployment is guarded",
+    )
+
+
 def settle(kubectl: Kubectl) -> None:
     """Wait until the operator has looked at the object again after everything that came before."""
     kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"rollout":{"strategy":"Surge"}}}')
@@ -101,6 +109,7 @@ def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, op
     wait_for(kubectl, "tiny", "Ready", "Serving")
     assert "successfully rolled out" in kubectl.must("rollout", "status", "deployment/tiny", "--timeout=120s")
     good = wanted_hash(kubectl)
+    be_guarded(kubectl)
 
     apply(kubectl, **NEXT)
     eventually(lambda: wanted_hash(kubectl) != good, "the new spec is tried")
@@ -112,6 +121,7 @@ def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, op
     body = wait_for_all(kubectl, "tiny", Ready=("False", "RolledBack"), Stalled="True", Available="True")
     assert REFUSED in current(body, "Ready")[2]
 
+    be_guarded(kubectl)
     written = kubectl.object("deployment", "tiny")["metadata"]["generation"]
     assert written == 5, "made, guarded once it served, changed, put back, guarded"
 
@@ -190,6 +200,7 @@ def test_an_image_edited_by_hand_ends_no_engine_that_serves(kubectl: Kubectl) ->
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
     (before,) = engines(kubectl, 1)
+    be_guarded(kubectl)
     kubectl.must("set", "image", "deployment/tiny", "engine=localhost/other:1")
     eventually(
         lambda: any(each["reason"] == "DriftRepaired" for each in kubectl.objects("events")), "the image is set back"

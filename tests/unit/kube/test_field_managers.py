@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.cache import slim
-from specdecode_operator.kube.field_managers import foreign_entries, foreign_managers, with_fields_taken_over
+from specdecode_operator.kube.field_managers import (
+    foreign_entries,
+    foreign_managers,
+    with_fields_taken_over,
+    without_kept_fields,
+)
 from tests.support.objects import Body
 
 ENGINE = 'k:{"name":"engine"}'
@@ -89,6 +94,20 @@ def test_of_a_writer_stays_what_is_left_to_it() -> None:
     mark = {"f:metadata": {"f:labels": {"f:x": {}}}}
     _, other = with_fields_taken_over(live(entry("vim", {**mark, **pod({"f:hostNetwork": {}})})), ())
     assert other["fieldsV1"] == mark
+
+
+def test_what_a_kept_manager_wrote_is_not_applied_over() -> None:
+    theirs = {"f:replicas": {}, **pod({"f:containers": {ENGINE: {"f:image": {}}}})["f:spec"]}
+    body = live(entry("scaler", {"f:spec": theirs}), entry("vim", pod({"f:hostNetwork": {}})))
+    engine, other = {"name": "engine", "image": "i:1", "command": ["x"]}, {"name": "other", "image": "i:1"}
+    desired = {"spec": {"replicas": 1, "paused": False, "template": {"spec": {"containers": [engine, other]}}}}
+    assert without_kept_fields(desired, body, {"scaler"}) == {
+        "spec": {
+            "paused": False,
+            "template": {"spec": {"containers": [{"name": "engine", "command": ["x"]}, other]}},
+        }
+    }
+    assert without_kept_fields(desired, body, ()) == desired
 
 
 def test_an_object_whose_writers_were_wiped_out_is_taken_over_whole() -> None:
