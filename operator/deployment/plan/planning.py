@@ -13,7 +13,7 @@ from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
 from specdecode_operator.sizing.base.devices import find_device, known_products
-from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.choice.fixes import Admit
 from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, place_phrase
@@ -123,7 +123,7 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
         plan = plan_on_gpus(
             facts.pair, pools.values(), facts.spec.parallelism.tensor, facts.options, partial(admitted, facts)
         )
-    except PlanError:
+    except SizingError:
         return None
     kept = next((row for row in plan.rows if _is_in_force(row, previous)), None)
     if kept is None or (kept.nodes > 1 and not groups):
@@ -163,10 +163,15 @@ def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple
 def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
     try:
         return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options, admit)
-    except PlanError as error:
-        raise InvalidSpecError(
-            [Problem(f"spec.{error.field}", shown_or_nothing(error.value), error.message)]
-        ) from error
+    except SizingError as error:
+        raise InvalidSpecError([_problem_of(facts, error)]) from error
+
+
+def _problem_of(facts: Facts, error: SizingError) -> Problem:
+    if error.field == "draft" and facts.pair.draft is not None:
+        # Only the plan finds out whether the states of both fit into one layout.
+        return Problem("spec.speculation.draft.model", facts.pair.draft.name, error.message)
+    return Problem(f"spec.{error.field}", shown_or_nothing(error.value), error.message)
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:

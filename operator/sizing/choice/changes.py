@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
-from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
 from specdecode_operator.sizing.choice.node_placement import GpuPool
@@ -91,7 +91,7 @@ class Question:
         """Return the row that the plan would choose; None where there is none."""
         try:
             return candidate_rows(self.pair, self.pools, self.tensor, self.options)[0]
-        except PlanError:
+        except SizingError:
             return None
 
     def with_limits(self, change: Change, limits: EngineLimits) -> "Question":

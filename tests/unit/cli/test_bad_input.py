@@ -464,3 +464,11 @@ def test_crds_need_a_folder_that_is_there(specdecode: Specdecode, tmp_path: Path
     result = specdecode("crds", "--folder", tmp_path / "none")
     assert f"{tmp_path / 'none'}: is no folder: make it first" in result.stderr
     assert result.exit_code == INVALID
+
+
+def test_a_draft_whose_states_fit_no_block_of_the_target_is_named(specdecode: Specdecode, write: WriteObject) -> None:
+    """Found while planning, where it ended the command with a traceback."""
+    draft = {"method": "draft_model", "numSpeculativeTokens": 4, "draft": {"model": "Qwen/Qwen3.5-397B-A17B"}}
+    body = manifest("a", target={"model": "Qwen/Qwen3.6-35B-A3B"}, speculation=draft)
+    answer = told(specdecode, write("a.yaml", body))
+    assert "spec.speculation.draft.model: Qwen/Qwen3.5-397B-A17B: its states do not fit the target's blocks" in answer
