@@ -142,6 +142,10 @@ speculation:
 target: {model: org/target}
 captures: [{name: nightly, schedule: 0 3 * * *}]
 """,
+    "captured by the clock, into a claim that is there": """
+target: {model: org/target}
+captures: [{name: nightly, schedule: 0 3 * * *, template: {storage: {existingClaim: mine}}}]
+""",
     "captured by the clock": """
 target: {model: org/target}
 captures:
