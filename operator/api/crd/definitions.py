@@ -169,6 +169,13 @@ def _deployment_columns() -> list[dict[str, Any]]:
             "Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", priority=1
         ),
         _column(
+            "Stale",
+            "date",
+            ".status.acceptance.saidUntil",
+            "Time since engines last said the acceptance; empty while they do.",
+            priority=1,
+        ),
+        _column(
             "Precision",
             "string",
             ".status.plan.targetQuantization",
@@ -176,13 +183,6 @@ def _deployment_columns() -> list[dict[str, Any]]:
             priority=1,
         ),
         _column("Product", "string", ".status.plan.product", "What GPUs they are.", priority=1),
-        _column(
-            "Stale",
-            "date",
-            ".status.acceptance.saidUntil",
-            "Time since engines last said the acceptance; empty while they do.",
-            priority=1,
-        ),
         _column(
             "Tokens",
             "integer",

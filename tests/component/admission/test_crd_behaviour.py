@@ -1,6 +1,7 @@
 """What a real API server does with good SpecDecodeDeployments."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -88,10 +89,12 @@ def test_get_prints_what_a_person_asks_first(kubectl: Kubectl) -> None:
     kubectl.patch_status("good", status())
     header, row = kubectl("get", "sdd").stdout.splitlines()
     assert header.split() == ["NAME", "READY", "PLAN", "METHOD", "K", "TP", "ACCEPTANCE", "AGE"]
-    assert row.split()[:7] == ["good", "True", "Fits", "draft_model", "5", "2", "71%"]
+    assert row.split()[:8] == ["good", "True", "Fits", "draft_model", "5", "2", "was", "71%"]
     header, row = kubectl("get", "sdd", "-o", "wide").stdout.splitlines()
-    assert header.split()[8:] == ["REASON", "PRECISION", "PRODUCT", "TOKENS", "TARGET", "DRAFT"]
-    assert row.split()[8:] == [
+    assert header.split()[8:] == ["REASON", "STALE", "PRECISION", "PRODUCT", "TOKENS", "TARGET", "DRAFT"]
+    reason, stale, *rest = row.split()[9:]
+    assert re.fullmatch(r"[0-9]+[a-z].*", stale), row
+    assert [reason, *rest] == [
         "AllReplicasServe",
         "BF16",
         "NVIDIA-H200",
@@ -173,6 +176,14 @@ def status() -> dict[str, Any]:
             "conditions": [condition],
             "plan": plan,
             "observed": observed,
+            "acceptance": {
+                "text": "was 71%",
+                "percent": 71,
+                "meanLength": "4.55",
+                "measuredWith": "draft_model, K=5",
+                "saidUntil": "2026-11-21T10:00:00Z",
+            },
+            "kept": [{"entry": "good-last-good/workload", "sha256": "0" * 64}],
             "replicas": 1,
             "readyReplicas": 1,
             "selector": "specdecode.io/deployment=good",

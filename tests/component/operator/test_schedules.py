@@ -23,7 +23,8 @@ def _running(operator: OperatorProcess) -> None:
 
 
 def deploy(kubectl: Kubectl, **schedule: Any) -> None:
-    template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}}
+    # No engine finds a node here, and a capture that kept engines would wait for theirs.
+    template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}, "deploymentDuringCapture": "Suspend"}
     captures = [{"name": "often", "schedule": "* * * * *", "template": template, **schedule}]
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
     answer = kubectl.apply(yaml.safe_dump({**body, "spec": tiny_cpu(captures=captures)}))
