@@ -122,8 +122,7 @@ def _latest_due(
     if status.last_schedule_time:
         handled.append(_time(status.last_schedule_time))
     # The status may be older than the captures: the operator may be killed between the two.
-    annotations = [each["metadata"].get("annotations") or {} for each in captures]
-    handled += [_time(each[SCHEDULED_AT_ANNOTATION]) for each in annotations if SCHEDULED_AT_ANNOTATION in each]
+    handled += [at for each in captures if (at := _scheduled_at(each)) is not None]
     # Backwards from just after now, so that this very second counts. Added in UTC: in the hour that autumn repeats,
     # arithmetic on local times forgets which of the two it is.
     local = (now + timedelta(seconds=1)).astimezone(zoneinfo.ZoneInfo(schedule.time_zone))
@@ -211,6 +210,17 @@ def _too_old_claims(
         oldest = now - timedelta(days=retention.days)
         beyond += [each for each in ended if each not in beyond and _time(_made(each)) < oldest]
     return beyond
+
+
+def _scheduled_at(capture: Body) -> datetime | None:
+    """Return the time that a capture was made for; None where somebody took its annotation away, or broke it.
+
+    A capture that is made twice for that has the name of the first, and so stays what it is.
+    """
+    try:
+        return _time(capture["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _capture_of(claim: Body) -> str | None:

@@ -26,6 +26,9 @@ _ATTEMPTS_USED_UP = "BackoffLimitExceeded"
 
 _MESSAGE_LIMIT = 1024
 
+_LARGEST = 2**53
+"""Of a whole number, as the API server takes it; engines say how many tokens they made, and may say anything."""
+
 _SIGNALS = {137: "was killed (exit code 137)", 143: "was told to end (exit code 143)"}
 """What exit codes of containers mean that a signal ended."""
 
@@ -42,9 +45,17 @@ def read_summary(pod: Body | None) -> CaptureSummary | None:
     if not isinstance(said, dict):
         return None
     try:
-        return CaptureSummary.parse(said.get("summary", said), newer=True)
+        summary = CaptureSummary.parse(said.get("summary", said), newer=True)
     except ValidationError:
         return None
+    return summary if _is_countable(summary.model_dump()) else None
+
+
+def _is_countable(value: Any) -> bool:
+    """Whether a status may hold all numbers of a value: a capture whose status is refused would never end."""
+    if isinstance(value, dict | list):
+        return all(map(_is_countable, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or abs(value) <= _LARGEST
 
 
 def read_failure(pod: Body | None, job: Body) -> Blocked:

@@ -98,6 +98,15 @@ class TestDue:
         now = NOON + timedelta(seconds=10)
         assert not decide(now, hourly(), capture(NOON, "Loading"), status=seen()).create
 
+    @pytest.mark.parametrize("annotations", [None, {}, {SCHEDULED_AT_ANNOTATION: "yesterday"}])
+    def test_a_capture_whose_annotation_somebody_broke_is_no_obstacle(self, annotations: dict[str, str] | None) -> None:
+        broken = capture(NOON, "Succeeded")
+        broken["metadata"]["annotations"] = annotations
+        now = NOON + timedelta(seconds=10)
+        (again,) = decide(now, hourly(), broken, status=seen()).create
+        assert again["metadata"]["name"] == broken["metadata"]["name"]
+        assert not decide(now, hourly(), broken, status=seen(last=NOON)).create
+
     def test_the_time_zone_is_that_of_the_schedule(self) -> None:
         nightly = hourly(schedule="0 3 * * *", timeZone="Europe/Berlin")
         due = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)

@@ -158,6 +158,15 @@ class TestEnd:
             " 1 given up after workload.timeoutSeconds): client.jsonl has the error of each"
         )
 
+    @pytest.mark.parametrize("tokens", [2**53 + 1, -(10**300)])
+    def test_a_number_that_no_status_takes_does_not_keep_a_capture_from_its_end(self, tokens: int) -> None:
+        pods = [
+            capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, SUMMARY | {"outputTokens": tokens})])
+        ]
+        _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
+        assert words(status)["Succeeded"][0] == "True"
+        assert status.summary is None
+
     def test_words_that_were_lost_do_not_undo_a_success(self) -> None:
         _, status = decided(capture(), surroundings(job=job("Complete")))
         assert words(status)["Succeeded"][0] == "True"
