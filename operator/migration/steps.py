@@ -1,6 +1,7 @@
 """The commands that move traffic from a server to the object that takes its place."""
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,7 +35,7 @@ def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) 
 
 def migration_steps(workload: Workload, new: str, services: Sequence[Mapping[str, Any]], gpus: int) -> list[Step]:
     """Return the steps, first to last, that replace a server without downtime."""
-    within = f" -n {workload.namespace}" if workload.namespace else ""
+    within = f" -n {shlex.quote(workload.namespace)}" if workload.namespace else ""
     need = f"{gpus} more GPUs" if gpus else "room for as many pods again"
     if workload.outside:
         return [
@@ -66,7 +67,7 @@ def migration_steps(workload: Workload, new: str, services: Sequence[Mapping[str
 
 
 def _move(service: Mapping[str, Any], new: str, within: str) -> Step:
-    name = mapping(service, "metadata").get("name")
+    name = shlex.quote(str(mapping(service, "metadata").get("name")))
     selector = json.dumps(mapping(mapping(service, "spec"), "selector"), separators=(",", ":"))
     ports = objects(mapping(service, "spec"), "ports")
     return Step(

@@ -93,7 +93,7 @@ def _read(name: str, service: Mapping[str, Any]) -> Workload:
         spec={"replicas": replicas} if replicas is not None else {},
         says_gpus=gpus is not None,
         outside=True,
-        end=f"docker compose stop {name}",
+        end=f"docker compose stop {shlex.quote(name)}",
         remarks=remarks,
     )
 

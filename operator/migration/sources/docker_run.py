@@ -1,6 +1,7 @@
 """`docker run …`, and podman's and nerdctl's alike, as a container of a pod."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -108,7 +109,7 @@ def read_docker_run(command: Command) -> Workload:
         where="docker run",
         says_gpus=run.gpus is not None,
         outside=True,
-        end=f"docker stop {run.name}" if run.name else "",
+        end=f"docker stop {shlex.quote(run.name)}" if run.name else "",
         remarks=run.remarks,
     )
 

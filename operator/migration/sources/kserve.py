@@ -7,7 +7,7 @@ from typing import Any, Final
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.builder import MigrationError, required
 from specdecode_operator.migration.sources.model_storage import MODEL_PATH, stored
-from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, within
+from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
 
 RUNTIMES: Final = ("ServingRuntime", "ClusterServingRuntime")
 _PREDICTOR: Final = "spec.predictor"
@@ -85,7 +85,7 @@ def read_inference_service(body: Mapping[str, Any], others: Sequence[Mapping[str
         metadata={key: mapping(predictor, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": least} if least is not None else {},
-        end=f"kubectl delete inferenceservice/{name_in(body)}{within(body)}",
+        end=f"kubectl delete inferenceservice/{quoted_name(body)}{within(body)}",
         remarks=remarks,
     )
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.builder import required
 from specdecode_operator.migration.models import USUAL_CACHES
-from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, within
+from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
 
 _BOUND: Final = ("nodeName", "restartPolicy", "priority", "preemptionPolicy", "hostname", "subdomain")
 """What the scheduler and admission write into a pod, and names that it alone can have."""
@@ -52,7 +52,7 @@ def read_pod(body: Mapping[str, Any]) -> Workload:
         where="spec.containers",
         metadata={key: mapping(metadata, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
-        end=f"kubectl delete pod/{name_in(body)}{within(body)}",
+        end=f"kubectl delete pod/{quoted_name(body)}{within(body)}",
     )
 
 
@@ -60,7 +60,7 @@ def _of_template(
     body: Mapping[str, Any], spec: Mapping[str, Any], remarks: Remarks, volumes: list[dict[str, Any]] | None = None
 ) -> Workload:
     pod = required(body, "spec.template.spec")
-    which = f"{str(body.get('kind')).lower()}/{name_in(body)}"
+    which = f"{str(body.get('kind')).lower()}/{quoted_name(body)}"
     return Workload(
         kind=str(body.get("kind")),
         name=name_in(body),

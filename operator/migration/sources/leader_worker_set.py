@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.migration.builder import MigrationError, required
-from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, within
+from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
 
 _TEMPLATE: Final = "spec.leaderWorkerTemplate"
 _KNOWN: Final = ("replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig")
@@ -41,8 +41,8 @@ def read_leader_worker_set(body: Mapping[str, Any]) -> Workload:
         namespace=namespace_of(body),
         spec={"replicas": spec["replicas"]} if "replicas" in spec else {},
         nodes=size,
-        end=f"kubectl scale leaderworkerset/{name_in(body)} --replicas=0{within(body)}",
-        remove=f"kubectl delete leaderworkerset/{name_in(body)}{within(body)}",
+        end=f"kubectl scale leaderworkerset/{quoted_name(body)} --replicas=0{within(body)}",
+        remove=f"kubectl delete leaderworkerset/{quoted_name(body)}{within(body)}",
         remarks=remarks,
     )
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.builder import MigrationError, required
 from specdecode_operator.migration.sources.model_storage import MODEL_PATH, stored
-from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, within
+from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
 
 _MAIN: Final = "main"
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
@@ -63,7 +63,7 @@ def read_llm_inference_service(body: Mapping[str, Any]) -> Workload:
         namespace=namespace_of(body),
         spec={"replicas": spec["replicas"]} if spec.get("replicas") is not None else {},
         nodes=_nodes(spec, remarks),
-        end=f"kubectl delete llminferenceservice/{name_in(body)}{within(body)}",
+        end=f"kubectl delete llminferenceservice/{quoted_name(body)}{within(body)}",
         remarks=remarks,
     )
 

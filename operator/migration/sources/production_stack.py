@@ -4,6 +4,7 @@ Read in helm/templates/deployment-vllm-multi.yaml and _helpers.tpl of the chart;
 do not hold, is written RELEASE.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -102,7 +103,7 @@ def _read(index: int, model: Mapping[str, Any], common: Mapping[str, Any]) -> Wo
                 "values do not name the release: write its name, in small letters, as helm list has it",
             )
     pod = {key: model[key] for key in _OF_POD if model.get(key)} | {"containers": [container], "volumes": volumes}
-    deployment = f"deployment/RELEASE-{name}-deployment-vllm"
+    deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
     return Workload(
         kind="production-stack model",
         name=name,

@@ -1,5 +1,6 @@
 """One server as its source describes it: what every source becomes, and what the conversion reads."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,7 +93,12 @@ def namespace_of(body: Mapping[str, Any]) -> str | None:
 def within(body: Mapping[str, Any]) -> str:
     """Return the option of kubectl that names an object's namespace."""
     namespace = namespace_of(body)
-    return f" -n {namespace}" if namespace else ""
+    return f" -n {shlex.quote(namespace)}" if namespace else ""
+
+
+def quoted_name(body: Mapping[str, Any]) -> str:
+    """Return an object's name as one word of a shell: commands with names of files that others wrote are copied."""
+    return shlex.quote(name_in(body))
 
 
 def plain_text(value: Any) -> str:
