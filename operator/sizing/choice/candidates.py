@@ -8,7 +8,7 @@ from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.choice.precision_rules import NOTHING_NAMED, Available, served_precision
-from specdecode_operator.sizing.choice.quantization_matrix import Selection, quantization_matrix
+from specdecode_operator.sizing.choice.quantization_matrix import Selection, pair_kernel_problem, quantization_matrix
 from specdecode_operator.sizing.choice.ranking import ranked
 from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
 from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism
@@ -58,6 +58,9 @@ def candidate_rows(
         if row.budget is not None
     )
     if not rows:
+        unread = [pair_kernel_problem(row.product, pair) for row in matrix]
+        if unread[0] is not None and None not in unread:
+            raise unread[0]
         raise _no_split(pair, tensor, options.spread, matrix[0].reason or "no supported split")
     return rows
 

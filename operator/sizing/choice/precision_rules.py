@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.vocabulary import FLOAT32_BYTES, Dtype, Precision
+from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
+from specdecode_operator.vocabulary import FLOAT32_BYTES, FP8_ELEMENT_BYTES, Dtype, KvCacheDtype, Precision
 
 ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
 """What a 16-bit checkpoint can be quantized to while loading, without another checkpoint."""
@@ -132,6 +134,52 @@ def kernel_note(product: str, precision: Precision) -> str | None:
     if generation is None or precision.value not in _WEIGHT_ONLY[generation]:
         return None
     return f"{precision} is weight-only on {generation}: it saves memory, the arithmetic stays 16-bit"
+
+
+_FLASHINFER_HEAD_DIMS: Final = frozenset({64, 128, 256, 512})
+
+
+def kernel_problem(product: str, geometry: ModelGeometry, cache_element_bytes: int | None) -> PlanError | None:
+    """Return why no attention kernel of vLLM serves a model on a GPU product; None where one does.
+
+    On Ampere FlashInfer alone reads an FP8 cache (v1/attention/backends/triton_attn.py and mla/triton_mla.py refuse it
+    below capability 8.9, flash_attn.py takes it from Hopper on), and that only for heads of some widths, without
+    sinks, latent attention or the attention in both directions that Gemma 3 pays to images; Gemma 4 with heads of two
+    widths goes to Triton there (models/config.py). The kernels of sparse attention begin with Hopper
+    (supports_compute_capability in mla/).
+    """
+    if _generation(product) != "Ampere":
+        return None
+    if geometry.has_sparse_attention:
+        message = f"vLLM has no kernel on it for the sparse attention of {geometry.name}: use NVIDIA-H200"
+        return PlanError(PRODUCT_FIELD, product, message)
+    what = _needs_triton(geometry)
+    if what is None or cache_element_bytes != FP8_ELEMENT_BYTES:
+        return None
+    message = f"on {product} vLLM has no kernel that reads an FP8 cache for {what} of {geometry.name}: use bfloat16"
+    return PlanError("serving.kvCacheDtype", KvCacheDtype.FP8.value, message)
+
+
+def _needs_triton(geometry: ModelGeometry) -> str | None:
+    if geometry.architecture.startswith("Gemma3ForConditionalGeneration"):
+        return "the images"
+    if geometry.architecture.startswith("Gemma4") and len({_width(mixer) for mixer in geometry.attentions}) > 1:
+        return "the heads of two widths"
+    for mixer in geometry.attentions:
+        match mixer:
+            case LatentAttention():
+                return "the latent attention"
+            case SelfAttention(sinks=True):
+                return "the attention sinks"
+            case SelfAttention(head_dim=width) if width not in _FLASHINFER_HEAD_DIMS:
+                return f"the heads of width {width}"
+            case _:
+                pass
+    return None
+
+
+def _width(mixer: SelfAttention | LatentAttention) -> int:
+    return mixer.head_dim if isinstance(mixer, SelfAttention) else mixer.kv_rank
 
 
 def _generation(product: str) -> str | None:

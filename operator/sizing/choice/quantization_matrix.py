@@ -14,6 +14,7 @@ from specdecode_operator.sizing.choice.precision_rules import (
     checkpoint_at,
     checkpoint_problem,
     kernel_note,
+    kernel_problem,
     served_precision,
 )
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
@@ -226,6 +227,8 @@ def _draft_levels(pair: Pair, available: Available, selection: Selection) -> tup
 
 def _row(variant: _Variant, place: _Place) -> MatrixRow:
     broken = [text for level in variant.levels for text in place.problems[level.role, level.precision]]
+    if (unread := pair_kernel_problem(place.device.product, variant.pair)) is not None:
+        broken.append(unread.message)
     noted = [note for level in variant.levels if (note := kernel_note(place.device.product, level.precision))]
     return MatrixRow(
         target_precision=variant.levels[0].precision,
@@ -239,6 +242,14 @@ def _row(variant: _Variant, place: _Place) -> MatrixRow:
         spread=place.spread,
         nodes=place.nodes,
     )
+
+
+def pair_kernel_problem(product: str, pair: Pair) -> PlanError | None:
+    """Return why vLLM has no attention kernel for a pair on a GPU product; None where it has."""
+    models = [pair.target, *([] if pair.draft is None else [pair.draft])]
+    cache_bytes = pair.limits.kv_cache_element_bytes or pair.target.cache_element_bytes
+    problems = (kernel_problem(product, model, cache_bytes) for model in models)
+    return next(filter(None, problems), None)
 
 
 def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> list[tuple[Device, int, int]]:

@@ -41,6 +41,11 @@ def typed(dtype: str, target: str, draft: Body | None = None, **more: Any) -> Bo
     return {**spec, "target": {**spec["target"], **more}, "serving": {**LONG, "dtype": dtype}}
 
 
+def cached(target: str) -> Body:
+    """A spec whose KV cache is fp8_e5m2."""
+    return {"target": {"model": target}, "serving": {**LONG, "kvCacheDtype": "fp8_e5m2"}}
+
+
 YARN = {"type": "yarn", "factor": "4", "originalMaxPositionEmbeddings": 32_768}
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768, "rope_theta": 1_000_000}
 TOLD = {"rope_parameters": ROPE}
@@ -127,6 +132,11 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (typed("float32", "deepseek-ai/DeepSeek-V2-Lite"), "latent attention"),
         (typed("float32", LARGE, draft={"model": SMALL, "quantization": "FP8"}), "is served in FP8"),
         (typed("float32", LARGE, draft={"model": SMALL, "quantization": "Auto"}), "write AsCheckpoint"),
+    ],
+    "no fp8_e5m2 with latent attention, or with a checkpoint of the formats fp8 and modelopt": [
+        (cached("deepseek-ai/DeepSeek-V2-Lite"), "latent attention"),
+        (cached("Qwen/Qwen3-32B-FP8"), "whose format scales the cache: write fp8"),
+        (cached("nvidia/Llama-3.1-70B-Instruct-FP8"), "whose format scales the cache"),
     ],
     "not above the longest sequence of the target, with `target.ropeScaling` or `--hf-overrides` where they say so; a"
     " factor of YaRN counts by itself up to 0.29 only": [

@@ -12,14 +12,16 @@ from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.choice.plan import GpuPool, PlanOptions, plan_on_gpus
 from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
 from specdecode_operator.sizing.choice.ranking import ranked
+from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
-from specdecode_operator.vocabulary import Objective, Precision
+from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Objective, Precision
 from tests.support.named_checkpoints import named
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 H200 = "NVIDIA-H200"
 EIGHT_H100 = GpuPool(H100, 8)
 EIGHT_H200 = GpuPool(H200, 8)
+EIGHT_A100 = GpuPool("NVIDIA-A100-SXM4-80GB", 8)
 
 PairFactory = Callable[..., Pair]
 
@@ -81,6 +83,44 @@ def test_the_order_of_pools_changes_nothing(make_pair: PairFactory) -> None:
     pools = [EIGHT_H100, EIGHT_H200, GpuPool(H100, 2), GpuPool("NVIDIA-A100-SXM4-80GB", 8)]
     for pair in (make_pair(), make_pair("FP8"), make_pair(min_concurrency=2000)):
         assert len({repr(plan_on_gpus(pair, order, None)) for order in permutations(pools)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "needs_triton"),
+    [
+        ("openai/gpt-oss-120b", "the attention sinks"),
+        ("deepseek-ai/DeepSeek-V2-Lite", "the latent attention"),
+        ("google/gemma-3-27b-it", "the images"),
+        ("google/gemma-4-26B-A4B", "the heads of two widths"),
+        ("microsoft/Phi-3.5-mini-instruct", "the heads of width 96"),
+    ],
+)
+def test_fp8_cache_that_no_kernel_of_ampere_reads_is_no_fit_and_no_fix(
+    make_pair: PairFactory, model: str, needs_triton: str
+) -> None:
+    pair = replace(make_pair("BF16", None), target=find_geometry(model), target_precision=None)
+    fp8 = replace(pair, limits=replace(pair.limits, kv_cache_element_bytes=FP8_ELEMENT_BYTES))
+    with pytest.raises(PlanError) as refused:
+        plan_on_gpus(fp8, [EIGHT_A100], None)
+    assert (refused.value.field, refused.value.value) == ("serving.kvCacheDtype", "fp8")
+    assert needs_triton in refused.value.message
+    assert refused.value.message.endswith("use bfloat16")
+    # Where both are there, the plan goes where it runs, and no change proposes such a cache.
+    assert plan_on_gpus(fp8, [EIGHT_A100, EIGHT_H100], None).chosen.product == H100
+    full = replace(pair, limits=replace(pair.limits, min_concurrency=60_000))
+    assert not any("kvCacheDtype" in fix.change for fix in plan_on_gpus(full, [EIGHT_A100], None).fixes)
+
+
+def test_ampere_reads_a_plain_fp8_cache(make_pair: PairFactory) -> None:
+    pair = make_pair("BF16", None, kv_cache_element_bytes=FP8_ELEMENT_BYTES)
+    assert plan_on_gpus(pair, [EIGHT_A100], None).chosen.product == "NVIDIA-A100-SXM4-80GB"
+
+
+def test_sparse_attention_is_refused_on_ampere(make_pair: PairFactory) -> None:
+    pair = replace(make_pair("BF16", None), target=find_geometry("deepseek-ai/DeepSeek-V3.2"), target_precision=None)
+    with pytest.raises(PlanError, match="no kernel on it for the sparse attention") as refused:
+        plan_on_gpus(pair, [EIGHT_A100], 8)
+    assert refused.value.field == "accelerator.product"
 
 
 def test_when_nothing_fits_the_nearest_row_is_shown(make_pair: PairFactory) -> None:
