@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from specdecode_operator.migration.builder import SpecBuilder
 
 _NAME: Final = re.compile(
-    r"(?:^|[_-])(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)$",
+    r"(?:^|[_-])(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)$"
+    r"|[_-]PWD$",
     re.IGNORECASE,
 )
 """How variables are called whose value is a secret."""
@@ -19,9 +20,14 @@ _VALUE: Final = re.compile(
     r"(?P<address>\b[a-z][a-z0-9+.-]{0,31}://)[^\s/@:]{0,512}:[^\s/@]{1,512}@"
     r"|\b(?:hf_[A-Za-z0-9]{16,512}|sk-[A-Za-z0-9_-]{16,512}|gh[pousr]_[A-Za-z0-9]{16,512}|glpat-[\w-]{16,512}"
     r"|AKIA[A-Z0-9]{16}|nvapi-[\w-]{16,512})"
-    r"|\bBearer\s+[A-Za-z0-9._~+/-]{16,4096}",
+    r"|\bBearer\s+[A-Za-z0-9._~+/-]{16,4096}"
+    # A token of a tokenizer is none, a value of $(VARIABLE) or in a file stands elsewhere.
+    r"|(?P<key>(?i:secret|passw(?:or)?d|passphrase|(?:api|access|private|secret)[_-]?key"
+    r"|(?:access|api|auth|hf|hub|refresh|security|session)[_-]?token)[\"']?\s{0,8}[=:]\s{0,8}[\"']?)"
+    r"(?![$/]|(?:null|none|true|false)\b)[^\s\"',}]{1,4096}",
 )
-"""How tokens of the hub, of model services, of repositories and clouds look, and passwords in addresses."""
+"""How tokens of the hub, of model services, of repositories and clouds look, passwords in addresses, and secrets in
+JSON and options, by their keys."""
 
 _WITHHELD: Final = "WITHHELD"
 _MESSAGE: Final = "stands there as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
@@ -34,7 +40,9 @@ def is_secret_variable(name: str, value: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """Return a text with what looks like a token or a password replaced."""
-    return _VALUE.sub(lambda found: f"{found['address'] or ''}{_WITHHELD}{'@' if found['address'] else ''}", text)
+    return _VALUE.sub(
+        lambda found: f"{found['address'] or found['key'] or ''}{_WITHHELD}{'@' if found['address'] else ''}", text
+    )
 
 
 def withhold_secrets(builder: "SpecBuilder") -> None:

@@ -7,6 +7,7 @@ import pytest
 from specdecode_operator.cli.import_deployment.report import report_lines
 from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.convert import Migration, migrate, migrate_workload
+from specdecode_operator.migration.secrets import without_secrets
 from specdecode_operator.migration.sources.reading import read_workload
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, engine, with_pod
@@ -37,6 +38,16 @@ SERVERS = {
     "JSON of speculation": engine(
         LLAMA_8B, "-sc", f'{{"method": "ngram", "num_speculative_tokens": 2, "x": "{SECRET}"}}'
     ),
+    "a key in JSON": engine(
+        LLAMA_8B, "--model-loader-extra-config", f'{{"aws_secret_access_key": "{PASSWORD}", "concurrency": 8}}'
+    ),
+    "a key of JSON that is written with dots": engine(
+        LLAMA_8B, f"--kv-transfer-config.kv_connector_extra_config.password={PASSWORD}"
+    ),
+    "a key that speculation has not": engine(
+        LLAMA_8B, "-sc", f'{{"method": "ngram", "num_speculative_tokens": 2, "api_key": "{PASSWORD}"}}'
+    ),
+    "a short word for a password": env(DB_PASS=PASSWORD, DB_PWD=PASSWORD),
     "broken JSON": engine(LLAMA_8B, "-sc", f"{{{SECRET}"),
     "a variable of a sidecar": sidecar(env=[{"name": "API_KEY", "value": PASSWORD}]),
     "an argument of a sidecar": sidecar(args=["--token", SECRET]),
@@ -94,6 +105,19 @@ def test_a_command_line_is_told_without_its_secrets(specdecode: Specdecode, writ
     assert result.exit_code == 2
     assert SECRET not in result.output
     assert PASSWORD not in result.output
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        '--hf-overrides={"eos_token": "</s>", "password": null}',
+        "--override-generation-config.token=7",
+        "--made-up.password=$(PASSWORD)",
+        "--made-up.private_key=/etc/keys/tls.key",
+    ],
+)
+def test_an_argument_that_only_looks_like_one_is_kept(argument: str) -> None:
+    assert without_secrets(argument) == argument
 
 
 @pytest.mark.parametrize(
