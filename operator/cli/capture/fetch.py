@@ -90,15 +90,27 @@ def claim_of(kubectl: Kubectl, name: str) -> str | None:
 
 
 def _image(kubectl: Kubectl, job: str | None) -> str:
-    """Return the image of the load generator, which is the operator's own: its node has it already."""
+    """Return the image of the load generator, which is the operator's own: its node has it already.
+
+    Where its Job is gone, the cluster is asked for the operator. Who may make Deployments in some other namespace can
+    label one alike, and no image of theirs shall see this volume: so of several none is taken.
+    """
     found = kubectl.find(f"job/{job}") if job else None
-    pods = (
-        [found] if found else kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
-    )
-    for pod in pods:
-        containers = pod["spec"]["template"]["spec"]["containers"]
-        return str(containers[0]["image"])
-    raise CaptureError("--image: no operator is seen in this cluster whose image could read the volume: name one")
+    if found:
+        return _first_image(found)
+    seen = kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
+    images = {_first_image(each) for each in seen}
+    if not images:
+        raise CaptureError("--image: no operator is seen in this cluster whose image could read the volume: name one")
+    if len(images) > 1:
+        where = ", ".join(sorted({str(each["metadata"]["namespace"]) for each in seen}))
+        message = f"--image: several operators are seen, in the namespaces {where}: name the image of yours"
+        raise CaptureError(printable(message))
+    return images.pop()
+
+
+def _first_image(workload: Body) -> str:
+    return str(workload["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
 def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], None]) -> list[Path]:

@@ -283,6 +283,24 @@ class TestFetch:
         assert words in answer.stderr
         assert cluster.calls("delete")
 
+    def test_the_image_of_another_namespace_is_not_taken_for_the_operators(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        def labelled(namespace: str, image: str) -> Body:
+            template = {"spec": {"containers": [{"image": image}]}}
+            return {"metadata": {"name": "operator", "namespace": namespace}, "spec": {"template": template}}
+
+        own, forged = labelled("specdecode-system", "operator:1"), labelled("aaa", "evil:1")
+        gone = {"job/demo-capture": None}
+        cluster.holds(published(), **gone, **{"deployment/forged": forged, "deployment/operator": own})
+        cluster.publish()
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert "several operators are seen, in the namespaces aaa, specdecode-system" in answer.stderr
+        assert not cluster.calls("create"), "no pod is started"
+        cluster.holds(published(), **gone, **{"deployment/operator": own})
+        assert run("fetch", "demo", tmp_path / "out").exit_code == 0
+
     def test_a_run_that_failed_has_nothing_to_fetch_and_says_where_its_partial_files_are(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
