@@ -66,8 +66,8 @@ def test_what_has_room_somewhere_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_num_seqs": "256"}, f"entries[0].max_num_seqs: '256': {COUNT}"),
-        ({"tensor": True}, f"entries[0].tensor: True: {COUNT}"),
+        ({"max_num_seqs": "256"}, f'entries[0].max_num_seqs: "256": {COUNT}'),
+        ({"tensor": True}, f"entries[0].tensor: true: {COUNT}"),
         ({"tensor": 0}, "entries[0].tensor: 0: must be 1 or more, and less than 2^31"),
         ({"tensor": 2**31}, "entries[0].tensor: 2147483648: must be 1 or more, and less than 2^31"),
         (
@@ -75,12 +75,12 @@ def test_what_has_room_somewhere_is_not_refused() -> None:
             "entries[0].num_speculative_tokens: -1: must be 0 or more, and less than 2^31",
         ),
         ({"residual_bytes": 1.5}, f"entries[0].residual_bytes: 1.5: {COUNT}"),
-        ({"residual_bytes": False}, f"entries[0].residual_bytes: False: {COUNT}"),
+        ({"residual_bytes": False}, f"entries[0].residual_bytes: false: {COUNT}"),
         ({"enforce_eager": 0}, "entries[0].enforce_eager: 0: must be true or false"),
-        ({"product": ""}, "entries[0].product: '': must be a text that is not empty"),
+        ({"product": ""}, 'entries[0].product: "": must be a text that is not empty'),
         ({"model": 1}, "entries[0].model: 1: must be a text that is not empty"),
-        ({"engine_version": "latest"}, "entries[0].engine_version: 'latest': must be a version such as 0.32"),
-        ({"runner": "V3"}, "entries[0].runner: 'V3': must be one of V1, V2"),
+        ({"engine_version": "latest"}, "entries[0].engine_version: latest: must be a version such as 0.32"),
+        ({"runner": "V3"}, "entries[0].runner: V3: must be one of V1, V2"),
     ],
     ids=str,
 )
