@@ -18,6 +18,7 @@ from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, caches_prefixes, find_era
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
+from specdecode_operator.sizing.choice.quantization_matrix import pair_kernel_problem
 from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate, refuse_bad_split
@@ -104,6 +105,8 @@ _KEY_OF: Final = {
     "parallelism.tensor": "tp",
     "parallelism.pipeline": "pp",
     "parallelism.data": "dp",
+    "accelerator.product": "gpu",
+    "serving.kvCacheDtype": "kv_cache_dtype",
     "target.model": "model",
     "speculation.draft.model": "speculative.model",
     "speculation.method": "speculative.method",
@@ -158,6 +161,8 @@ def read_case(values: Mapping[str, Any]) -> Case:
 def _budget(case: Case) -> Budget:
     if case.device is None:
         raise CaseError("gpu", None, "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
+    if (unread := pair_kernel_problem(case.device.product, case.pair)) is not None:
+        raise unread
     return estimate(case.pair, case.device, case.split)
 
 

@@ -112,7 +112,7 @@ def container_commands(container: Mapping[str, Any], where: str) -> list[Command
         command = ["vllm"] if args[:1] == ["serve"] else ["vllm", "serve"]
     env = environment(container)
     written = [*command, *args]
-    script_at = _script_index(written)
+    script_at = script_index(written)
     if script_at is not None:
         refuse_signs(written[script_at], *(value for value in env.values() if value is not None))
         return read_script(_by_kubelet(written[script_at], env, unknown=f"{KUBELET_DOLLAR}{{%s}}"), env)
@@ -175,7 +175,7 @@ def _by_kubelet(text: str, env: Mapping[str, str | None], *, unknown: str) -> st
     return _KUBELET_VARIABLE.sub(value_of, text)
 
 
-def _script_index(words: Sequence[str]) -> int | None:
+def script_index(words: Sequence[str]) -> int | None:
     """Return which word is the script that a shell is given by ``-c``, alone or with other letters."""
     if PurePosixPath(words[0]).name not in _SHELLS:
         return None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.server_command import is_harmless
-from specdecode_operator.migration.shell import MAX_CHARACTERS, ScriptError, read_script, shown
+from specdecode_operator.migration.server_command import is_harmless, script_index
+from specdecode_operator.migration.shell import MAX_CHARACTERS, Command, ScriptError, read_script, shown
 from specdecode_operator.migration.sources.docker_run import is_docker_run, is_of_docker, read_docker_run
 from specdecode_operator.migration.sources.workload import Workload
 
@@ -47,6 +47,8 @@ def read_command_text(text: str) -> Workload:
         commands = read_script(text, {})
     except ScriptError as error:
         raise MigrationError("command line", error.text, str(error)) from error
+    if len(commands) == 1 and (script := _script_of(commands[0])) is not None:
+        return read_command_text(script)
     runs = [command for command in commands if is_docker_run(command.words)]
     if len(runs) > 1:
         raise MigrationError("command line", f"{len(runs)} containers", "import them one at a time")
@@ -69,7 +71,16 @@ def read_words(words: Sequence[str]) -> Workload:
     MigrationError
         As `read_command_text`.
     """
-    return read_command_text(shlex.join(words))
+    # All of it in one word is a line in quotes.
+    return read_command_text(words[0] if len(words) == 1 else shlex.join(words))
+
+
+def _script_of(command: Command) -> str | None:
+    """Return the script that a shell is given, where nothing beside it matters."""
+    at = script_index(command.words)
+    if at is None or at + 1 < len(command.words) or command.env or command.unknown:
+        return None
+    return command.words[at]
 
 
 def _started_by(command: list[str]) -> Workload:

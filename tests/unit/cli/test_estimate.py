@@ -365,3 +365,15 @@ def test_a_draft_that_matches_is_named(estimate: Estimate) -> None:
         "151936 tokens and that of meta-llama/Llama-3.1-8B-Instruct 128256, and vLLM wants the same:"
         " choose meta-llama/Llama-3.2-1B-Instruct"
     )
+
+
+def test_what_no_kernel_of_the_gpu_reads_is_refused(estimate: Estimate) -> None:
+    asked = {"model": "openai/gpt-oss-120b", "kv_cache_dtype": "fp8"}
+    on_a100, on_h100, sparse = estimate(
+        {**asked, "gpu": "A100-80"},
+        {**asked, "gpu": "H100"},
+        {"model": "deepseek-ai/DeepSeek-V3.2", "gpu": "A100-80", "tp": 8, "pp": 2},
+    )
+    assert on_a100["error"].startswith("kv_cache_dtype: fp8: on NVIDIA-A100-SXM4-80GB vLLM has no kernel")
+    assert on_h100["error"] is None
+    assert sparse["error"].startswith("gpu: NVIDIA-A100-SXM4-80GB: vLLM has no kernel on it for the sparse attention")

@@ -1,5 +1,6 @@
 """What people have becomes the object that means the same: command lines, docker, compose, and kinds of others."""
 
+import shlex
 from copy import deepcopy
 from functools import reduce
 from operator import getitem
@@ -230,6 +231,23 @@ def spec_of(*words: str) -> dict[str, Any]:
 
 def left_open(*words: str) -> str:
     return "; ".join(map(str, migrate_workload(read_words(words)).decisions))
+
+
+@pytest.mark.parametrize(
+    "words", [("bash", "-c", "vllm serve Qwen/Qwen3-8B -tp 2"), ("sh", "-ec", "exec vllm serve Qwen/Qwen3-8B -tp 2")]
+)
+def test_the_script_of_a_shell_is_read(words: tuple[str, ...]) -> None:
+    assert spec_of(*words) == spec_of("vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2")
+    assert spec_of(shlex.join(words)) == spec_of(*words)
+
+
+def test_a_line_in_quotes_is_read() -> None:
+    assert spec_of("vllm serve Qwen/Qwen3-8B -tp 2") == spec_of("vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2")
+
+
+def test_what_is_set_for_a_shell_is_not_lost() -> None:
+    with pytest.raises(MigrationError):
+        migrate_workload(read_words(["HF_HOME=/x bash -c 'vllm serve Qwen/Qwen3-8B'"]))
 
 
 RUN = ("docker", "run", "--rm", "-it", "--gpus=all")
