@@ -147,6 +147,15 @@ class TestLastGood:
         assert "512" not in pod_spec(world)["containers"][0]["command"]
         assert (world.api.find(CONFIG_MAP, "llama-last-good") or {})["data"] == before["data"]
 
+    async def test_what_an_earlier_object_of_the_name_served_is_none_of_its_own(self, world: World) -> None:
+        await self.roll_back(world)
+        world.api.remove(SPECDECODE_DEPLOYMENT, "llama")
+        world.api.remove(POD, "llama-broken")
+        world.add(tiny_cpu(**BROKEN))
+        await world.look()
+        assert "512" in pod_spec(world)["containers"][0]["command"]
+        assert world.api.find(CONFIG_MAP, "llama-last-good") is None
+
     async def roll_back(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
@@ -179,6 +188,15 @@ class TestModels:
             meta = {**pod["metadata"], "labels": labels, "namespace": "team", "name": f"reader-{number}"}
             world.api.create(POD, {**pod, "metadata": meta})
 
+    async def read(self, world: World) -> None:
+        """Let the models be read, and their readers go."""
+        world.add(undescribed())
+        await world.look()
+        self.answer(world)
+        await world.look()
+        for number in range(2):
+            world.api.remove(POD, f"reader-{number}")
+
     async def test_what_somebody_says_of_a_model_is_not_believed(self, world: World) -> None:
         world.add(undescribed())
         self.forge(world)
@@ -190,12 +208,7 @@ class TestModels:
         assert world.said("Planned")[1] == "Fits"
 
     async def test_what_was_read_is_believed_by_another_process_and_not_once_it_was_changed(self, world: World) -> None:
-        world.add(undescribed())
-        await world.look()
-        self.answer(world)
-        await world.look()
-        for number in range(2):
-            world.api.remove(POD, f"reader-{number}")
+        await self.read(world)
         world.restart()
         await world.look()
         assert world.said("Planned")[1] == "Fits"
@@ -203,13 +216,28 @@ class TestModels:
         await world.look()
         assert world.said()[1] == "ResolvingModel"
 
-    async def test_a_second_config_map_hides_nothing_of_the_first(self, world: World) -> None:
-        world.add(undescribed())
-        await world.look()
-        self.answer(world)
-        await world.look()
-        self.forge(world, "another-name")
+    @pytest.mark.parametrize("name", ["before", "the-last-that-is-seen"])
+    async def test_a_second_config_map_hides_nothing_of_the_first(self, world: World, name: str) -> None:
+        await self.read(world)
+        self.forge(world, name)
         world.restart()
+        await world.look()
+        assert world.said("Planned")[1] == "Fits"
+
+    async def test_what_was_read_for_one_object_is_believed_for_its_neighbour(self, world: World) -> None:
+        await self.read(world)
+        neighbour = world.add(undescribed(), name="neighbour")
+        world.see()
+        await world.reconciler.reconcile(read_parent(neighbour).key)
+        conditions = (world.api.find(SPECDECODE_DEPLOYMENT, "neighbour") or {})["status"]["conditions"]
+        assert {each["type"]: each["reason"] for each in conditions}["Planned"] == "Fits"
+
+    async def test_what_was_read_outlives_a_spec_that_is_refused(self, world: World) -> None:
+        await self.read(world)
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=undescribed() | {"replicas": "many"})
+        await world.look()
+        assert world.said("Accepted")[0] == "False"
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=undescribed())
         await world.look()
         assert world.said("Planned")[1] == "Fits"
 

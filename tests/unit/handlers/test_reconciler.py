@@ -230,7 +230,7 @@ class TestSteps:
         await world.look()
         assert world.said()[1] == "Forbidden"
         del world.api.refusals["patch configmaps"]
-        await world.look()
+        assert "patch configmaps llama-last-good" in await world.look()
         assert world.said()[1] == "Serving"
 
 

@@ -64,9 +64,10 @@ def test_a_field_that_somebody_else_wrote_is_theirs_whatever_else_they_wrote(fie
         {"f:metadata": {"f:annotations": {"f:deployment.kubernetes.io/revision": {}}, "f:finalizers": {"v:x": {}}}},
         {"f:status": {"f:replicas": {}}},
         pod({"f:containers": {ENGINE: {".": {}, "f:command": {}}}}),
+        pod({"f:containers": {".": {}, ENGINE: {"f:command": {}}}}),
         {"f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:kubectl.kubernetes.io/restartedAt": {}}}}}},
     ],
-    ids=["marks", "status", "what is ours too", "a restart"],
+    ids=["marks", "status", "what is ours too", "a list that is ours too", "a restart"],
 )
 def test_what_is_left_to_others_is_nobodys_drift(fields: Body) -> None:
     assert foreign_managers(live(entry("vim", fields))) == []
@@ -88,6 +89,19 @@ def test_fields_are_taken_over_but_for_those_of_managers_that_are_kept() -> None
     }
     assert others == body["metadata"]["managedFields"][2:], "a field with two owners would stay"
     assert foreign_managers({**body, "metadata": {"managedFields": [ours, *others]}}, {"injector"}) == []
+
+
+def test_of_a_writer_whose_fields_are_all_taken_over_nothing_stays() -> None:
+    body = live(entry("vim", pod({"f:containers": {ENGINE: {".": {}, "f:args": {}}}})))
+    assert len(with_fields_taken_over(body, ())) == 1, "who holds an element of a list keeps it from going"
+
+
+def test_what_the_operator_applied_to_the_status_is_not_what_it_applied_to_the_rest() -> None:
+    body = live()
+    status = entry("specdecode-operator", {"f:status": {"f:replicas": {}}}, "Apply", subresource="status")
+    body["metadata"]["managedFields"] = [status, OURS]
+    ours, other = with_fields_taken_over(body, ())
+    assert (ours, other) == (OURS, status)
 
 
 def test_of_a_writer_stays_what_is_left_to_it() -> None:

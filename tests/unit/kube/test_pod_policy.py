@@ -68,6 +68,8 @@ REFUSED: list[tuple[Body, str, str]] = [
         "securityContext.seLinuxOptions",
         "seLinuxOptions",
     ),
+    (secured(seLinuxOptions={"user": "u"}), "containers[0].securityContext.seLinuxOptions", "seLinuxOptions"),
+    (secured(seLinuxOptions={"role": "r"}), "containers[0].securityContext.seLinuxOptions", "seLinuxOptions"),
     (
         {"securityContext": {"windowsOptions": {"hostProcess": True}}},
         "securityContext.windowsOptions.hostProcess",
@@ -121,6 +123,11 @@ REFUSED: list[tuple[Body, str, str]] = [
         "hostPort",
     ),
     (
+        {"containers": [{"name": "more", "image": "i", "ports": [{"containerPort": 1, "hostIP": "10.0.0.1"}]}]},
+        "containers[0].ports[0].hostPort",
+        "hostPort",
+    ),
+    (
         {"containers": [{"name": "more", "image": "i", "livenessProbe": {"httpGet": {"host": "10.0.0.1", "port": 1}}}]},
         "containers[0].livenessProbe.httpGet.host",
         "probeHost",
@@ -134,6 +141,13 @@ REFUSED: list[tuple[Body, str, str]] = [
         "containers[0].lifecycle.postStart.tcpSocket.host",
         "probeHost",
     ),
+    (
+        engine(lifecycle={"preStop": {"httpGet": {"host": "h", "port": 1}}}),
+        "containers[0].lifecycle.preStop.httpGet.host",
+        "probeHost",
+    ),
+    (engine(startupProbe={"httpGet": {"host": "h"}}), "containers[0].startupProbe.httpGet.host", "probeHost"),
+    (engine(readinessProbe={"tcpSocket": {"host": "h"}}), "containers[0].readinessProbe.tcpSocket.host", "probeHost"),
     (volume(nfs={"server": "s", "path": "/"}), "volumes[0].nfs", "volumes.nfs"),
     (volume(flexVolume={"driver": "d"}), "volumes[0].flexVolume", "volumes.flexVolume"),
     (
@@ -224,6 +238,11 @@ def test_accepted_names_field_and_fix_and_nothing_is_made() -> None:
     assert "spec.podTemplate.spec.hostPID: true" in message
     assert desired_state(read_parent(parent(spec)), ()).children == []
     assert accepted(spec, pod_template=frozenset({"hostNetwork", "hostPID"}))[0] == "True"
+
+
+def test_annotations_are_judged_before_anything_is_made() -> None:
+    annotations = {"container.apparmor.security.beta.kubernetes.io/engine": "unconfined"}
+    assert accepted(tiny_cpu(podTemplate={"metadata": {"annotations": annotations}}))[1] == "PodTemplateNotAllowed"
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.yaml")), ids=lambda file: file.stem)

@@ -361,9 +361,10 @@ class TestQueue:
         assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "Queued")
 
-    def test_cancelled_it_leaves_the_queue(self) -> None:
+    @pytest.mark.parametrize("admitted", [False, True])
+    def test_cancelled_it_leaves_the_queue(self, *, admitted: bool) -> None:
         body = capture(capture_spec(suspend=True), labels=QUEUED)
-        decision, _ = decided(body, surroundings(job=job()))
+        decision, _ = decided(body, surroundings(job=job(suspend=not admitted)))
         assert decision.writes.remove_job
         assert decision.writes.job_suspended is None
 

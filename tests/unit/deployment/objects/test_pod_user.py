@@ -45,6 +45,10 @@ def test_the_pod_template_says_who(given: Body, expected: Body) -> None:
     assert contexts(pair_70b(**overlay(given)))["engine"] == expected
     engine = {"containers": [{"name": "engine", "securityContext": given}]}
     assert contexts(tiny_cpu(podTemplate={"spec": engine}))["engine"].items() >= expected.items()
+    fetcher = {"initContainers": [{"name": DOWNLOAD_TARGET, "securityContext": given}]}
+    found = contexts(pair_70b(podTemplate={"spec": fetcher}))
+    assert found[DOWNLOAD_TARGET] == expected
+    assert found["engine"] == USER
     download = jobs(decide(cached(**overlay(given))))[0]["spec"]["template"]["spec"]
     context = {**download["securityContext"], **download["containers"][0]["securityContext"]}
     assert {key: context[key] for key in USER if key in context} == expected

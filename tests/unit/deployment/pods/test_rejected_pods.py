@@ -116,11 +116,18 @@ def test_how_many_there_were_is_said_and_a_new_spec_is_given_up() -> None:
     assert "in a row" not in getattr(first_blocked(three[:2]), "message", "")
 
 
-def engines(spec: Body, pods: list[Body], second: int, groups: GroupHistory = UNSEEN, **more: Any) -> int:
+def engines(
+    spec: Body,
+    pods: list[Body],
+    second: int,
+    groups: GroupHistory = UNSEEN,
+    status: Body | None = None,
+    **more: Any,
+) -> int:
     """How many engines are asked for."""
     desired = desired_state(read_parent(parent(spec)), **more)
     assert desired.workload is not None
-    held = resting(desired, {**desired.workload, "status": {}}, pods, groups, at_s(second)).workload
+    held = resting(desired, {**desired.workload, "status": status or {}}, pods, groups, at_s(second)).workload
     assert held is not None
     assert (held == desired.workload) == (held["spec"]["replicas"] == desired.workload["spec"]["replicas"])
     return int(held["spec"]["replicas"])
@@ -134,6 +141,8 @@ def test_meanwhile_as_many_engines_are_wanted_as_run() -> None:
     assert engines(tiny_cpu(replicas=2), three, 30) == 2
     assert engines(tiny_cpu(replicas=2), three[:2], 4) == 2
     assert engines(tiny_cpu(replicas=1), [running, *three], 4) == 1
+    ending = {**running, "metadata": {**running["metadata"], "deletionTimestamp": "2026-01-01T00:00:09Z"}}
+    assert engines(tiny_cpu(replicas=2), [ending, *three], 4) == 0
 
 
 def test_another_template_is_tried_at_once() -> None:
@@ -162,6 +171,7 @@ def test_groups_whose_pods_are_rejected_rest_too() -> None:
     assert from_data(as_data(history)) == history, "the next operator knows it"
     spec, nodes = spec_at(WIDE, replicas=2), {"nodes": FOUR_H100, "has_leader_worker_sets": True}
     assert engines(spec, [], 4, history, **nodes) == 0
+    assert engines(spec, [], 4, history, {"readyReplicas": 1}, **nodes) == 2, "whichever group serves, it stays"
     assert engines(spec, [], 23, history, **nodes) == 2
     assert engines(spec, [], 4, UNSEEN, **nodes) == 2
 
