@@ -18,6 +18,10 @@ from specdecode_operator.problems import Problem
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
 """argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""
 
+_MOST_HINTS = 8
+"""Problems of which the first are told which flag was meant: to look for one takes 20 ms, and the operator has one
+thread for all objects."""
+
 _OPTIMIZATION_LEVEL = "-O"
 _OPTIMIZATION_LEVELS = frozenset("0123")
 
@@ -68,7 +72,7 @@ def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> li
     problems: list[Problem] = []
     index = 0
     while index < len(extra_args):
-        message, shown, taken = _read(extra_args, index, profile)
+        message, shown, taken = _read(extra_args, index, profile, hints=len(problems) < _MOST_HINTS)
         if message is not None:
             problems.append(Problem(f"spec.engine.extraArgs[{index}]", shown, message))
         index += taken
@@ -89,9 +93,9 @@ def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Optio
             yield Option(index, profile.flags["--optimization-level"], _OPTIMIZATION_LEVEL, "", level)
         else:
             token = _tokenize(argument, profile)
-            found = _find(token.name, profile) if _is_option(argument) else argument
+            found = _find(token.name, profile) if _is_option(argument) else None
             taken = 1
-            if isinstance(found, Flag):
+            if found is not None:
                 _, taken = _take_values(token, found, following, len(extra_args) - index - 1)
                 yield Option(index, found, token.name, token.path, value if equals or taken > 1 else "")
         index += taken
@@ -103,7 +107,7 @@ def last_option(name: str, extra_args: Sequence[str], profile: EngineProfile) ->
     return given[-1] if given else None
 
 
-def _read(extra_args: Sequence[str], index: int, profile: EngineProfile) -> tuple[str | None, str, int]:
+def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hints: bool) -> tuple[str | None, str, int]:
     """Return what is wrong at ``index``, how to show it, and how many arguments it takes."""
     if not _is_option(extra_args[index]):
         return "belongs to no flag; vLLM takes no further positional argument", extra_args[index], 1
@@ -112,8 +116,8 @@ def _read(extra_args: Sequence[str], index: int, profile: EngineProfile) -> tupl
         return _read_optimization_level(extra_args, index, following)
     token = _tokenize(extra_args[index], profile)
     found = _find(token.name, profile)
-    if isinstance(found, str):
-        return found, token.name, 1 + following
+    if found is None:
+        return _why_unknown(token.name, profile, hints=hints), token.name, 1 + following
     advice = refusal(found.name) or refusal(f"{found.name}.{token.path}")
     problem, taken = _take_values(token, found, following, len(extra_args) - index - 1)
     if advice is None:
@@ -158,17 +162,20 @@ def _tokenize(argument: str, profile: EngineProfile) -> _Token:
     return _Token(name, has_value=bool(equals), path=path)
 
 
-def _find(name: str, profile: EngineProfile) -> Flag | str:
-    """Return the flag that a name stands for, or what is wrong with the name."""
+def _find(name: str, profile: EngineProfile) -> Flag | None:
+    """Return the flag that a name stands for; None where it stands for none, or for several."""
     if name in profile.flags:
         return profile.flags[name]
-    candidates = [known for known in profile.flags if known.startswith(name)]
-    if len(candidates) == 1 and name not in profile.removed_flags:
-        return profile.flags[candidates[0]]
-    return _why_unknown(name, candidates, profile)
+    candidates = _candidates(name, profile)
+    return profile.flags[candidates[0]] if len(candidates) == 1 and name not in profile.removed_flags else None
 
 
-def _why_unknown(name: str, candidates: Sequence[str], profile: EngineProfile) -> str:
+def _candidates(name: str, profile: EngineProfile) -> list[str]:
+    """Return the flags that a name may be short for."""
+    return [known for known in profile.flags if known.startswith(name)]
+
+
+def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str:
     """Return what is wrong with a name that stands for no flag, or for several."""
     if name == "--":
         return "ends the flags, and vLLM takes no further positional argument; remove it"
@@ -176,9 +183,9 @@ def _why_unknown(name: str, candidates: Sequence[str], profile: EngineProfile) -
         return f"vLLM {profile.version} no longer has this flag; {profile.removed_flags[name]}"
     if name in profile.later_flags:
         return f"vLLM {profile.version} does not have this flag yet; it came with {profile.later_flags[name]}"
-    if candidates:
+    if candidates := _candidates(name, profile):
         return f"is short for several flags: {', '.join(sorted(candidates))}; write one in full"
-    nearest = get_close_matches(name, profile.flags, n=1)
+    nearest = get_close_matches(name, profile.flags, n=1) if hints else ()
     hint = f"did you mean {nearest[0]}?" if nearest else "see `vllm serve --help=all`"
     return f"vLLM {profile.version} has no such flag; {hint}"
 
