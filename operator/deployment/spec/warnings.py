@@ -22,8 +22,14 @@ from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 """Modes of which nobody measured what their graphs take."""
 
-_UNCOUNTED_FLAGS: Final = ("--cpu-offload-gb",)
-"""Flags that change where a model lies in ways of their own."""
+_UNCOUNTED_FLAGS: Final = (
+    *("--cpu-offload-gb", "--offload-group-size"),
+    *("--enable-lora", "--enable-eplb", "--enable-dbo", "--kv-transfer-config"),
+    *("--mm-encoder-tp-mode", "--mm-ipc-gpu-memory-gb"),
+    *("--disable-hybrid-kv-cache-manager", "--kv-cache-dtype-skip-layers"),
+    *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-cache-mode"),
+)
+"""Flags that change what of a model lies on a GPU, what lies there beside it, or what its cache takes."""
 
 _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
 
@@ -128,10 +134,11 @@ def _uncounted_warnings(facts: Facts) -> Iterator[str]:
     mode = facts.spec.serving.cudagraph_mode
     if mode in _COUNTED_AS_USUAL:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
-    given = {option.flag.name for option in options(facts.spec.engine.extra_args, facts.profile)}
+    asked = options(facts.spec.engine.extra_args, facts.profile)
+    given = {option.flag.name for option in asked if not option.spelled.startswith("--no-")}
     for flag in _UNCOUNTED_FLAGS:
         if flag in given:
-            yield f"engine.extraArgs has {flag}, which the plan does not count"
+            yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs"
 
 
 def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:

@@ -387,10 +387,26 @@ def test_a_lookup_with_ranges_has_only_graphs_to_tell_of() -> None:
     assert schedule_warnings(facts.spec, facts.profile, facts.pair) == []
 
 
-@pytest.mark.parametrize("flag", ["--cpu-offload-gb"])
-def test_flags_that_the_plan_does_not_count_are_told(flag: str) -> None:
-    assert flag not in planned_message(pair_70b())
-    assert flag in planned_message(pair_70b(engine={"extraArgs": [f"{flag}={{}}"]}))
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--cpu-offload-gb={}",
+        "--enable-lora",
+        "--kv-transfer-config={}",
+        "--mm-encoder-tp-mode=data",
+        "--disable-hybrid-kv-cache-manager",
+        "--mamba-ssm-cache-dtype=float32",
+    ],
+)
+def test_flags_that_the_plan_does_not_count_are_told(argument: str) -> None:
+    told = f"engine.extraArgs has {argument.partition('=')[0]}, which the plan does not count"
+    batch = {"maxNumBatchedTokens": 16_384}
+    assert told not in planned_message(pair_70b(serving=batch))
+    assert told in planned_message(pair_70b(serving=batch, engine={"extraArgs": [argument]}))
+
+
+def test_what_is_turned_off_takes_no_memory() -> None:
+    assert "does not count" not in planned_message(pair_70b(engine={"extraArgs": ["--no-enable-lora"]}))
 
 
 def test_a_revision_has_a_field() -> None:
