@@ -121,9 +121,16 @@ def migrate_workload(
     spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)
     made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     replicas = spec.get("replicas", 1)
-    needed = server.gpus * workload.nodes * (replicas if isinstance(replicas, int) else 1)
+    a_replica = max(server.gpus * workload.nodes, _spread_over(spec)) if server.gpus else 0
+    needed = a_replica * (replicas if isinstance(replicas, int) else 1)
     steps = migration_steps(workload, new, selected_by, needed)
     return Migration(made, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
+
+
+def _spread_over(spec: Mapping[str, Any]) -> int:
+    """Return how many GPUs a replica takes by its fields; what they leave open counts as one."""
+    sizes = [mapping(spec, "parallelism").get(key) for key in ("tensor", "pipeline", "data")]
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def runs_server(workload: Workload) -> bool:

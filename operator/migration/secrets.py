@@ -21,10 +21,10 @@ _VALUE: Final = re.compile(
     r"|\b(?:hf_[A-Za-z0-9]{16,512}|sk-[A-Za-z0-9_-]{16,512}|gh[pousr]_[A-Za-z0-9]{16,512}|glpat-[\w-]{16,512}"
     r"|AKIA[A-Z0-9]{16}|nvapi-[\w-]{16,512})"
     r"|\bBearer\s+[A-Za-z0-9._~+/-]{16,4096}"
-    # A token of a tokenizer is none, a value of $(VARIABLE) or in a file stands elsewhere.
+    # A token of a tokenizer is none, a value of $(VARIABLE), in a file or in a Secret stands elsewhere.
     r"|(?P<key>(?i:secret|passw(?:or)?d|passphrase|(?:api|access|private|secret)[_-]?key"
     r"|(?:access|api|auth|hf|hub|refresh|security|session)[_-]?token)[\"']?\s{0,8}[=:]\s{0,8}[\"']?)"
-    r"(?![$/]|(?:null|none|true|false)\b)[^\s\"',}]{1,4096}",
+    r"(?![$/]|(?:null|none|true|false)\b|name [\w.-]{1,253}, key )[^\s\"',}]{1,4096}",
 )
 """How tokens of the hub, of model services, of repositories and clouds look, passwords in addresses, and secrets in
 JSON and options, by their keys."""

@@ -37,6 +37,8 @@ _RESOURCES: Final = {
 }
 """What a kind is called on the command line, with the versions in which an API server may have it."""
 
+_AUTOSCALERS: Final = ("HorizontalPodAutoscaler", "ScaledObject")
+
 
 class SourceError(Exception):
     """There is no server to read, in one line that says what to do."""
@@ -101,8 +103,19 @@ def _from_file(file: str, kind: str | None, name: str | None, namespace: str | N
             each.body["metadata"] = {**mapping(each.body, "metadata"), "namespace": namespace}
     document, workload = _chosen(file, found, kind, name)
     services = [each.body for each in found if each.kind == "Service"]
+    _ask_for_autoscalers(workload, [each.body for each in found if each.kind in _AUTOSCALERS])
     near = [each for each in services if mapping(each, "metadata").get("namespace") in (None, workload.namespace)]
     return Source(f"{document.place} ({workload.kind} {workload.name})", workload, tuple(near))
+
+
+def _ask_for_autoscalers(workload: Workload, autoscalers: Sequence[Body]) -> None:
+    """An autoscaler of the old server goes on with that alone."""
+    for each in autoscalers:
+        scaled = mapping(mapping(each, "spec"), "scaleTargetRef")
+        if (scaled.get("name"), scaled.get("kind", workload.kind)) == (workload.name, workload.kind):
+            message = "scales the old server: point it at the new object (SpecDecodeDeployment), or remove it"
+            name = printable(str(mapping(each, "metadata").get("name"))[:64])
+            workload.remarks.decide("spec.replicas", f"{each['kind']} {name}", message)
 
 
 def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | None) -> tuple[Document, Workload]:

@@ -207,6 +207,37 @@ def test_the_last_steps_end_what_ran_before(specdecode: Specdecode, file: str, e
     assert ends in specdecode("import", "-f", DATA / file).stderr
 
 
+def test_the_gpus_of_all_copies_are_needed_beside_the_old_ones(specdecode: Specdecode, write: WriteObject) -> None:
+    body = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
+    assert "it needs 4 more GPUs" in specdecode("import", "-f", write("two.yaml", body)).stderr
+    body["spec"]["parallelism"] = {"tensor": 2, "data": 4, "dataLocal": 1}
+    assert "it needs 16 more GPUs" in specdecode("import", "-f", write("wide.yaml", body)).stderr
+
+
+@pytest.mark.parametrize(("scaled", "told"), [("llama", True), ("other", False)])
+def test_an_autoscaler_of_the_old_server_is_told_of(
+    specdecode: Specdecode, tmp_path: Path, scaled: str, told: bool
+) -> None:
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "by-load"},
+        "spec": {"scaleTargetRef": {"kind": "StatefulSet", "name": scaled}, "maxReplicas": 6},
+    }
+    path = tmp_path / "all.yaml"
+    path.write_text(f"{(DATA / 'stateful-set.yaml').read_text()}\n---\n{yaml.safe_dump(autoscaler)}")
+    result = specdecode("import", "-f", path)
+    assert ("HorizontalPodAutoscaler by-load: scales the old server" in result.stderr) is told
+
+
+def test_where_a_secret_lies_is_shown(specdecode: Specdecode, write: WriteObject) -> None:
+    old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    old["spec"]["template"]["containers"][0]["env"].append(token)
+    report = specdecode("import", "-f", write("old.yaml", old)).stderr
+    assert "env HF_TOKEN -> spec.models.hubTokenSecret: name hub, key token" in report
+
+
 def test_the_words_of_a_command_are_read_behind_two_dashes(specdecode: Specdecode) -> None:
     result = specdecode("import", "--", "vllm", "serve", LLAMA_8B, "--max-num-seqs", "64", "--api-key", "sk-secret")
     body = yaml.safe_load(result.stdout)
