@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from specdecode_operator.problems import shown
 from specdecode_operator.sizing.base.fields import Fields
@@ -206,16 +206,22 @@ class _Exclusions:
     """
 
     parts: frozenset[str]
+    lengths: tuple[int, ...]  # in words, of the parts
     patterns: Mapping[str, tuple[re.Pattern[str], ...]]
 
     def hold(self, name: str) -> bool:
-        if not self.parts.isdisjoint(_parts(name)):
+        words = name.split(".")
+        if any(
+            ".".join(words[start : start + length]) in self.parts
+            for length in self.lengths
+            for start in range(len(words) - length + 1)
+        ):
             return True
         patterns = (*self.patterns.get("", ()), *self.patterns.get(_layer_number(name), ()))
         return any(pattern.match(name) for pattern in patterns)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _exclusions(excluded: tuple[str, ...]) -> _Exclusions:
     parts, patterns = set(), defaultdict(list)
     for text in excluded:
@@ -225,7 +231,8 @@ def _exclusions(excluded: tuple[str, ...]) -> _Exclusions:
             patterns[_layer_number(text)].append(_compiled(text))
         else:
             parts.add(text)
-    return _Exclusions(frozenset(parts), {number: tuple(found) for number, found in patterns.items()})
+    lengths = tuple(sorted({part.count(".") + 1 for part in parts}))
+    return _Exclusions(frozenset(parts), lengths, {number: tuple(found) for number, found in patterns.items()})
 
 
 def _layer_number(name: str) -> str:
@@ -238,10 +245,3 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     if pattern.startswith(_EXPRESSION):
         return re.compile(pattern.removeprefix(_EXPRESSION))
     return re.compile(r"(^|.*\.)" + re.escape(pattern).replace(r"\*", ".*") + r"(\.|$)")
-
-
-@cache
-def _parts(name: str) -> tuple[str, ...]:
-    """Return every part of a dotted name, the whole included."""
-    words = name.split(".")
-    return tuple(".".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1))

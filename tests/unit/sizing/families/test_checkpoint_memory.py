@@ -1,0 +1,37 @@
+"""What checkpoints exclude from quantization is anybody's text: to read it leaves nothing behind in the operator."""
+
+import tracemalloc
+from collections.abc import Callable
+
+from specdecode_operator.sizing.model.checkpoint import Checkpoint
+
+MIB = 2**20
+
+
+def left_behind_bytes(work: Callable[[], None]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_model_of_very_many_layers() -> None:
+    """Every part of every name of 4096 layers would take more than a gigabyte."""
+    checkpoint = Checkpoint(None, ("gate", "lm_head"))
+
+    def read_layers() -> None:
+        for index in range(64):
+            checkpoint.unquantized_modules(index)
+
+    assert left_behind_bytes(read_layers) < MIB
+
+
+def test_a_config_that_is_changed_again_and_again() -> None:
+    def read_configs() -> None:
+        for number in range(256):
+            names = tuple(f"model.layers.{index}.{number}" for index in range(200))
+            Checkpoint(None, names).unquantized_modules(0)
+
+    assert left_behind_bytes(read_configs) < 4 * MIB
