@@ -128,6 +128,17 @@ def test_what_is_offered_is_accepted_and_does_what_it_says(
         assert answer["candidates"][0]["kv_cache_tokens"] == fix["kv_cache_tokens"], fix["change"]
 
 
+def test_a_draft_gets_no_longer_than_its_target(specdecode: Specdecode, write: WriteObject) -> None:
+    speculation = with_draft(draft={"model": "Qwen/Qwen3-1.7B", "maxModelLen": 40_960})
+    serving = {"maxModelLen": 40_960, "minConcurrency": 20}
+    body = manifest("qwen", **{**QWEN, "speculation": speculation, "serving": serving})
+    offered = fixes(specdecode, write, body)
+    fields = [{change["field"]: change["value"] for change in fix["changes"]} for fix in offered]
+    shorter = [each for each in fields if "spec.serving.maxModelLen" in each]
+    assert shorter
+    assert all(each["spec.speculation.draft.maxModelLen"] == each["spec.serving.maxModelLen"] for each in shorter)
+
+
 def test_settings_come_before_hardware_and_say_what_ends_tight(specdecode: Specdecode, write: WriteObject) -> None:
     """gpt-oss-120b with an EAGLE-3 head on one H100: no second GPU is needed."""
     offered = {fix["change"]: fix for fix in fixes(specdecode, write, manifest("gpt-oss", **GPT_OSS))}

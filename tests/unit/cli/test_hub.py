@@ -1,6 +1,7 @@
 """Models that the catalogue does not know: told all at once, and read from the hub where that is asked for."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from urllib.parse import quote
 
 import pytest
 
-from specdecode_operator.cli.hub import repository
+from specdecode_operator.cli.hub import cache, repository
+from specdecode_operator.cli.hub.client import Allowance, HubClient, HubSettings
+from specdecode_operator.resolver.read_model_facts import CheckpointError
 from tests.support.checkpoints import header, safetensors
 from tests.support.http_server import Quiet, serving
 from tests.support.llama import SMALL_CONFIG
@@ -178,6 +181,21 @@ def test_an_entry_of_another_model_in_the_cache_is_not_believed(
     assert len(hub.sent) > asked
 
 
+def test_what_another_version_read_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = cache.HubCache(tmp_path, "https://hub")
+    kept.keep_commit("acme/open", None, COMMIT)
+    assert kept.commit("acme/open", None) == COMMIT
+    monkeypatch.setattr(cache, "__version__", "next")
+    assert kept.commit("acme/open", None) is None
+
+
+def test_who_asked_the_hub_is_not_told_to_ask_it(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+    path = write("a.yaml", alone("acme/none"))
+    assert "--hub, to read" in specdecode("plan", "-f", path).stderr
+    assert "--hub, to read" not in specdecode("plan", "-f", path, "--hub").stderr
+    assert hub.asked
+
+
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "relative", ""])
 def test_a_cache_that_cannot_be_written_does_no_harm(
     specdecode: Specdecode, write: WriteObject, hub: Hub, monkeypatch: pytest.MonkeyPatch, folder: str
@@ -218,7 +236,8 @@ def test_settings_that_cannot_be_used_are_named_and_not_repeated(
 ) -> None:
     monkeypatch.setenv(name, value)
     result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
-    assert (result.exit_code, name in result.stdout, value in result.output) == (5, True, False)
+    told = {"HF_TOKEN": "HF_TOKEN holds characters", "HF_ENDPOINT": "HF_ENDPOINT must be an address"}[name]
+    assert (result.exit_code, told in result.stdout, value in result.output) == (5, True, False)
 
 
 def test_a_hub_out_of_reach_leaves_what_was_read_before(
@@ -354,6 +373,29 @@ def test_a_server_that_is_no_hub_is_told_in_our_words(
         result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
     assert (result.exit_code, words in result.stdout) == (5, True)
     assert "secret" not in result.output
+
+
+@pytest.mark.parametrize(("left", "at_once"), [(1000, 2**30), (2**30, 1000)])
+def test_no_more_is_read_than_is_allowed_of_a_file_and_of_all(left: int, at_once: int) -> None:
+    with serving(Odd("endless")) as server:
+        hub = HubClient(HubSettings.of({"HF_ENDPOINT": server.url}))
+        with pytest.raises(CheckpointError, match="more than a model's headers take"):
+            hub.get("x", Allowance(math.inf, left, at_once), start=0, length=8 * 2**20)
+
+
+def test_what_was_read_counts_for_what_comes_after_it() -> None:
+    with serving(Odd("endless")) as server:
+        hub, allowance = HubClient(HubSettings.of({"HF_ENDPOINT": server.url})), Allowance(math.inf, 2**23, 2**30)
+        assert len(hub.get("x", allowance, start=0, length=2**23)) == 2**23
+        with pytest.raises(CheckpointError, match="more than a model's headers take"):
+            hub.get("y", allowance, start=0, length=2**23)
+
+
+def test_a_whole_file_is_not_taken_for_a_part_of_it() -> None:
+    with serving(Odd("endless")) as server:
+        hub = HubClient(HubSettings.of({"HF_ENDPOINT": server.url}))
+        with pytest.raises(CheckpointError, match="does not send parts of files"):
+            hub.get("x", Allowance(math.inf, 2**30, 2**30), start=1, length=8)
 
 
 def test_a_server_that_never_answers_is_left(

@@ -50,6 +50,15 @@ def test_examples_have_nothing_wrong(specdecode: Specdecode) -> None:
     assert result.stdout == "objects: 12, errors: 0, warnings: 0\n"
 
 
+def test_what_a_pod_template_may_not_ask_for_is_refused_unless_it_is_allowed(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    path = write("a.yaml", manifest("a", podTemplate={"spec": {"hostNetwork": True}}))
+    (found,) = findings(specdecode, path)
+    assert (found["rule"], found["field"]) == ("PodTemplateNotAllowed", "spec.podTemplate.spec.hostNetwork")
+    assert findings(specdecode, path, "--allow-pod-template=hostNetwork", code=0) == []
+
+
 def test_each_finding_names_its_line(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", BROKEN)
     found = {each["field"]: each["line"] for each in findings(specdecode, path)}

@@ -307,6 +307,12 @@ def test_memory_and_cores_go_to_the_pod() -> None:
     assert container["securityContext"] == {"runAsUser": 1000, "runAsGroup": 100}
 
 
+def test_a_folder_that_is_only_read_stays_so() -> None:
+    body = migrate_workload(read_command_text(f"docker run -v /data:/d:ro -v /tmp/x:/x {IMAGE} {LLAMA_8B}")).body
+    (container,) = body["spec"]["podTemplate"]["spec"]["containers"]
+    assert [each.get("readOnly", False) for each in container["volumeMounts"]] == [True, False]
+
+
 def test_gpus_that_are_left_idle_are_told() -> None:
     migration = migrate_workload(read_words(["docker", "run", "--gpus", '"device=0,1,2,3"', IMAGE, LLAMA_8B, "-tp=2"]))
     assert any(each.name == "resources nvidia.com/gpu 4" for each in migration.settings)
@@ -388,6 +394,18 @@ def test_what_compose_alone_knows_is_a_decision(service: dict[str, Any], words: 
     said = "; ".join(map(str, of_compose(**service).decisions))
     assert words in said
     assert "hf_secret" not in said
+
+
+def test_two_dollars_of_compose_are_one_that_it_does_not_fill_in() -> None:
+    migration = of_compose(environment={"MODE": "$$x"})
+    assert "spec.engine.env" not in {each.field for each in migration.decisions}
+
+
+def test_what_the_operator_made_is_not_imported() -> None:
+    owner = {"kind": "SpecDecodeDeployment", "name": "chat"}
+    body = {"kind": "Deployment", "metadata": {"name": "chat", "ownerReferences": [owner]}}
+    with pytest.raises(MigrationError, match="it belongs to SpecDecodeDeployment chat already"):
+        read_workloads(body)
 
 
 def test_one_service_of_several_is_chosen_by_name(specdecode: Specdecode, write: WriteObject) -> None:

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from specdecode_operator.sizing.choice.changes import Change, Changes
+from specdecode_operator.sizing.choice.candidates import PLACE_ONLY
+from specdecode_operator.sizing.choice.changes import Change, Changes, Question, fewer_batched_tokens
 from specdecode_operator.sizing.choice.plan import GpuPool, plan_on_gpus
 from specdecode_operator.sizing.memory.budget import Pair
+from specdecode_operator.sizing.pair.pair import effective_batch
 
 EIGHT_H100 = GpuPool("NVIDIA-H100-80GB-HBM3", 8)
 
@@ -33,6 +35,13 @@ def test_batched_tokens_stay_enough_for_a_whole_decoding_batch(make_pair: PairFa
     plan = plan_on_gpus(make_pair("FP8", min_concurrency=17), [EIGHT_H100], 2)
     text = " ".join(fix.change for fix in plan.fixes)
     assert set(re.findall(r"maxNumBatchedTokens: (\d+)", text)) == {"4096"}
+
+
+def test_no_step_is_proposed_in_which_fewer_requests_decode(make_pair: PairFactory) -> None:
+    question = Question(make_pair("FP8"), (EIGHT_H100,), 2, PLACE_ONLY)
+    steps = [each.pair for each in fewer_batched_tokens(question)]
+    assert [pair.limits.max_num_batched_tokens for pair in steps] == [4096, 2048], "with 1024 fewer would decode"
+    assert {effective_batch(pair) for pair in steps} == {effective_batch(question.pair)}
 
 
 def test_a_cache_that_is_fp8_already_is_not_told_to_become_it(make_pair: PairFactory) -> None:
