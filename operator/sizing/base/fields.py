@@ -10,7 +10,7 @@ MAX_TOKENS: Final = 2**31 - 1
 """No position index of vLLM (int32 on the GPU) goes beyond it."""
 
 UPPER_BOUNDS: Final = {
-    "num_hidden_layers": 4096,
+    "num_hidden_layers": 1024,
     "num_attention_heads": 65_536,
     "num_key_value_heads": 65_536,
     "head_dim": 65_536,

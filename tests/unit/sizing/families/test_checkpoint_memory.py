@@ -3,6 +3,10 @@
 import tracemalloc
 from collections.abc import Callable
 
+import pytest
+
+from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.checkpoint import Checkpoint
 
 MIB = 2**20
@@ -18,7 +22,7 @@ def left_behind_bytes(work: Callable[[], None]) -> int:
 
 
 def test_a_model_of_very_many_layers() -> None:
-    """Every part of every name of 4096 layers would take more than a gigabyte."""
+    """Every part of every name of 1024 layers would take 300 MB."""
     checkpoint = Checkpoint(None, ("gate", "lm_head"))
 
     def read_layers() -> None:
@@ -35,3 +39,8 @@ def test_a_config_that_is_changed_again_and_again() -> None:
             Checkpoint(None, names).unquantized_modules(0)
 
     assert left_behind_bytes(read_configs) < 4 * MIB
+
+
+def test_more_layers_than_any_model_has_are_refused() -> None:
+    with pytest.raises(GeometryError, match="between 1 and 1,024"):
+        geometry_from_config("x", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1025})
