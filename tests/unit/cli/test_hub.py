@@ -73,6 +73,12 @@ def test_all_unknown_models_of_all_objects_are_named_at_once(specdecode: Specdec
     assert [line.split()[:2] for line in result.stdout.splitlines()] == [["both", "Unknown"], ["alone", "Unknown"]]
 
 
+def test_a_slip_in_the_name_of_a_head_means_a_head(specdecode: Specdecode, write: WriteObject) -> None:
+    head = {"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8b"}}
+    answer = verdict(specdecode, write("a.yaml", manifest("a", speculation=head)))
+    assert "did you mean yuhuili/EAGLE3-LLaMA3.1-Instruct-8B?" in answer["problems"][0]["message"]
+
+
 def test_an_unknown_model_is_a_verdict_of_its_own_in_data(specdecode: Specdecode, write: WriteObject) -> None:
     answer = verdict(specdecode, write("a.yaml", alone("acme/other", revision="v1")))
     assert answer["verdict"] == "Unknown"

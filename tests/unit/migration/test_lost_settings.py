@@ -65,6 +65,21 @@ def test_a_rope_that_no_field_says_is_never_lost_in_silence(
     assert specdecode("import", "-f", source).stdout.startswith("# To be decided first")
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "max_position_embeddings": 81920},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 40960}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 1.23456}},
+        {"rope_parameters": json.loads(YARN), "max_position_embeddings": 65536},
+    ],
+    ids=["a length that it multiplies", "an original length", "a factor of many digits", "another length"],
+)
+def test_a_rope_that_the_field_would_say_otherwise_stays_an_argument(overrides: dict[str, Any]) -> None:
+    migration = migrate(engine("Qwen/Qwen3-32B", "--hf-overrides", json.dumps(overrides)))
+    assert "ropeScaling" not in migration.body["spec"]["target"]
+
+
 ASKED = {
     "a flag that no version has": ["--max-modellen", "8192"],
     "a flag with the model behind it": ["--all-new=1"],

@@ -13,6 +13,7 @@ from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.engine.arguments import HF_OVERRIDES, command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.engine.rules.config_overrides import overridden
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
 from specdecode_operator.sizing.model.geometry import GeometryError
@@ -90,6 +91,20 @@ def test_overrides_among_further_arguments_are_counted_and_passed_on_once(extra_
     assert [word for word in line(found) if word.startswith(HF_OVERRIDES)] == [
         word for word in extra_args if word.startswith(HF_OVERRIDES)
     ]
+
+
+def test_of_two_spellings_the_dotted_one_is_counted_as_vllm_keeps_it() -> None:
+    found = facts({"model": QWEN}, HF_OVERRIDES, '{"num_hidden_layers": 4}', f"{HF_OVERRIDES}.num_hidden_layers=8")
+    assert found.pair.target.num_layers == 8
+
+
+def test_a_rope_takes_the_place_of_one_by_its_older_name() -> None:
+    assert overridden({"rope_scaling": {"factor": 2}}, {"rope_parameters": ROPE}) == {"rope_parameters": ROPE}
+
+
+def test_layers_that_rotate_in_several_ways_are_not_stretched() -> None:
+    with pytest.raises(InvalidSpecError, match="rotate in several ways"):
+        facts({"model": "google/gemma-3-27b-it", "ropeScaling": YARN})
 
 
 def test_a_factor_of_yarn_alone_reaches_further_up_to_0_29() -> None:
