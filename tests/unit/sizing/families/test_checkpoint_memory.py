@@ -10,6 +10,16 @@ from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.checkpoint import Checkpoint
 
 MIB = 2**20
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1024,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+}
 
 
 def left_behind_bytes(work: Callable[[], None]) -> int:
@@ -42,5 +52,6 @@ def test_a_config_that_is_changed_again_and_again() -> None:
 
 
 def test_more_layers_than_any_model_has_are_refused() -> None:
+    assert geometry_from_config("x", LLAMA).num_layers == 1024
     with pytest.raises(GeometryError, match="between 1 and 1,024"):
-        geometry_from_config("x", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1025})
+        geometry_from_config("x", LLAMA | {"num_hidden_layers": 1025})
