@@ -161,7 +161,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
 def _budget(case: Case) -> Budget:
     if case.device is None:
         raise CaseError("gpu", None, "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
-    if (unread := pair_kernel_problem(case.device.product, case.pair)) is not None:
+    if (unread := pair_kernel_problem(case.device.product, case.pair, case.split)) is not None:
         raise unread
     return estimate(case.pair, case.device, case.split)
 

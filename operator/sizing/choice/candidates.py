@@ -58,7 +58,7 @@ def candidate_rows(
         if row.budget is not None
     )
     if not rows:
-        unread = [pair_kernel_problem(row.product, pair) for row in matrix]
+        unread = [pair_kernel_problem(row.product, pair, row.split) for row in matrix]
         if unread[0] is not None and None not in unread:
             raise unread[0]
         raise _no_split(pair, tensor, options.spread, matrix[0].reason or "no supported split")

@@ -15,7 +15,8 @@ from typing import Final
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
+from specdecode_operator.sizing.model.layers import Experts, LatentAttention, SelfAttention
+from specdecode_operator.sizing.model.precision import Scales
 from specdecode_operator.vocabulary import FLOAT32_BYTES, FP8_ELEMENT_BYTES, Dtype, KvCacheDtype, Precision
 
 ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
@@ -158,6 +159,22 @@ def kernel_problem(product: str, geometry: ModelGeometry, cache_element_bytes: i
         return None
     message = f"on {product} vLLM has no kernel that reads an FP8 cache for {what} of {geometry.name}: use bfloat16"
     return PlanError("serving.kvCacheDtype", KvCacheDtype.FP8.value, message)
+
+
+def cut_experts_problem(product: str, geometry: ModelGeometry, gpus: int) -> str | None:
+    """Return why a product has no kernel for experts whose blocks a split would cut; None where it has.
+
+    Smaller blocks are read by Triton's kernel alone (fused_moe/oracle/fp8.py), which Ampere has no FP8 for.
+    """
+    checkpoint = geometry.checkpoint
+    if _generation(product) != "Ampere" or checkpoint is None or checkpoint.scales is not Scales.BLOCK:
+        return None
+    edge = checkpoint.group_size * gpus
+    widths = {each.feed_forward.intermediate_size for each in geometry.layers if isinstance(each.feed_forward, Experts)}
+    if not any(width % edge for width in widths):
+        return None
+    fix = "set parallelism.expert, or a smaller tensor"
+    return f"on {product} vLLM has no kernel for FP8 experts of {geometry.name} cut within a block: {fix}"
 
 
 def _needs_triton(geometry: ModelGeometry) -> str | None:

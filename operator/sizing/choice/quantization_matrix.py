@@ -13,11 +13,12 @@ from specdecode_operator.sizing.choice.precision_rules import (
     Available,
     checkpoint_at,
     checkpoint_problem,
+    cut_experts_problem,
     kernel_note,
     kernel_problem,
     served_precision,
 )
-from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
+from specdecode_operator.sizing.memory.budget import TENSOR_FIELD, Budget, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism, spread_problems
 from specdecode_operator.sizing.weights.divisibility import MAX_TENSOR, tensor_problems
@@ -227,7 +228,7 @@ def _draft_levels(pair: Pair, available: Available, selection: Selection) -> tup
 
 def _row(variant: _Variant, place: _Place) -> MatrixRow:
     broken = [text for level in variant.levels for text in place.problems[level.role, level.precision]]
-    if (unread := pair_kernel_problem(place.device.product, variant.pair)) is not None:
+    if (unread := pair_kernel_problem(place.device.product, variant.pair, place.spread.at(place.tensor))) is not None:
         broken.append(unread.message)
     noted = [note for level in variant.levels if (note := kernel_note(place.device.product, level.precision))]
     return MatrixRow(
@@ -244,12 +245,15 @@ def _row(variant: _Variant, place: _Place) -> MatrixRow:
     )
 
 
-def pair_kernel_problem(product: str, pair: Pair) -> PlanError | None:
-    """Return why vLLM has no attention kernel for a pair on a GPU product; None where it has."""
-    models = [pair.target, *([] if pair.draft is None else [pair.draft])]
+def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanError | None:
+    """Return why vLLM has no kernel for a pair on a GPU product; None where it has."""
     cache_bytes = pair.limits.kv_cache_element_bytes or pair.target.cache_element_bytes
-    problems = (kernel_problem(product, model, cache_bytes) for model in models)
-    return next(filter(None, problems), None)
+    for model in [pair.target, *([] if pair.draft is None else [pair.draft])]:
+        if (problem := kernel_problem(product, model, cache_bytes)) is not None:
+            return problem
+        if not split.expert and (message := cut_experts_problem(product, model, split.tensor * split.data)):
+            return PlanError(TENSOR_FIELD, split.tensor, message)
+    return None
 
 
 def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> list[tuple[Device, int, int]]:

@@ -14,6 +14,7 @@ from specdecode_operator.sizing.choice.quantization_matrix import quantization_m
 from specdecode_operator.sizing.choice.ranking import ranked
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
+from specdecode_operator.sizing.pair.pair import Parallelism
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Objective, Precision
 from tests.support.named_checkpoints import named
 
@@ -114,6 +115,18 @@ def test_fp8_cache_that_no_kernel_of_ampere_reads_is_no_fit_and_no_fix(
 def test_ampere_reads_a_plain_fp8_cache(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, kv_cache_element_bytes=FP8_ELEMENT_BYTES)
     assert plan_on_gpus(pair, [EIGHT_A100], None).chosen.product == "NVIDIA-A100-SXM4-80GB"
+
+
+def test_experts_cut_within_a_block_have_no_kernel_on_ampere(make_pair: PairFactory) -> None:
+    fp8 = find_geometry("Qwen/Qwen3-235B-A22B-FP8")
+    pair = replace(make_pair("BF16", None), target=fp8, target_precision=None)
+    with pytest.raises(PlanError, match="cut within a block") as refused:
+        plan_on_gpus(pair, [EIGHT_A100], 8)
+    assert (refused.value.field, refused.value.value) == ("parallelism.tensor", 8)
+    assert plan_on_gpus(pair, [EIGHT_A100], 4).chosen.tensor == 4
+    assert plan_on_gpus(pair, [EIGHT_H100], 8).chosen.tensor == 8
+    whole = PlanOptions(spread=Parallelism(expert=True))
+    assert plan_on_gpus(pair, [EIGHT_A100], 8, whole).chosen.tensor == 8
 
 
 def test_sparse_attention_is_refused_on_ampere(make_pair: PairFactory) -> None:
