@@ -58,3 +58,9 @@ def test_values_may_follow_one_another_as_kubectl_takes_them() -> None:
 def test_whoever_reads_less_may_ask_for_less() -> None:
     with pytest.raises(UnreadableTextError, match="has more than 1 KiB"):
         parse_json("1" + " " * 1024, most_bytes=1024)
+
+
+def test_a_number_has_no_more_digits_than_one_that_can_be_computed_with() -> None:
+    assert parse_json("1" * 308) == int("1" * 308)
+    with pytest.raises(UnreadableTextError, match="has 309 digits"):
+        parse_json("1" * 309)

@@ -109,3 +109,9 @@ def test_documents_before_one_that_is_wrong_are_read() -> None:
     assert next(documents) == {"a": 1}
     with pytest.raises(UnreadableTextError, match="line 4"):
         next(documents)
+
+
+def test_an_alias_may_stand_for_a_single_value_and_a_mapping_be_merged_of_two() -> None:
+    text = "a: &a 1\nb: *a\nc: &c {d: 2}\ne: &e {f: 3}\ng:\n  <<: *c\n  <<: *e\n"
+    (found,) = parse_yaml(text)
+    assert (found["b"], found["g"]) == (1, {"d": 2, "f": 3})
