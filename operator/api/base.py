@@ -22,6 +22,8 @@ class ApiModel(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         frozen=True,
+        # A plan needs few of all models; each is built when it is first used.
+        defer_build=True,
         extra="forbid",
         use_attribute_docstrings=True,
     )
