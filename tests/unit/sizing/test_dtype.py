@@ -8,19 +8,9 @@ from specdecode_operator.sizing.choice.plan import plan_on_gpus
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind, estimate, find_correction
 from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Pair
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair
 from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
-
-LIMITS = EngineLimits(
-    max_model_len=8192,
-    max_num_seqs=256,
-    max_num_batched_tokens=8192,
-    block_size=16,
-    kv_cache_element_bytes=None,
-    memory_utilization_percent=92,
-    enforce_eager=False,
-    min_concurrency=1,
-)
+from tests.support.llama import ARTICLE_LIMITS
 
 
 def budget(**changes: object) -> Budget:
@@ -29,7 +19,7 @@ def budget(**changes: object) -> Budget:
     device = find_device("NVIDIA-H200")
     assert target is not None
     assert device is not None
-    limits = replace(LIMITS, **changes)  # type: ignore[arg-type]
+    limits = replace(ARTICLE_LIMITS, **changes)  # type: ignore[arg-type]
     pair = Pair(target, Precision.BF16, draft, Precision.BF16, "draft_model", 5, limits)
     return estimate(pair, device, 1)
 
@@ -52,11 +42,11 @@ def test_whatever_model_takes_the_place_of_another_computes_in_the_same_type() -
     target, other = (find_geometry(f"meta-llama/Llama-3.{each}-Instruct") for each in ("1-8B", "2-1B"))
     assert target is not None
     assert other is not None
-    limits = replace(LIMITS, dtype_bytes=FLOAT32_BYTES)
+    limits = replace(ARTICLE_LIMITS, dtype_bytes=FLOAT32_BYTES)
     pair = Pair(target, Precision.BF16, None, None, "none", 0, limits)
     assert replace(pair, target=other, draft=other).target.dtype_bytes == FLOAT32_BYTES
     assert replace(pair, draft=other).draft.dtype_bytes == FLOAT32_BYTES  # type: ignore[union-attr]
-    assert replace(pair, limits=LIMITS).target.dtype_bytes == target.dtype_bytes
+    assert replace(pair, limits=ARTICLE_LIMITS).target.dtype_bytes == target.dtype_bytes
 
 
 def test_an_engine_in_16_bits_says_nothing_of_one_in_float32() -> None:
@@ -64,21 +54,21 @@ def test_an_engine_in_16_bits_says_nothing_of_one_in_float32() -> None:
     device = find_device("NVIDIA-H200")
     assert target is not None
     assert device is not None
-    pair = Pair(target, Precision.BF16, None, None, "none", 0, LIMITS)
+    pair = Pair(target, Precision.BF16, None, None, "none", 0, ARTICLE_LIMITS)
     entry = CalibrationEntry(**asdict(engine_kind(pair, device.product, 1)), residual_bytes=2**30)
     measured = replace(pair, calibration=Calibration((entry,)))
     assert find_correction(measured, device, TENSOR_ONLY) is not None
-    in_float32 = replace(measured, limits=replace(LIMITS, dtype_bytes=FLOAT32_BYTES))
+    in_float32 = replace(measured, limits=replace(ARTICLE_LIMITS, dtype_bytes=FLOAT32_BYTES))
     assert find_correction(in_float32, device, TENSOR_ONLY) is None
 
 
 def test_what_does_not_fit_in_float32_is_told_of_16_bits() -> None:
     target = find_geometry("meta-llama/Llama-3.1-70B-Instruct")
     assert target is not None
-    pair = Pair(target, Precision.BF16, None, None, "none", 0, replace(LIMITS, dtype_bytes=FLOAT32_BYTES))
+    pair = Pair(target, Precision.BF16, None, None, "none", 0, replace(ARTICLE_LIMITS, dtype_bytes=FLOAT32_BYTES))
     plan = plan_on_gpus(pair, [GpuPool("NVIDIA-H200", 8)], 2)
     assert "serving.dtype: auto" in [fix.change for fix in plan.fixes]
-    long = replace(LIMITS, max_model_len=131_072, min_concurrency=64)
+    long = replace(ARTICLE_LIMITS, max_model_len=131_072, min_concurrency=64)
     half = plan_on_gpus(replace(pair, limits=long), [GpuPool("NVIDIA-H200", 8)], 2)
     assert half.fixes
     assert "serving.dtype" not in " ".join(fix.change for fix in half.fixes)
