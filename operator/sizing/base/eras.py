@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import gib_to_bytes
 from specdecode_operator.versions.table import SIZED_VERSIONS, release, version_facts
 
@@ -89,7 +90,7 @@ def sizing_facts(version: str) -> Mapping[str, Any]:
         raise SizingError("vllm_version", version, "write it as 0.32.0") from None
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def find_era(version: str, method: str = "none", model: ModelTraits = DENSE_MODEL) -> Era:
     """Return the rules of a vLLM version such as ``0.19.1``; newer ones than are known follow the newest.
 

@@ -1,10 +1,11 @@
 """What could be served in place of what was asked for: other checkpoints, smaller drafts, draft heads."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.choice.precision_rules import NOTHING_NAMED, Available
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models, published_heads
 from specdecode_operator.sizing.families.config import head_from_config
@@ -41,7 +42,7 @@ def alternatives_to(pair: Pair, available: Available) -> Alternatives:
     return Alternatives(available, heads=known_heads(pair.target.name))
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def known_heads(target_id: str) -> tuple[DraftHead, ...]:
     """Return the published heads that were made for the target with exactly this hub id, the first of each size.
 

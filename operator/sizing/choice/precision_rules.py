@@ -9,10 +9,11 @@ refused ("does not match the quantization method specified", config/model.py).
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import Experts, LatentAttention, SelfAttention
@@ -128,7 +129,7 @@ def dtype_problem(geometry: ModelGeometry, precision: Precision, dtype: str) -> 
     return None
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def kernel_note(product: str, precision: Precision) -> str | None:
     """Return what a GPU product does with a precision where that is less than users expect, else None."""
     generation = _generation(product)

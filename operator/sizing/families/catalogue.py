@@ -5,11 +5,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from specdecode_operator.sizing.base.datafiles import data_files, read_data
 from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.heads import method_of_head
 from specdecode_operator.sizing.model.geometry import ModelGeometry
@@ -45,7 +46,7 @@ class PublishedHead:
     source: str  # Where its makers name it and its target
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | None:
     """Return the geometry of the model with exactly this hub id, or None.
 

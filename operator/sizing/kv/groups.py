@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import PlanError, SizingError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
 from specdecode_operator.sizing.kv.pages import (
@@ -78,7 +79,7 @@ class KvGrouping:
         return sum(group.blocks_per_request(max_model_len) for group in groups)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_REMEMBERED)
 def stage_groups(stages: tuple[Layers, ...], settings: KvSettings) -> tuple[KvGrouping, ...]:
     """Return how the engine divides the KV cache of each pipeline stage.
 

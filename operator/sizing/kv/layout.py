@@ -1,11 +1,12 @@
 """Where weights and KV cache of a pair lie: by pipeline stage, on one rank of it."""
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import named
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.kv.groups import KvGrouping, stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
@@ -73,7 +74,7 @@ def parameter_weights(pair: Pair, tensor: int) -> StageWeights:
     return StageWeights(loaded.target_bytes - added, loaded.draft_bytes)
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _stage_weights(
     target: ModelGeometry,
     target_precision: Precision,
@@ -88,7 +89,7 @@ def _stage_weights(
     return tuple(loaded)
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _target_bytes(target: ModelGeometry, precision: Precision, split: Parallelism) -> tuple[int, ...]:
     """Return the target's part of each stage, whatever draft stands beside it."""
     return tuple(
@@ -96,7 +97,7 @@ def _target_bytes(target: ModelGeometry, precision: Precision, split: Parallelis
     )
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _draft_bytes(target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism) -> int:
     return sum(draft_parts(target, draft, precision, split).values())
 
@@ -158,7 +159,7 @@ def cache_layout(pair: Pair, split: Parallelism) -> tuple[KvGrouping, ...]:
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _layout(  # noqa: PLR0913, PLR0917 (the key of the cache: all that a layout depends on)
     target: ModelGeometry,
     draft: ModelGeometry | None,
@@ -201,7 +202,7 @@ def kv_bytes_per_token(pair: Pair, split: Parallelism) -> int:
     )
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _kv_bytes_per_token(
     target: ModelGeometry, draft: ModelGeometry | None, tensor: int, pipeline: int, element_bytes: int | None
 ) -> int:

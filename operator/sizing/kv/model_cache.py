@@ -1,10 +1,11 @@
 """What the layers of target and draft keep of a sequence, on one rank."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.formula import named
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import (
@@ -28,7 +29,7 @@ _SCALED_TOGETHER: Final = 128
 """Numbers of an FP8 vector that share a scale (vLLM, DeepseekV32Indexer.quant_block_size)."""
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def cached_layers(
     target: ModelGeometry, draft: ModelGeometry | None, tensor: int, pipeline: int, element_bytes: int | None
 ) -> tuple[tuple[LayerRun, ...], ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from specdecode_operator.sizing.base.eras import sizing_facts
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.kv.layers import KvLayer
 
 
@@ -23,7 +24,7 @@ class KvRules:
     exports_checkpoints: bool
 
 
-@lru_cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def kv_rules(version: str) -> KvRules:
     """Return the rules of a vLLM version such as ``0.19.1``; a newer one than is known follows all of them."""
     return KvRules(**sizing_facts(version)["kv_cache"])

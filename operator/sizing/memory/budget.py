@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.devices import Device, memory_coefficients
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, find_era
 from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.groups import KvGrouping
 from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
@@ -294,7 +295,7 @@ def refuse_bad_split(pair: Pair, split: Parallelism | int) -> None:
         raise PlanError(bad.field, bad.value, bad.message)
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _bad_split(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it depends on)
     target: ModelGeometry,
     target_precision: Precision,

@@ -7,10 +7,11 @@ either what stands around an attention, or what stands around the feed-forward l
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import memory_coefficients
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import (
@@ -84,7 +85,7 @@ class _Step:
     context_width: int
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _step(model: ModelGeometry, stage: Stage, precision: Precision, split: Parallelism) -> _Step:
     layers = [layer for layer, _ in stage.distinct_layers]
     widths = [sum(_alive_inside(mixer, split.tensor) for mixer in layer.mixers) for layer in layers]

@@ -1,11 +1,12 @@
 """What the engine takes beside torch's tensors: libraries and CUDA graphs, and what it needs outside the budget."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner, Sampler
 from specdecode_operator.sizing.base.formula import named
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.memory.buffers import state_bytes
 from specdecode_operator.sizing.memory.sampling import verification_bytes
@@ -143,7 +144,7 @@ def _largest_graph(pair: Pair) -> int:
     return min(limits.max_graph_tokens or own, limits.max_num_batched_tokens)
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _sizes(top: int) -> tuple[int, ...]:
     return (*(size for size in (1, 2, 4) if size <= top), *range(8, min(top + 1, 256), 8), *range(256, top + 1, 16))
 

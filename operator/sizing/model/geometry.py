@@ -2,9 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
 from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.model.layers import (
     DenseMlp,
     Experts,
@@ -149,7 +150,7 @@ def computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
     return geometry if geometry.dtype_bytes == dtype_bytes else _computed_in(geometry, dtype_bytes)
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
     return replace(geometry, dtype_bytes=dtype_bytes)
 

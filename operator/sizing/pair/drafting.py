@@ -1,10 +1,11 @@
 """A draft as the engine makes it beside its target, and how many tokens it can be asked for."""
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.families.heads import TOKEN_ID_BYTES
 from specdecode_operator.sizing.families.prediction import mtp_head
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
@@ -36,7 +37,7 @@ def _of_one_maker(draft: ModelGeometry, target: ModelGeometry) -> bool:
     return len(makers) == 2 and makers[0] == makers[1]  # noqa: PLR2004  both have one
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def prediction_draft(target: ModelGeometry, num_speculative_tokens: int) -> ModelGeometry:
     """Return the draft that a target's own layers for multi-token prediction make.
 
@@ -56,7 +57,7 @@ def prediction_draft(target: ModelGeometry, num_speculative_tokens: int) -> Mode
     return draft
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def fitted_draft(
     draft: ModelGeometry, target: ModelGeometry, num_speculative_tokens: int, least_positions: int = 0
 ) -> ModelGeometry:

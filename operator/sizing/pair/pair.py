@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.eras import (
@@ -14,6 +14,7 @@ from specdecode_operator.sizing.base.eras import (
     sizing_facts,
 )
 from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
 from specdecode_operator.sizing.model.rope import stretched_length
@@ -106,7 +107,7 @@ TENSOR_ONLY: Final = Parallelism()
 """Neither stages, nor copies, nor spread experts."""
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _parallelism(tensor: int, pipeline: int, data: int, expert: bool) -> Parallelism:
     return Parallelism(tensor, pipeline, data, expert)
 
@@ -196,7 +197,7 @@ def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     return fitted_draft(pair.draft, pair.target, pair.num_speculative_tokens, least_positions), precision
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _era(version: str, method: str, target: ModelGeometry, precision: Precision) -> Era:
     mixers = [mixer for layer, _ in target.distinct_layers for mixer in layer.mixers]
     has_states = not all(isinstance(mixer, SelfAttention | LatentAttention) for mixer in mixers)
@@ -208,7 +209,7 @@ _STRETCHED_IN_FILE: Final = "Gemma3"
 """Its max_position_embeddings is multiplied already (vLLM, config/model.py, _get_and_verify_max_len)."""
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def longest_sequence(model: ModelGeometry, version: str) -> int:
     """Return the longest sequence in tokens that a version of vLLM takes of a model."""
     if model.architecture.startswith(_STRETCHED_IN_FILE):

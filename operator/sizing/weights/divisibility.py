@@ -1,9 +1,10 @@
 """Which tensor parallelism a model can be split into."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.problems import Problem
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import (
     DeltaNet,
@@ -37,7 +38,7 @@ _STATE_KEYS: Final = {
 """What files call heads and groups of Mamba 2, where it is not mamba_n_heads and mamba_n_groups."""
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def tensor_problems(  # noqa: PLR0913 (the key of the cache)
     geometry: ModelGeometry,
     tensor: int,

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import Layer
 
@@ -28,7 +29,7 @@ def whole_model(geometry: ModelGeometry) -> Stage:
     return stages(geometry, 1)[0]
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def stages(geometry: ModelGeometry, pipeline: int) -> tuple[Stage, ...]:
     """Return the stages that a model is cut into.
 

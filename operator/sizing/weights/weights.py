@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from enum import Enum, auto
-from functools import cache
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.formula import named
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.layers import Layer, SelfAttention
@@ -97,7 +98,7 @@ def copied_bytes(geometry: ModelGeometry, tensor: int) -> int:
     return elements * geometry.dtype_bytes
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def allocation_bytes(geometry: ModelGeometry, precision: Precision, split: Split, *, stage: Stage | None = None) -> int:
     """Return what torch's allocator takes beyond the weights: part of what "Model loading took" says.
 
@@ -134,7 +135,7 @@ def _rounding(tensor_bytes: int) -> int:
     return rest if rest <= _SPLIT_FROM else 0
 
 
-@cache
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, stage: Stage, tables: Tables) -> int:
     return sum(weight_parts(geometry, precision, split, stage, tables).values())
 
