@@ -27,7 +27,7 @@ from specdecode_operator.migration.builder import MigrationError, Outcome, Setti
 from specdecode_operator.migration.engine import find_platform, note_defaults, note_user, take_cpu, take_image
 from specdecode_operator.migration.environment import secret_keys, take_variables
 from specdecode_operator.migration.models import take_models
-from specdecode_operator.migration.pod import note_selecting, take_metadata, take_pod, take_product
+from specdecode_operator.migration.pod import ask_for_files, note_selecting, take_metadata, take_pod, take_product
 from specdecode_operator.migration.secrets import withhold_secrets
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
 from specdecode_operator.migration.serving import take_flags, take_tls
@@ -190,6 +190,7 @@ def _take_server(server: _Server, workload: Workload, engine_version: str | None
     take_speculation(speculative, builder, profile)
     omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
+    ask_for_files(read_arguments(omitted.arguments, profile), container, builder)
     env = take_variables(container, command, builder, profile)
     take_pod(pod, container, env, omitted, builder)
     _take_split(server.gpus * workload.nodes, builder)

@@ -9,7 +9,7 @@ from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.migration.environment import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
-from specdecode_operator.migration.pod import Omitted
+from specdecode_operator.migration.pod import Omitted, mount_of
 from specdecode_operator.migration.server_command import container_commands, plain_environment
 from specdecode_operator.migration.shell import ScriptError
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
@@ -177,7 +177,7 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
     if not model.startswith(("/", "./", "~")):
         return Location(model)
     path = model.rstrip("/")
-    mount = _mount(path, container)
+    mount = mount_of(path, container)
     name = None if mount is None else name_of(mount)
     if fetched := _download(path, [*objects(pod, "initContainers"), container]):
         return replace(fetched, volume=name)
@@ -200,13 +200,6 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
         host, _, inside = host.rstrip("/").rpartition("/")
     at_root = None if inside else "is the claim's root: put the model into a folder of the claim, and name the folder"
     return Location(inside or model, claim=claim, host_path=host, volume=name, problem=at_root)
-
-
-def _mount(path: str, container: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The mount that a path lies under, the deepest first."""
-    mounts = [each for each in objects(container, "volumeMounts") if each.get("mountPath")]
-    above = [each for each in mounts if f"{path}/".startswith(f"{str(each['mountPath']).rstrip('/')}/")]
-    return max(above, key=lambda each: len(str(each["mountPath"])), default=None)
 
 
 def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | None:

@@ -1,7 +1,9 @@
 """Takes the rest of a pod into ``spec.podTemplate``."""
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +12,7 @@ from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.kube.pod_policy import needed_grants
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
+from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
@@ -43,6 +46,16 @@ _OF_OPERATOR: Final = {
     "ports": "the one port is spec.serving.port, by the name http",
 }
 
+_FILE: Final = re.compile(r"(?:/|\.{1,2}/|~)[^\s{}]+|[^\s{}:]+\.(?:jinja2?|j2|py|json|ya?ml|txt)")
+"""How files look in arguments: by their path, or by their ending."""
+
+_NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints"})
+"""Flags whose values are paths of addresses."""
+
+_ADAPTERS: Final = "--lora-modules"
+_OF_IMAGE: Final = "/vllm-workspace/"
+"""Folder of vLLM's images with its examples: the new engine runs the same image."""
+
 
 @dataclass
 class Omitted:
@@ -59,6 +72,46 @@ class Omitted:
 
     arguments: list[str]
     """Arguments that are passed on: a mount that one of them names is kept."""
+
+
+def mount_of(path: str, container: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the mount that a path lies under, the deepest first."""
+    mounts = [each for each in objects(container, "volumeMounts") if each.get("mountPath")]
+    above = [each for each in mounts if f"{path}/".startswith(f"{str(each['mountPath']).rstrip('/')}/")]
+    return max(above, key=lambda each: len(str(each["mountPath"])), default=None)
+
+
+def ask_for_files(passed_on: Iterable[Argument], container: Mapping[str, Any], builder: SpecBuilder) -> None:
+    """Ask for each file that an argument names and no mount of the container holds: the new pod has none of it."""
+    message = (
+        "lies in the image, or on its machine: mount it in spec.podTemplate, from a ConfigMap or a"
+        " PersistentVolumeClaim, and name its path there"
+    )
+    for given in passed_on:
+        for file in _files(given):
+            path = file if file.startswith(("/", "~")) else f"{container.get('workingDir') or ''}/{file}"
+            mount = mount_of(path, container)
+            held = mount is not None and str(mount["mountPath"]).rstrip("/") not in OWN_MOUNTS
+            if not held and not (container.get("image") and file.startswith(_OF_IMAGE)):
+                builder.decide("spec.engine.extraArgs", f"{given.name} {file}"[:96], message)
+
+
+def _files(given: Argument) -> Iterator[str]:
+    """Return the files that an argument names."""
+    if given.path or given.name in _NO_FILES:
+        return
+    for value in given.values:
+        if given.name != _ADAPTERS:
+            if _FILE.fullmatch(value):
+                yield value
+            continue
+        # NAME=PATH or {"name": …, "path": …} (entrypoints/openai/cli_args.py, LoRAParserAction)
+        adapter: Any = {}
+        with suppress(ValueError, RecursionError):
+            adapter = json.loads(value)
+        path = mapping({"": adapter}, "").get("path") or value.partition("=")[2]
+        if path and "$(" not in value:
+            yield str(path)
 
 
 def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:

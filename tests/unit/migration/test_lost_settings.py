@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.migration.convert import Migration, migrate
+from specdecode_operator.migration.convert import Migration, migrate, migrate_workload
 from specdecode_operator.migration.older_settings import FLAGS, VARIABLES, older_variable
+from specdecode_operator.migration.sources.command_line import read_words
 from specdecode_operator.migration.speculation import OLD_KEYS
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, asked, engine
@@ -298,3 +299,36 @@ def test_successors_are_there(version: str) -> None:
 def test_exit_codes(specdecode: Specdecode, write: WriteObject) -> None:
     assert specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, "--swap-space=1"))).exit_code == 0
     assert specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, "--rope-theta=1"))).exit_code == INVALID
+
+
+FILES = {
+    "an adapter": ["--enable-lora", "--lora-modules", "a=/loras/a"],
+    "an adapter in JSON": ["--enable-lora", "--lora-modules", '{"name": "a", "path": "/loras/a"}'],
+    "a template": ["--chat-template", "./loras/a"],
+    "a template by its ending": ["--chat-template=loras/a.jinja"],
+    "a plugin": ["--tool-parser-plugin", "/loras/a.py"],
+}
+
+
+@pytest.mark.parametrize("flags", FILES.values(), ids=FILES)
+def test_a_file_that_no_mount_holds_is_a_decision(flags: list[str]) -> None:
+    (decision,) = imported(*flags).decisions
+    assert decision.field == "spec.engine.extraArgs"
+    assert "loras/a" in decision.value
+    assert migrate_workload(read_words(["vllm", "serve", LLAMA_8B, *flags])).decisions
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--enable-lora", "--lora-modules", "a=/held/a"],
+        ["--chat-template", "/held/a.jinja"],
+        ["--chat-template", "{{ a / b }}.jinja"],
+        ["--chat-template", "/vllm-workspace/examples/tool_chat_template_hermes.jinja"],
+        ["--root-path", "/v1"],
+    ],
+)
+def test_a_file_that_goes_on_with_its_mount_or_its_image_is_none(flags: list[str]) -> None:
+    body = engine(LLAMA_8B, *flags, volumeMounts=[{"name": "held", "mountPath": "/held"}])
+    body["spec"]["template"]["spec"]["volumes"] = [{"name": "held", "configMap": {"name": "held"}}]
+    assert not migrate(body).decisions
