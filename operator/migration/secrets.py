@@ -11,10 +11,16 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(
     r"(?:^|[_-])(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)$"
-    r"|[_-]PWD$",
+    r"|[_-]PWD$|(?:^|[_-])(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:V?\d+)?(?:[_-]|$)",
     re.IGNORECASE,
 )
 """How variables are called whose value is a secret."""
+
+_PERHAPS: Final = re.compile(r"(?:^|[_-])(?:TOKEN|KEY)(?:V?\d+)?(?:[_-]|$)", re.IGNORECASE)
+"""How variables are called whose value is a secret, unless it is a number or a switch."""
+
+_ABOUT: Final = re.compile(r"[_-](?:FILE|PATH|DIR|NAME)$", re.IGNORECASE)
+_SETTING: Final = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?|true|false|on|off|yes|no|none|auto", re.IGNORECASE)
 
 _VALUE: Final = re.compile(
     r"(?P<address>\b[a-z][a-z0-9+.-]{0,31}://)[^\s/@:]{0,512}:[^\s/@]{1,512}@"
@@ -29,13 +35,22 @@ _VALUE: Final = re.compile(
 """How tokens of the hub, of model services, of repositories and clouds look, passwords in addresses, and secrets in
 JSON and options, by their keys."""
 
+_FLAG: Final = (
+    r"--?[\w.-]{0,64}(?i:secret|passw(?:or)?d|passphrase|credentials?|token"
+    r"|(?:api|access|auth|encryption|master|private|secret|signing)[_-]?key)"
+)
+_NO_VALUE: Final = r"(?![\"']?[-$/<>|&;])"
+_BEHIND_FLAG: Final = re.compile(rf"(?<![\w.-])({_FLAG}[ \t]{{1,8}}){_NO_VALUE}(?:\"[^\"]*\"|'[^']*'|[^\s\"']+)")
+"""A flag of a password in a line of a shell, with the value behind it; a variable or a file is none."""
+
 _WITHHELD: Final = "WITHHELD"
 _MESSAGE: Final = "stands there as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
 
 
 def is_secret_variable(name: str, value: str) -> bool:
     """Return whether a variable holds a secret, by its name or by what it looks like."""
-    return bool(value) and (_NAME.search(name) is not None or _VALUE.search(value) is not None)
+    by_name = _NAME.search(name) or (_PERHAPS.search(name) and not _SETTING.fullmatch(value))
+    return bool(value) and (bool(by_name and not _ABOUT.search(name)) or _VALUE.search(value) is not None)
 
 
 def without_secrets(text: str) -> str:
@@ -73,10 +88,25 @@ def _without(value: Any, path: str, builder: "SpecBuilder") -> Any:
     if isinstance(value, dict):
         return {key: _without(part, f"{path}.{key}", builder) for key, part in value.items()}
     if isinstance(value, list):
-        return [_without(part, f"{path}[{index}]", builder) for index, part in enumerate(value)]
-    if isinstance(value, str) and _VALUE.search(value):
-        builder.decide(
-            path, without_secrets(value)[:64], "holds a secret as plain text: put it into a Secret, or remove it"
-        )
-        return without_secrets(value)
+        before = ["", *value]
+        return [
+            _withheld(f"{path}[{index}]", f"{flag} {_WITHHELD}", _WITHHELD, builder)
+            if _is_behind_flag(flag, part)
+            else _without(part, f"{path}[{index}]", builder)
+            for index, (flag, part) in enumerate(zip(before, value, strict=False))
+        ]
+    if isinstance(value, str):
+        cleaned = _BEHIND_FLAG.sub(rf"\1{_WITHHELD}", without_secrets(value))
+        return value if cleaned == value else _withheld(path, cleaned, cleaned, builder)
     return value
+
+
+def _is_behind_flag(flag: Any, value: Any) -> bool:
+    """Return whether a word is the value of a flag for a password."""
+    both = isinstance(flag, str) and isinstance(value, str)
+    return both and re.fullmatch(_FLAG, flag) is not None and re.match(rf"{_NO_VALUE}.", value) is not None
+
+
+def _withheld(path: str, shown: str, cleaned: str, builder: "SpecBuilder") -> str:
+    builder.decide(path, shown[:64], "holds a secret as plain text: put it into a Secret, or remove it")
+    return cleaned

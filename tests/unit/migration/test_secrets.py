@@ -48,6 +48,13 @@ SERVERS = {
         LLAMA_8B, "-sc", f'{{"method": "ngram", "num_speculative_tokens": 2, "api_key": "{PASSWORD}"}}'
     ),
     "a short word for a password": env(DB_PASS=PASSWORD, DB_PWD=PASSWORD),
+    "a word within a name": env(API_SECRET_V2=PASSWORD),
+    "a numbered token": env(TOKEN_2=PASSWORD, SIGNING_KEY=PASSWORD),
+    "the value behind a flag of a sidecar": sidecar(args=["--redis-password", PASSWORD]),
+    "the value behind a flag of a script": sidecar(command=["sh", "-c", f"proxy --password '{PASSWORD}' --port 1"]),
+    "the value behind a flag of a probe": sidecar(
+        livenessProbe={"exec": {"command": ["check", "--api-key", PASSWORD]}}
+    ),
     "broken JSON": engine(LLAMA_8B, "-sc", f"{{{SECRET}"),
     "a variable of a sidecar": sidecar(env=[{"name": "API_KEY", "value": PASSWORD}]),
     "an argument of a sidecar": sidecar(args=["--token", SECRET]),
@@ -121,7 +128,23 @@ def test_an_argument_that_only_looks_like_one_is_kept(argument: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "TOKENIZERS_PARALLELISM", "KEY_LENGTH", "NCCL_NET"]
+    "args",
+    [
+        ["--password", "$(PASSWORD)"],
+        ["--token", "/var/run/token"],
+        ["--token", "--port", "1"],
+        ["--password-file", "file"],
+        ['proxy --password $PASSWORD --api-key "$KEY" --token </run/token'],
+    ],
+)
+def test_a_flag_without_a_password_behind_it_is_kept(args: list[str]) -> None:
+    migration = migrate(sidecar(args=args))
+    assert not migration.decisions
+    assert migration.body["spec"]["podTemplate"]["spec"]["containers"][-1]["args"] == args
+
+
+@pytest.mark.parametrize(
+    "name", ["VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "TOKENIZERS_PARALLELISM", "KEY_LENGTH", "NCCL_NET", "SECRET_FILE"]
 )
 def test_a_setting_with_such_a_word_in_its_name_is_none(name: str) -> None:
     migration = migrate(env(**{name: "7"}))
