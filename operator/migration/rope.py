@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from specdecode_operator.api.values import RopeType
 from specdecode_operator.engine.arguments import HF_OVERRIDES
+from specdecode_operator.engine.rules.config_overrides import positions_of
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import SpecBuilder
+from specdecode_operator.sizing.families.catalogue import find_entry
 
 _FIELD: Final = "target.ropeScaling"
 _ROPE: Final = frozenset({"rope_parameters", "rope_scaling"})
@@ -16,11 +18,12 @@ _LONGEST: Final = "max_position_embeddings"
 _ORIGINAL: Final = "original_max_position_embeddings"
 _ORIGINAL_FIELD: Final = "originalMaxPositionEmbeddings"
 _KEYS: Final = frozenset({"rope_type", "type", "factor", _ORIGINAL})
+_THETA: Final = "rope_theta"
 _MOST_FACTOR: Final = 10_000
 
 
-def take_rope_scaling(given: Argument, builder: SpecBuilder) -> bool:
-    """Take ``--hf-overrides`` that says a scaling and nothing else; return whether it does."""
+def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool:
+    """Take ``--hf-overrides`` that says a scaling of a model and nothing else; return whether it does."""
     if given.name != HF_OVERRIDES or not given.known:
         return False
     try:
@@ -29,16 +32,18 @@ def take_rope_scaling(given: Argument, builder: SpecBuilder) -> bool:
         return False
     for key in reversed(given.path):
         said = {key: said}
-    scaling = _scaling(said) if isinstance(said, dict) else None
+    scaling = _scaling(said, model) if isinstance(said, dict) else None
     if scaling is None:
         return False
     builder.take(given.text, _FIELD, scaling, "the model's own rope_theta is kept")
     return True
 
 
-def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
     rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
-    if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST} or not rope.keys() <= _KEYS:
+    if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST}:
+        return None
+    if not rope.keys() <= _KEYS | ({_THETA} if _has_theta(model, rope.get(_THETA)) else set()):
         return None
     kind, factor, original = rope.get("rope_type", rope.get("type")), rope.get("factor"), rope.get(_ORIGINAL)
     is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
@@ -54,3 +59,9 @@ def _scaling(said: Mapping[str, Any]) -> dict[str, Any] | None:
     reached = said.get(_LONGEST)
     same = reached is None or (isinstance(original, int) and reached == math.ceil(original * factor))
     return scaling if same else None
+
+
+def _has_theta(model: str, theta: Any) -> bool:
+    """Return whether a base is the model's own, which the field keeps; that of an unknown model is not."""
+    entry = find_entry(model)
+    return entry is not None and theta is not None and positions_of(entry.config).get(_THETA) == theta

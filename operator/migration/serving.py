@@ -81,6 +81,7 @@ def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfi
     """Take each flag to its place; return those of model and speculation, which belong together."""
     left: list[Argument] = []
     extra: list[str] = []
+    model = next((each.value for name in ("", "--model") for each in reversed(flags) if each.name == name), "")
     for given in _key_by_key(flags):
         if given.name in OF_MODELS or _OF_SPECULATION.match(given.name):
             left.append(given)
@@ -93,7 +94,7 @@ def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfi
             builder.take(given.text, _COMPILATION_FIELDS[given.path[0]], value)
         elif given.name in SECRET_FLAGS:
             _take_secret(given, builder, secrets)
-        elif take_rope_scaling(given, builder):
+        elif take_rope_scaling(given, model, builder):
             continue
         elif given.known and not given.path and given.name in _FIELDS:
             _take_plain(given, builder)

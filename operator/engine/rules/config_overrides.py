@@ -53,7 +53,7 @@ class ConfigOverrides:
         """
         if self.scaling is not None:
             return self._scaled(config, self.scaling)
-        theta, rope = _positions(config).get(_THETA), _rope_of(_text_of(self.given))
+        theta, rope = positions_of(config).get(_THETA), _rope_of(_text_of(self.given))
         if rope and theta is not None and rope.get(_THETA) is None and not _is_nested(rope):
             message = (
                 f"its rope parameters take the place of all, and so drop the model's {_THETA} {theta}: use"
@@ -68,7 +68,7 @@ class ConfigOverrides:
         The longest sequence stands among them for YaRN: from 0.30 on vLLM does not multiply it by the factor
         (config/model.py, _get_and_verify_max_len).
         """
-        known = _positions(config)
+        known = positions_of(config)
         if _is_nested(_rope_of(_text_of(config))) or known.get(_OF_WINDOWS) is not None:
             raise _refusal(
                 self.field,
@@ -171,7 +171,7 @@ def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def positions_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's keys, and on top those of its rope parameters."""
     text = _text_of(config)
     return {**text, **_rope_of(text)}

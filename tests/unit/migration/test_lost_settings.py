@@ -37,6 +37,7 @@ def decided(migration: Migration) -> str:
         ["--hf-overrides", f'{{"rope_scaling": {YARN}, "max_position_embeddings": 131072}}'],
         [f'--hf-overrides={{"rope_parameters": {YARN}}}'],
         ["--hf-overrides.rope_parameters", YARN],
+        ["--hf-overrides", f'{{"rope_parameters": {YARN[:-1]}, "rope_theta": 1000000}}}}'],
     ],
 )
 def test_a_longer_rope_becomes_its_field(specdecode: Specdecode, write: WriteObject, flags: list[str]) -> None:
@@ -73,8 +74,9 @@ def test_a_rope_that_no_field_says_is_never_lost_in_silence(
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 40960}},
         {"rope_parameters": {"rope_type": "linear", "factor": 1.23456}},
         {"rope_parameters": json.loads(YARN), "max_position_embeddings": 65536},
+        {"rope_parameters": json.loads(YARN) | {"rope_theta": 5000000}},
     ],
-    ids=["a length that it multiplies", "an original length", "a factor of many digits", "another length"],
+    ids=["a length that it multiplies", "an original length", "a factor of many digits", "another length", "a base"],
 )
 def test_a_rope_that_the_field_would_say_otherwise_stays_an_argument(overrides: dict[str, Any]) -> None:
     migration = migrate(engine("Qwen/Qwen3-32B", "--hf-overrides", json.dumps(overrides)))
