@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TextIO
 
@@ -82,6 +83,10 @@ def _lines(source: BinaryIO) -> Iterator[str]:
         yield line.decode(errors="replace")
 
 
+_MOST_NAMED: Final = 5
+"""Unknown models that standard error names; each has its own line in the results."""
+
+
 @dataclass
 class Lookup:
     """Models of cases that the catalogue lacks: read from a hub, if there is one, or remembered."""
@@ -114,7 +119,8 @@ class Lookup:
     def name_unknown(self) -> None:
         """Say on standard error all models at once that stayed unknown, and what would help."""
         if self.unknown:
-            names = ", ".join(map(shown, self.unknown))
+            more = len(self.unknown) - _MOST_NAMED
+            names = ", ".join(map(shown, islice(self.unknown, _MOST_NAMED))) + (f" and {more} more" if more > 0 else "")
             fix = "add --hub, or give model_config" if self.hub is None else "give model_config"
             typer.echo(f"not in the catalogue: {names}: {fix}", err=True)
 

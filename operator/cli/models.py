@@ -25,10 +25,9 @@ def list_command(
 ) -> None:
     """List the models of the catalogue and the published draft heads, with size and quantization."""
     from specdecode_operator.cli.plan.tables import aligned  # noqa: PLC0415
-    from specdecode_operator.sizing.families.catalogue import find_entry, known_models, published_heads  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import find_entry, hub_ids  # noqa: PLC0415
 
-    heads = {head.head: head for head in published_heads()}
-    ids = sorted(name for name in (*known_models(), *heads) if word.lower() in name.lower())
+    ids = [name for name in hub_ids() if word.lower() in name.lower()]
     rows = [_row(entry) for name in ids if (entry := find_entry(name)) is not None]
     if output is TextOrJson.JSON:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))

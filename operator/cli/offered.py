@@ -3,10 +3,9 @@
 
 def models(incomplete: str) -> list[str]:
     """Return the models and heads of the catalogue."""
-    from specdecode_operator.sizing.families.catalogue import known_models, published_heads  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import hub_ids  # noqa: PLC0415
 
-    heads = [each.head for each in published_heads()]
-    return _beginning(incomplete, [*known_models(), *heads])
+    return _beginning(incomplete, list(hub_ids()))
 
 
 def gpus(incomplete: str) -> list[str]:

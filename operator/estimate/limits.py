@@ -6,11 +6,11 @@ from typing import Any, Final
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.choice.other_models import matching_drafts
-from specdecode_operator.sizing.choice.precision_rules import dtype_problem, served_precision
+from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.vocabulary import ENGINE_DTYPES, Dtype, Method
+from specdecode_operator.vocabulary import ENGINE_DTYPES, Dtype, KvCacheDtype, Method
 
 _KERNEL_BLOCK_TOKENS: Final = 16
 """Blocks of every attention backend on GPUs are multiples of it (v1/attention/backends, MultipleOf)."""
@@ -29,6 +29,7 @@ def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair:
     """Raise CaseError with the first setting of a case that vLLM raises an error for."""
     _refuse_length(fields, pair.target)
     _refuse_dtype(fields, pair)
+    _refuse_cache_dtype(fields, pair.target)
     _refuse_requests(fields, pair)
     _refuse_blocks(fields, pair.target)
     if speculative is not None:
@@ -56,6 +57,11 @@ def _refuse_dtype(fields: CaseFields, pair: Pair) -> None:
     for model, precision in ((pair.target, pair.target_precision), (pair.draft, pair.draft_precision)):
         if model is not None and (message := dtype_problem(model, served_precision(model, precision), dtype)):
             raise fields.error("dtype", message)
+
+
+def _refuse_cache_dtype(fields: CaseFields, target: ModelGeometry) -> None:
+    if message := cache_dtype_problem(target, fields.text("kv_cache_dtype") or KvCacheDtype.AUTO):
+        raise fields.error("kv_cache_dtype", message)
 
 
 def _is_stretched(target: ModelGeometry) -> bool:

@@ -31,18 +31,13 @@ from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
-from specdecode_operator.sizing.choice.precision_rules import dtype_problem, served_precision
-from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.sizing.model.precision import Method as WeightMethod
+from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence, spread_problems
 from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Dtype, KvCacheDtype
-
-_SCALES_A_CACHE: Final = frozenset({WeightMethod.FP8, WeightMethod.MODELOPT})
-"""Checkpoint formats of which vLLM makes scales of the cache, asked for or not (BaseKVCacheMethod)."""
+from specdecode_operator.vocabulary import Dtype
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 
@@ -231,20 +226,8 @@ def _dtype_problems(facts: Facts) -> Iterator[Problem]:
 
 
 def _cache_dtype_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
-    """What vllm/model_executor/layers/attention/attention.py refuses, or no backend of latent attention takes.
-
-    vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8 and bfloat16, not fp8_e4m3, ModelOpt's.
-    """
-    target, wanted, checkpoint = pair.target, spec.serving.kv_cache_dtype, pair.target.checkpoint
-    own_fp8 = target.cache_element_bytes == FP8_ELEMENT_BYTES
-    message = None
-    if target.has_sparse_attention and own_fp8 and wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3):
-        message = f"{target.name} asks for fp8_e4m3, which vLLM refuses with sparse attention: write fp8 or bfloat16"
-    elif wanted is KvCacheDtype.FP8_E5M2 and any(isinstance(mixer, LatentAttention) for mixer in target.attentions):
-        message = f"{target.name} has latent attention, of which vLLM has no kernel for it: write fp8"
-    elif wanted is KvCacheDtype.FP8_E5M2 and checkpoint and (own_fp8 or checkpoint.method in _SCALES_A_CACHE):
-        message = f"vLLM refuses it with the checkpoint of {target.name}, whose format scales the cache: write fp8"
-    if message is not None:
+    wanted = spec.serving.kv_cache_dtype
+    if message := cache_dtype_problem(pair.target, wanted):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
 
 

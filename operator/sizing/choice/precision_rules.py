@@ -17,7 +17,7 @@ from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import Experts, LatentAttention, SelfAttention
-from specdecode_operator.sizing.model.precision import Scales
+from specdecode_operator.sizing.model.precision import Method, Scales
 from specdecode_operator.vocabulary import FLOAT32_BYTES, FP8_ELEMENT_BYTES, Dtype, KvCacheDtype, Precision
 
 ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
@@ -126,6 +126,27 @@ def dtype_problem(geometry: ModelGeometry, precision: Precision, dtype: str) -> 
             return f"{geometry.name} is served in {precision}, which vLLM multiplies in 16 bits: use auto"
         if any(isinstance(mixer, LatentAttention) for mixer in geometry.attentions):
             return f"{geometry.name} has latent attention, of which vLLM has no kernel in float32: use auto"
+    return None
+
+
+_SCALES_A_CACHE: Final = frozenset({Method.FP8, Method.MODELOPT})
+"""Checkpoint formats of which vLLM makes scales of the cache, asked for or not (BaseKVCacheMethod)."""
+
+
+def cache_dtype_problem(target: ModelGeometry, wanted: str) -> str | None:
+    """Return what vllm/model_executor/layers/attention/attention.py refuses, or no backend of latent attention takes.
+
+    vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8 and bfloat16, not fp8_e4m3, ModelOpt's.
+    """
+    checkpoint, own_fp8 = target.checkpoint, target.cache_element_bytes == FP8_ELEMENT_BYTES
+    if target.has_sparse_attention and own_fp8 and wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3):
+        return f"{target.name} asks for fp8_e4m3, which vLLM refuses with sparse attention: write fp8 or bfloat16"
+    if wanted != KvCacheDtype.FP8_E5M2:
+        return None
+    if any(isinstance(mixer, LatentAttention) for mixer in target.attentions):
+        return f"{target.name} has latent attention, of which vLLM has no kernel for it: write fp8"
+    if checkpoint and (own_fp8 or checkpoint.method in _SCALES_A_CACHE):
+        return f"vLLM refuses it with the checkpoint of {target.name}, whose format scales the cache: write fp8"
     return None
 
 

@@ -247,10 +247,14 @@ def _row(variant: _Variant, place: _Place) -> MatrixRow:
 
 def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanError | None:
     """Return why vLLM has no kernel for a pair on a GPU product; None where it has."""
-    cache_bytes = pair.limits.kv_cache_element_bytes or pair.target.cache_element_bytes
+    asked = pair.limits.kv_cache_element_bytes
+    cache_bytes = asked or pair.target.cache_element_bytes
     for model in [pair.target, *([] if pair.draft is None else [pair.draft])]:
         if (problem := kernel_problem(product, model, cache_bytes)) is not None:
-            return problem
+            if asked is not None or problem.field == PRODUCT_FIELD:
+                return problem
+            why = f"the checkpoint asks for an FP8 cache: {problem.message}"
+            return PlanError(problem.field, KvCacheDtype.AUTO.value, why)
         if not split.expert and (message := cut_experts_problem(product, model, split.tensor * split.data)):
             return PlanError(TENSOR_FIELD, split.tensor, message)
     return None

@@ -96,14 +96,21 @@ def known_models() -> tuple[str, ...]:
     return tuple(sorted(_raw_entries()))
 
 
+def hub_ids() -> tuple[str, ...]:
+    """Return what a target or a draft can be named by: models and published heads, sorted.
+
+    A shape of heads that is on no hub, ``repository:path``, is none of them.
+    """
+    return tuple(sorted({*(each for each in _raw_entries() if ":" not in each), *(h.head for h in published_heads())}))
+
+
 def similar_model(model_id: str, *, heads: bool) -> str | None:
     """Return the known id that a slip of the pen would have meant, of a draft head or of a model of its own; or None.
 
     Numbers and words must be the same: another number is another model, another word another checkpoint.
     """
     written, whole = _parts(model_id), "/" in model_id
-    candidates = [*known_models(), *(head.head for head in published_heads())]
-    close = [each for each in candidates if _is_slip_of(written, _parts(each if whole else each.rpartition("/")[2]))]
+    close = [each for each in hub_ids() if _is_slip_of(written, _parts(each if whole else each.rpartition("/")[2]))]
     alike = difflib.get_close_matches(model_id, close, n=len(close) or 1, cutoff=0)
     return next((each for each in alike if _is_head(each) == heads), None)
 

@@ -367,6 +367,23 @@ def test_a_draft_that_matches_is_named(estimate: Estimate) -> None:
     )
 
 
+def test_a_cache_type_that_the_engine_refuses_is_told_as_plan_does(estimate: Estimate) -> None:
+    models = {
+        "deepseek-ai/DeepSeek-V2-Lite": "latent attention",
+        "Qwen/Qwen3-32B-FP8": "whose format scales the cache: write fp8",
+        "Qwen/Qwen3-8B": None,
+    }
+    results = estimate(*({"model": model, "gpu": "H200", "kv_cache_dtype": "fp8_e5m2"} for model in models))
+    for words, result in zip(models.values(), results, strict=True):
+        error = result["error"]
+        assert error is None if words is None else error.startswith("kv_cache_dtype: fp8_e5m2: ") and words in error
+
+
+def test_a_cache_that_the_checkpoint_made_fp8_is_not_said_to_be_asked_for(estimate: Estimate) -> None:
+    (result,) = estimate({"model": "nvidia/Kimi-K2.5-NVFP4", "gpu": "A100-80", "tp": 8, "pp": 2})
+    assert result["error"].startswith("kv_cache_dtype: auto: the checkpoint asks for an FP8 cache: on NVIDIA-A100")
+
+
 def test_what_no_kernel_of_the_gpu_reads_is_refused(estimate: Estimate) -> None:
     asked = {"model": "openai/gpt-oss-120b", "kv_cache_dtype": "fp8"}
     on_a100, on_h100, sparse = estimate(

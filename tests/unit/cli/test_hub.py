@@ -447,6 +447,12 @@ def test_estimate_reads_models_from_the_hub(specdecode: Specdecode, hub: Hub) ->
     assert "not in the catalogue: acme/open, acme/none: add --hub" in without.stderr
 
 
+def test_of_many_unknown_models_a_few_are_named(specdecode: Specdecode) -> None:
+    stdin = "\n".join(json.dumps({"id": each, "gpu": "H100", "model": f"acme/m{each}"}) for each in range(7))
+    result = specdecode("estimate", "--in", "-", "--out", "-", stdin=stdin)
+    assert "acme/m0, acme/m1, acme/m2, acme/m3, acme/m4 and 2 more: add --hub" in result.stderr
+
+
 def test_without_hub_nothing_of_http_is_loaded(write: WriteObject) -> None:
     """It would cost a fifth of a plan's time."""
     program = (

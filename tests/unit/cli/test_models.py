@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.cli.hub.repository import HUB_ID
 from specdecode_operator.sizing.families.catalogue import known_models, published_heads
 from tests.support.http_server import serving
 from tests.support.loopback_hub import COMMIT, Hub
@@ -21,10 +22,16 @@ def data(specdecode: Specdecode, *arguments: str) -> Any:
 
 def test_all_models_and_heads_are_listed(specdecode: Specdecode) -> None:
     rows = {row["id"]: row for row in data(specdecode, "list")}
-    assert set(rows) == {*known_models(), *(head.head for head in published_heads())}
+    shapes_only = {name for name in known_models() if ":" in name}
+    assert set(rows) == {*known_models(), *(head.head for head in published_heads())} - shapes_only
     assert rows["moonshotai/Kimi-K2-Thinking"]["quantization"] == "compressed-tensors"
     assert rows["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"]["kind"] == "eagle3 head"
     assert rows["moonshotai/Kimi-K3"]["parameters"] is None, "sizing does not know it"
+
+
+def test_no_id_is_listed_that_no_draft_can_be(specdecode: Specdecode) -> None:
+    """Shapes of heads, such as ``sgl-project/SpecForge:configs/…``, are on no hub."""
+    assert [row["id"] for row in data(specdecode, "list") if not HUB_ID.fullmatch(row["id"])] == []
 
 
 def test_a_word_narrows_the_list(specdecode: Specdecode) -> None:
