@@ -13,6 +13,7 @@ from specdecode_operator.deployment.spec.pairing_rules import GETS_LONGER
 from specdecode_operator.deployment.spec.runner_rules import runs_on_v1, schedule_warnings
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.engine.rules.config_overrides import positions_of
 from specdecode_operator.engine.rules.extra_args import options
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.pair.pair import longest_sequence
@@ -33,6 +34,9 @@ _UNCOUNTED_FLAGS: Final = (
 
 _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
 
+_UNSCALED: Final = (None, "default", "mrope")
+"""Types of rope whose positions are not stretched."""
+
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 """What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
 
@@ -45,6 +49,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     return [
         *_version_warnings(facts),
         *_checkpoint_warnings(facts, known),
+        *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
         *_draft_length_warnings(facts),
         *_package_warnings(facts),
@@ -87,6 +92,25 @@ def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
         )
         if disagreement is not None:
             yield disagreement
+
+
+def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
+    """A scaling in the place of another that the model was made with."""
+    target, asked = facts.spec.target, facts.spec.target.rope_scaling
+    if asked is None:
+        return
+    own = positions_of(_config(facts, target, known))
+    kind = own.get("rope_type", own.get("type"))
+    original = own.get("original_max_position_embeddings")
+    same = (kind, own.get("factor")) == (asked.type, float(asked.factor)) and original in (
+        None,
+        asked.original_max_position_embeddings,
+    )
+    if kind not in _UNSCALED and not same:
+        yield (
+            f"target.ropeScaling {asked.type.value} takes the place of the rope scaling {kind} in"
+            f" {target.model}'s own config.json: outputs differ at every length; remove it, unless that is meant"
+        )
 
 
 def _draft_tensor_warnings(facts: Facts, tensor: int) -> Iterator[str]:

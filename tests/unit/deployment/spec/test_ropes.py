@@ -15,7 +15,7 @@ from specdecode_operator.engine.arguments import HF_OVERRIDES, command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.config_overrides import overridden
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.model.geometry import GeometryError
 from specdecode_operator.sizing.pair.pair import longest_sequence
 
@@ -156,3 +156,14 @@ def test_a_draft_that_ends_before_its_target_is_told(version: str, model: str, s
     del spec["target"]["ropeScaling"]  # type: ignore[attr-defined]
     found = valid_facts(SpecDecodeDeploymentSpec.parse(spec))
     assert not any(words in warning for warning in plan_warnings(found, {}, 1))
+
+
+@pytest.mark.parametrize(("model", "is_told"), [("meta-llama/Llama-3.1-8B-Instruct", True), (QWEN, False)])
+def test_a_scaling_in_the_place_of_the_models_own_is_told(model: str, *, is_told: bool) -> None:
+    told = plan_warnings(facts({"model": model, "ropeScaling": {"type": "yarn", "factor": "2"}}), {}, 1)
+    assert any("takes the place of the rope scaling llama3" in warning for warning in told) == is_told
+    assert not any("rope" in warning for warning in plan_warnings(facts({"model": model}), {}, 1))
+    config = dict(find_entry(QWEN).config) | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}  # type: ignore[union-attr]
+    for factor, is_other in (("2", False), ("4", True)):
+        told = plan_warnings(facts({"model": "a/b", "config": config, "ropeScaling": YARN | {"factor": factor}}), {}, 1)
+        assert any("takes the place" in warning for warning in told) == is_other
