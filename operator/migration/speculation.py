@@ -46,6 +46,10 @@ _PERCENT_FIELDS: Final = {
     "suffix_decoding_max_spec_factor": "speculation.suffix.maxSpecFactorPercent",
     "suffix_decoding_min_token_prob": "speculation.suffix.minTokenProbabilityPercent",
 }
+_OF_DRAFT: Final = frozenset({"model", "max_model_len", "revision", "quantization", "draft_tensor_parallel_size"})
+"""Keys about a draft; a method without one does not read them (config/speculative.py)."""
+
+_WITHOUT_DRAFT: Final = frozenset({Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX})
 _DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft so any more"}
 """vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
 
@@ -124,7 +128,9 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
         builder.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
     # Ranges are cut to the general number of tokens, which must be there by then.
     for key in sorted(config, key=_OF_RANGES.__contains__):
-        if key not in {"method", "model"}:
+        if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
+            builder.drop(found.written[key], f"is of a draft, and {method} has none")
+        elif key not in {"method", "model"}:
             _take(found.written[key], key, config[key], builder, profile)
 
 

@@ -334,3 +334,13 @@ def test_a_file_that_goes_on_with_its_mount_or_its_image_is_none(flags: list[str
     body = engine(LLAMA_8B, *flags, volumeMounts=[{"name": "held", "mountPath": "/held"}])
     body["spec"]["template"]["spec"]["volumes"] = [{"name": "held", "configMap": {"name": "held"}}]
     assert not migrate(body).decisions
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_keys_of_a_draft_that_is_none_are_told(method: str) -> None:
+    keys = {"model": "a/b", "max_model_len": 2048, "revision": "main", "draft_tensor_parallel_size": 1}
+    config = {"method": method, "num_speculative_tokens": 3, "quantization": "fp8", **keys}
+    migration = imported("-sc", json.dumps(config))
+    assert "draft" not in decided(migration)
+    assert migration.body["spec"]["speculation"] == {"method": method, "numSpeculativeTokens": 3}
+    assert all(f"--speculative-config {key}: is of a draft" in told(migration) for key in (*keys, "quantization"))
