@@ -88,11 +88,14 @@ def _on_hub(model: str, revision: str | None) -> "CatalogueEntry | None":
 
 
 def _fail_unknown(model: str, *, asked_hub: bool) -> NoReturn:
+    from specdecode_operator.cli.plan.unknown import others_named  # noqa: PLC0415
     from specdecode_operator.problems import printable  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import similar_model  # noqa: PLC0415
 
     meant = similar_model(model, heads=False) or similar_model(model, heads=True)
-    or_meant = f", did you mean {meant}?" if meant else ": add --hub to read it there" if not asked_hub else ""
+    others = others_named(model, heads=False) or others_named(model, heads=True)
+    fix = "" if asked_hub else ": add --hub to read it there"
+    or_meant = f", did you mean {meant}?" if meant else f"{others}{fix}"
     typer.echo(f"error: {printable(model)}: is not in the catalogue{or_meant}", err=True)
     raise typer.Exit(ExitCode.UNKNOWN)
 

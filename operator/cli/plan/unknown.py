@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.spec.model_sources import (
@@ -15,8 +15,11 @@ from specdecode_operator.deployment.spec.model_sources import (
 )
 from specdecode_operator.problems import Problem, printable
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
-from specdecode_operator.sizing.families.catalogue import similar_model
+from specdecode_operator.sizing.families.catalogue import same_beginning, similar_model
 from specdecode_operator.vocabulary import Method
+
+_MOST_NAMED: Final = 3
+"""Models of the catalogue that are told beside one that it lacks."""
 
 
 class Models(Protocol):
@@ -85,4 +88,13 @@ def _meant(spec: SpecDecodeDeploymentSpec, field: str) -> str:
     method = spec.speculation.method if spec.speculation else Method.NONE
     wants_head = field == DRAFT and method is not Method.DRAFT_MODEL
     found = similar_model(models[field].model, heads=wants_head)
-    return f", did you mean {found}?" if found not in (None, spec.target.model) else ""
+    if found not in (None, spec.target.model):
+        return f", did you mean {found}?"
+    return others_named(models[field].model, heads=wants_head)
+
+
+def others_named(model: str, *, heads: bool) -> str:
+    """Return which models the catalogue has whose names begin so, without a word on whether one of them is meant."""
+    known = same_beginning(model, heads=heads)
+    more = len(known) - _MOST_NAMED
+    return f", which has {', '.join(known[:_MOST_NAMED])}{f' and {more} more' if more > 0 else ''}" if known else ""

@@ -115,6 +115,14 @@ def similar_model(model_id: str, *, heads: bool) -> str | None:
     return next((each for each in alike if _is_head(each) == heads), None)
 
 
+def same_beginning(model_id: str, *, heads: bool) -> tuple[str, ...]:
+    """Return the known ids whose own name is this one, or goes on after it with ``-`` or ``_``, whoever owns them."""
+    name = model_id.rpartition("/")[2].lower()
+    own = {each: each.rpartition("/")[2].lower() for each in hub_ids()}
+    found = [each for each, known in own.items() if known == name or known.startswith((f"{name}-", f"{name}_"))]
+    return tuple(each for each in found if name and _is_head(each) == heads)
+
+
 def _is_head(model_id: str) -> bool:
     try:
         geometry = find_geometry(model_id)

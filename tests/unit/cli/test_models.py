@@ -72,6 +72,7 @@ def test_what_cannot_be_sized_says_why(specdecode: Specdecode) -> None:
     [
         ("meta-lama/Llama-3.1-8B-Instruct", f"did you mean {LLAMA}?"),
         ("zai-org/GLM-4.5", "add --hub to read it there"),
+        ("llama-3.3-70b", "catalogue, which has meta-llama/Llama-3.3-70B-Instruct: add --hub"),
         ("a\x1b[2Jb", "is not in the catalogue"),
     ],
 )

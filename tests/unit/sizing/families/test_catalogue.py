@@ -16,6 +16,7 @@ from specdecode_operator.sizing.families.catalogue import (
     find_geometry,
     known_models,
     published_heads,
+    same_beginning,
     similar_model,
 )
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -238,3 +239,18 @@ def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
 )
 def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: bool, meant: str | None) -> None:
     assert similar_model(written, heads=heads) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("llama-3.3-70b", ("meta-llama/Llama-3.3-70B-Instruct",)),
+        ("mirror/glm-5.1", ("nvidia/GLM-5.1-NVFP4", "zai-org/GLM-5.1", "zai-org/GLM-5.1-FP8")),
+        # Not what merely has the same digits in front, or the same owner.
+        ("zai-org/GLM-4.5", ()),
+        ("zai-org/GLM-5.", ()),
+        ("zai-org/", ()),
+    ],
+)
+def test_models_whose_names_begin_alike_are_found(written: str, found: tuple[str, ...]) -> None:
+    assert same_beginning(written, heads=False) == found
