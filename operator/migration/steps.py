@@ -67,12 +67,14 @@ def migration_steps(workload: Workload, new: str, services: Sequence[Mapping[str
 
 
 def _move(service: Mapping[str, Any], new: str, within: str) -> Step:
-    name = shlex.quote(str(mapping(service, "metadata").get("name")))
+    name = str(mapping(service, "metadata").get("name"))
+    # Behind a slash a dash begins no option.
+    which = f"service/{shlex.quote(name)}" if name.startswith("-") else f"service {shlex.quote(name)}"
     selector = json.dumps(mapping(mapping(service, "spec"), "selector"), separators=(",", ":"))
     ports = objects(mapping(service, "spec"), "ports")
     return Step(
         f"send new requests to them (the selector was {selector})",
-        f"kubectl patch service {name}{within} --type=json -p '{_patch(new, ports)}'",
+        f"kubectl patch {which}{within} --type=json -p '{_patch(new, ports)}'",
     )
 
 

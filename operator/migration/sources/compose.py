@@ -9,7 +9,7 @@ from specdecode_operator.kube.nodes import GPU_RESOURCE
 from specdecode_operator.kube.untyped import mapping, objects, texts
 from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.sources.container import add_bind, add_variable, bytes_quantity, gpus_of_devices
-from specdecode_operator.migration.sources.workload import Remarks, Workload, plain_text
+from specdecode_operator.migration.sources.workload import Remarks, Workload, operand, plain_text
 
 _RESOLVE: Final = "docker compose config writes it out: import what that prints"
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)[^}]*\}|(\w+))")
@@ -93,7 +93,7 @@ def _read(name: str, service: Mapping[str, Any]) -> Workload:
         spec={"replicas": replicas} if replicas is not None else {},
         says_gpus=gpus is not None,
         outside=True,
-        end=f"docker compose stop {shlex.quote(name)}",
+        end=f"docker compose stop {operand(name)}",
         remarks=remarks,
     )
 

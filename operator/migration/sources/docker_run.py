@@ -1,7 +1,6 @@
 """`docker run …`, and podman's and nerdctl's alike, as a container of a pod."""
 
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -17,7 +16,7 @@ from specdecode_operator.migration.sources.container import (
     bytes_quantity,
     gpus_of_devices,
 )
-from specdecode_operator.migration.sources.workload import Remarks, Workload
+from specdecode_operator.migration.sources.workload import Remarks, Workload, operand
 
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)")
 _PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
@@ -109,7 +108,7 @@ def read_docker_run(command: Command) -> Workload:
         where="docker run",
         says_gpus=run.gpus is not None,
         outside=True,
-        end=f"docker stop {shlex.quote(run.name)}" if run.name else "",
+        end=f"docker stop {operand(run.name)}" if run.name else "",
         remarks=run.remarks,
     )
 

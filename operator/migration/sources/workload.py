@@ -101,6 +101,11 @@ def quoted_name(body: Mapping[str, Any]) -> str:
     return shlex.quote(name_in(body))
 
 
+def operand(name: str) -> str:
+    """Return a name as the last words of docker's command: one that begins with a dash is no option."""
+    return f"-- {shlex.quote(name)}" if name.startswith("-") else shlex.quote(name)
+
+
 def plain_text(value: Any) -> str:
     """Return a value of YAML as text, as a command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

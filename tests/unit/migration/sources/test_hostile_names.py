@@ -63,3 +63,14 @@ def test_names_of_a_chart() -> None:
     values["servingEngineSpec"]["modelSpec"][0]["name"] = NAME
     ends = shlex.split(read_workloads(values)[0].end)
     assert ends == ["kubectl", "scale", f"deployment/RELEASE-{NAME}-deployment-vllm", "--replicas=0"]
+
+
+def test_a_name_that_begins_with_a_dash_is_no_option() -> None:
+    name = "--all"
+    workload = read_words(["docker", "run", "--gpus", "1", f"--name={name}", "vllm/vllm-openai:v0.32.0", "a/b"])
+    assert workload.end == f"docker stop -- {name}"
+    (workload,) = read_workloads({"services": {name: {"image": "vllm/vllm-openai:v0.32.0", "command": ["a/b"]}}})
+    assert workload.end == f"docker compose stop -- {name}"
+    workload = with_name("pod.yaml")
+    service = {"metadata": {"name": name}, "spec": {"selector": dict(list(workload.metadata["labels"].items())[:1])}}
+    assert ["kubectl", "patch", f"service/{name}"] in [each[:3] for each in commands(workload, (service,))]
