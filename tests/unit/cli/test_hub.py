@@ -5,12 +5,14 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from specdecode_operator.cli.hub import cache, repository
@@ -387,6 +389,33 @@ def test_no_more_is_read_than_is_allowed_of_a_file_and_of_all(left: int, at_once
         hub = HubClient(HubSettings.of({"HF_ENDPOINT": server.url}))
         with pytest.raises(CheckpointError, match="more than a model's headers take"):
             hub.get("x", Allowance(math.inf, left, at_once), start=0, length=8 * 2**20)
+
+
+@pytest.mark.parametrize(("answer", "words"), [(307, "redirects to an address without TLS"), (500, "HTTP 500")])
+def test_no_redirect_leaves_tls(monkeypatch: pytest.MonkeyPatch, answer: int, words: str) -> None:
+    asked = []
+
+    def answered(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.scheme)
+        return httpx.Response(answer, headers={"Location": "http://hub.invalid/x"})
+
+    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(answered))
+    monkeypatch.setattr(httpx, "AsyncClient", client)
+    hub = HubClient(HubSettings.of({"HF_ENDPOINT": "https://hub.invalid", "HF_TOKEN": "hf_secret"}))
+    with pytest.raises(CheckpointError, match=words):
+        hub.get("x", Allowance(math.inf, 2**20, 2**20), start=0, length=8)
+    assert asked == ["https"], "nothing is sent in the clear"
+
+
+@pytest.mark.parametrize(("files", "words"), [(4096, "there is no config.json"), (4097, "lists no files")])
+def test_a_repository_has_so_many_files_at_most(
+    specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, files: int, words: str
+) -> None:
+    listed = [{"rfilename": f"{each}.txt", "size": 1} for each in range(files)]
+    with serving(Odd(json.dumps({"sha": "abcdef0123", "siblings": listed}))) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
+    assert (result.exit_code, words in result.stdout) == (5, True)
 
 
 def test_what_was_read_counts_for_what_comes_after_it() -> None:

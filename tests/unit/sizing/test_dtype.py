@@ -5,8 +5,10 @@ from dataclasses import asdict, replace
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.plan import plan_on_gpus
+from specdecode_operator.sizing.choice.precision_rules import checkpoint_problem
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind, estimate, find_correction
+from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
 from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair
 from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
@@ -60,6 +62,14 @@ def test_an_engine_in_16_bits_says_nothing_of_one_in_float32() -> None:
     assert find_correction(measured, device, TENSOR_ONLY) is not None
     in_float32 = replace(measured, limits=replace(ARTICLE_LIMITS, dtype_bytes=FLOAT32_BYTES))
     assert find_correction(in_float32, device, TENSOR_ONLY) is None
+
+
+def test_what_is_quantized_while_loading_is_told_of_another_type_than_float32() -> None:
+    target = find_geometry("meta-llama/Llama-3.1-8B-Instruct")
+    assert target is not None
+    assert checkpoint_problem("target", target, Precision.FP8) is None
+    in_float32 = checkpoint_problem("target", computed_in(target, FLOAT32_BYTES), Precision.FP8)
+    assert in_float32 == "target FP8 is multiplied in 16 bits: use another serving.dtype than float32"
 
 
 def test_what_does_not_fit_in_float32_is_told_of_16_bits() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
+from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry, computed_in
 from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.weights.weights import allocation_bytes, parameter_count, weight_bytes
+from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
 
 QWEN3_8B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -111,6 +111,18 @@ def test_kv_heads_are_replicated_beyond_their_number(llama_8b: ModelGeometry) ->
     norms = 65 * 4096 * 2
     whole = weight_bytes(llama_8b, Precision.BF16, Split(1))
     assert 16 * (per_rank - norms) == whole - norms + replicated
+
+
+def test_what_the_allocator_rounds_counts_four_bytes_a_parameter_in_float32(llama_config: dict[str, Any]) -> None:
+    """Gate and up, 2 x 1984 x 1024, take 15.5 MiB of 16 in float32, and 7.75 in 16 bits, which nothing rounds."""
+    small = {"hidden_size": 1024, "intermediate_size": 1984, "num_hidden_layers": 4, "vocab_size": 1024}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+    geometry = geometry_from_config("small", llama_config | small | heads)
+    in_float32 = computed_in(geometry, FLOAT32_BYTES)
+    whole = Split(1)
+    assert weight_bytes(in_float32, Precision.BF16, whole) == 2 * weight_bytes(geometry, Precision.BF16, whole)
+    assert allocation_bytes(geometry, Precision.BF16, whole) == 0
+    assert allocation_bytes(in_float32, Precision.BF16, whole) == 4 * 2**19
 
 
 def test_vocabulary_is_padded_to_64(llama_config: dict[str, Any]) -> None:
