@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TextIO
 
 import typer
 
-from specdecode_operator.cli.options import CALIBRATION_HELP, ExitCode, HubOption, fail
+from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, fail
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
@@ -33,7 +33,7 @@ def estimate_command(
     results: Annotated[str, typer.Option("--out", help="Where results go, a line a case; - for standard output.")],
     *,
     hub: HubOption = False,
-    calibration: Annotated[str | None, typer.Option(metavar="FILE", help=CALIBRATION_HELP)] = None,
+    calibration: CalibrationOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (2) where a line has an error.")] = False,
 ) -> None:
     """Size each configuration; a bad line gets an error in its place, and the batch goes on.

@@ -26,7 +26,7 @@ def init_command(  # noqa: PLR0913  each is an option
     engine_version: options.VersionOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the object. Absent: made of the target's.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Its namespace. Absent: none.")] = None,
-    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=options.MODEL_CONFIG_HELP)] = None,
+    model_config: options.ModelConfigOption = None,
     out: Annotated[Path | None, typer.Option(help="A new file for the manifest. Absent: standard output.")] = None,
 ) -> None:
     """Write the manifest of what `plan` with the same options plans.

@@ -9,10 +9,21 @@ import typer
 from specdecode_operator.cli import offered, terminal
 from specdecode_operator.problems import printable
 
-CALIBRATION_HELP: Final = (
+_FILE_HELP: Final = (
+    "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
+)
+_MODEL_CONFIG_HELP: Final = "The config.json of a model that the catalogue does not know. May be repeated."
+_CALIBRATION_HELP: Final = (
     "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
 )
-MODEL_CONFIG_HELP: Final = "The config.json of a model that the catalogue does not know. May be repeated."
+
+FilesArgument = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")]
+FilesOption = Annotated[list[str] | None, typer.Option("--file", "-f", metavar="FILE", help=_FILE_HELP)]
+NodesOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Output of kubectl get nodes -o yaml: plan for these nodes.")
+]
+ModelConfigOption = Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=_MODEL_CONFIG_HELP)]
+CalibrationOption = Annotated[str | None, typer.Option(metavar="FILE", help=_CALIBRATION_HELP)]
 HubOption = Annotated[
     bool,
     typer.Option(

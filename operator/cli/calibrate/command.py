@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import MODEL_CONFIG_HELP, fail, say
+from specdecode_operator.cli.options import ModelConfigOption, fail, say
 
 _PRODUCT_HELP: Final = "GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200, or H200."
 _LOG_HELP: Final = "Log of an engine's start, from its first line on; needs no GPU. May be repeated."
@@ -30,7 +30,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     engine_version: Annotated[str | None, typer.Option(help="As 0.32, where the log does not say.")] = None,
-    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=MODEL_CONFIG_HELP)] = None,
+    model_config: ModelConfigOption = None,
 ) -> None:
     """Compare what engines took with what was predicted, term by term, and add it to a calibration file."""
     # Sizing takes longer to load than the rest of the command line.

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdecode_operator.cli.options import (
-    MODEL_CONFIG_HELP,
-    AllowPodTemplateOption,
-    ExitCode,
-    HubOption,
-    allowed_names,
-    fail,
-)
-from specdecode_operator.cli.plan.command import FILE_HELP, hub_models, sources
+from specdecode_operator.cli import options
+from specdecode_operator.cli.options import ExitCode, allowed_names, fail
+from specdecode_operator.cli.plan.command import hub_models, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +26,12 @@ class Form(StrEnum):
 
 
 def lint_command(  # noqa: PLR0913  each is an option
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    files: options.FilesArgument = None,
     *,
-    file: Annotated[list[str] | None, typer.Option("--file", "-f", help=FILE_HELP)] = None,
-    model_config: Annotated[list[str] | None, typer.Option(help=MODEL_CONFIG_HELP)] = None,
-    hub: HubOption = False,
-    allow_pod_template: AllowPodTemplateOption = None,
+    file: options.FilesOption = None,
+    model_config: options.ModelConfigOption = None,
+    hub: options.HubOption = False,
+    allow_pod_template: options.AllowPodTemplateOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings.")] = False,
     output: Annotated[Form, typer.Option("--output", "-o", help="text, json or sarif.")] = Form.TEXT,
 ) -> None:
@@ -58,8 +52,8 @@ def lint_command(  # noqa: PLR0913  each is an option
     except DocumentError as error:
         fail(error)
     reading = read_ours(sources(files, file))
-    options = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub))
-    findings = find(reading, configs, options)
+    asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub))
+    findings = find(reading, configs, asked)
     _print(findings, len(reading.documents), output)
     levels = {finding.level for finding in findings}
     if Level.ERROR in levels:

@@ -4,12 +4,12 @@ import gc
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, fail, say
+from specdecode_operator.cli.options import ExitCode, fail, say
 from specdecode_operator.cli.terminal import line_width
 from specdecode_operator.cli.text_files import DocumentError
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from specdecode_operator.cli.plan.answers import Answers
     from specdecode_operator.cli.plan.unknown import Models, UnknownModel
 
-FILE_HELP: Final = "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
-NODES_HELP: Final = "Output of kubectl get nodes -o yaml: plan for these nodes."
-
 
 class Output(StrEnum):
     """How to print."""
@@ -34,14 +31,14 @@ class Output(StrEnum):
 
 
 def plan_command(  # noqa: PLR0913  each is an option
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    files: options.FilesArgument = None,
     *,
-    file: Annotated[list[str] | None, typer.Option("--file", "-f", metavar="FILE", help=FILE_HELP)] = None,
+    file: options.FilesOption = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not the best alone.")] = False,
-    nodes: Annotated[str | None, typer.Option(metavar="FILE", help=NODES_HELP)] = None,
-    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=MODEL_CONFIG_HELP)] = None,
-    hub: HubOption = False,
-    calibration: Annotated[str | None, typer.Option(metavar="FILE", help=CALIBRATION_HELP)] = None,
+    nodes: options.NodesOption = None,
+    model_config: options.ModelConfigOption = None,
+    hub: options.HubOption = False,
+    calibration: options.CalibrationOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also where it is tight.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
     allow_pod_template: options.AllowPodTemplateOption = None,

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecode_operator.cli.options import CALIBRATION_HELP, MODEL_CONFIG_HELP, ExitCode, HubOption, say
+from specdecode_operator.cli import options
+from specdecode_operator.cli.options import ExitCode, say
 from specdecode_operator.cli.plan.command import (
-    FILE_HELP,
-    NODES_HELP,
     Output,
     hub_models,
     print_data,
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def explain_command(  # noqa: PLR0913  each is an option
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    files: options.FilesArgument = None,
     *,
-    file: Annotated[list[str] | None, typer.Option("--file", "-f", metavar="FILE", help=FILE_HELP)] = None,
-    nodes: Annotated[str | None, typer.Option(metavar="FILE", help=NODES_HELP)] = None,
-    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=MODEL_CONFIG_HELP)] = None,
-    hub: HubOption = False,
-    calibration: Annotated[str | None, typer.Option(metavar="FILE", help=CALIBRATION_HELP)] = None,
+    file: options.FilesOption = None,
+    nodes: options.NodesOption = None,
+    model_config: options.ModelConfigOption = None,
+    hub: options.HubOption = False,
+    calibration: options.CalibrationOption = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
 ) -> None:
     """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`.

@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import (
-    CALIBRATION_HELP,
-    MODEL_CONFIG_HELP,
-    AllowPodTemplateOption,
-    ExitCode,
-    HubOption,
-    allowed_names,
-    say,
-)
-from specdecode_operator.cli.plan.command import FILE_HELP, NODES_HELP, hub_models, say_what_is_missing, sources
+from specdecode_operator.cli import options
+from specdecode_operator.cli.options import ExitCode, allowed_names, say
+from specdecode_operator.cli.plan.command import hub_models, say_what_is_missing, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,16 +28,16 @@ class Form(StrEnum):
 
 
 def render_command(  # noqa: PLR0913  each is an option
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")] = None,
+    files: options.FilesArgument = None,
     *,
-    file: Annotated[list[str] | None, typer.Option("--file", "-f", metavar="FILE", help=FILE_HELP)] = None,
-    nodes: Annotated[str | None, typer.Option(metavar="FILE", help=NODES_HELP)] = None,
-    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=MODEL_CONFIG_HELP)] = None,
-    hub: HubOption = False,
-    calibration: Annotated[str | None, typer.Option(metavar="FILE", help=CALIBRATION_HELP)] = None,
+    file: options.FilesOption = None,
+    nodes: options.NodesOption = None,
+    model_config: options.ModelConfigOption = None,
+    hub: options.HubOption = False,
+    calibration: options.CalibrationOption = None,
     engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
     operator_image: Annotated[str | None, typer.Option(help=IMAGE_HELP)] = None,
-    allow_pod_template: AllowPodTemplateOption = None,
+    allow_pod_template: options.AllowPodTemplateOption = None,
     output: Annotated[
         Form, typer.Option("--output", "-o", help="yaml, json, or command: the vLLM command line alone.")
     ] = Form.YAML,
@@ -61,8 +54,8 @@ def render_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.render.answers import Options, render  # noqa: PLC0415
 
     allowed, models = allowed_names(allow_pod_template), hub_models(wanted=hub)
-    options = Options(nodes, model_config or [], calibration, engine_version, operator_image, allowed, models)
-    found, errors = render(sources(files, file), options)
+    asked = Options(nodes, model_config or [], calibration, engine_version, operator_image, allowed, models)
+    found, errors = render(sources(files, file), asked)
     _print(found, output)
     for each in found:
         if each.refusal:
