@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TextIO
 
 import typer
 
-from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, fail
+from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, fail, hub_models
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
@@ -42,7 +42,7 @@ def estimate_command(
     or, with --strict, when a line has an error.
     """
     measured = _read_calibration(calibration)
-    lookup = Lookup(_hub_models(wanted=hub))
+    lookup = Lookup(hub_models(wanted=hub))
     try:
         with open_to_read(cases) as source:
             _refuse_same_file(source, results)
@@ -138,14 +138,6 @@ def _model(part: dict[str, Any]) -> str:
     """Name of the model of a part, by either name of that key; empty where it has none."""
     name = part.get("model", part.get("model_tag"))
     return name if isinstance(name, str) else ""
-
-
-def _hub_models(*, wanted: bool) -> "HubModels | None":
-    if not wanted:
-        return None
-    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
-
-    return HubModels()
 
 
 def estimated(

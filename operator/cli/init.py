@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import ExitCode, fail, say
-from specdecode_operator.cli.plan.command import exit_code
+from specdecode_operator.cli.options import ExitCode, fail
+from specdecode_operator.cli.plan.outcome import exit_code
+from specdecode_operator.cli.terminal import say
 
 
 def init_command(  # noqa: PLR0913  each is an option

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from specdecode_operator.cli.application import application
-from specdecode_operator.cli.options import ExitCode, HubOption, TextOrJson
+from specdecode_operator.cli.options import ExitCode, HubOption, TextOrJson, hub_models
 
 if TYPE_CHECKING:
+    from specdecode_operator.cli.hub.models import HubModels
     from specdecode_operator.sizing.families.catalogue import CatalogueEntry
     from specdecode_operator.sizing.model.geometry import ModelGeometry
 
@@ -55,7 +56,9 @@ def show_command(
     from specdecode_operator.cli.plan.tables import aligned  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
 
-    entry = find_entry(model) or (_on_hub(model, revision) if hub else None)
+    entry = find_entry(model)
+    if entry is None and (models := hub_models(wanted=hub)):
+        entry = _on_hub(models, model, revision)
     if entry is None:
         _fail_unknown(model, asked_hub=hub)
     if output is TextOrJson.JSON:
@@ -69,13 +72,12 @@ def show_command(
     typer.echo("\n".join(aligned(shown, left=2, indent="")))
 
 
-def _on_hub(model: str, revision: str | None) -> "CatalogueEntry | None":
-    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
+def _on_hub(models: "HubModels", model: str, revision: str | None) -> "CatalogueEntry":
     from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import CatalogueEntry  # noqa: PLC0415
 
     try:
-        found = HubModels().find(model, revision)
+        found = models.find(model, revision)
     except CheckpointError as error:
         typer.echo(f"error: {model}: {error.message}", err=True)
         raise typer.Exit(ExitCode.UNKNOWN) from None

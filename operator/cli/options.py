@@ -1,13 +1,15 @@
-"""Options, exit codes and errors that several commands share."""
+"""Options, exit codes and errors that several commands share, and what is read of an option alike everywhere."""
 
-import sys
 from enum import IntEnum, StrEnum
-from typing import Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from specdecode_operator.cli import offered, terminal
-from specdecode_operator.problems import printable
+from specdecode_operator.cli import offered
+from specdecode_operator.cli.terminal import say
+
+if TYPE_CHECKING:
+    from specdecode_operator.cli.hub.models import HubModels
 
 _FILE_HELP: Final = (
     "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
@@ -117,14 +119,12 @@ class TextOrJson(StrEnum):
     JSON = "json"
 
 
-def say(text: object, *, err: bool = False, nl: bool = True, verdicts: bool = False) -> None:
-    """Print lines for people: what others wrote in them is shown, whatever a terminal would make of it.
+class TableOrData(StrEnum):
+    """How to print an answer about memory."""
 
-    ``verdicts`` are shown in colour where the reader wants colours.
-    """
-    lines = "\n".join(map(printable, str(text).split("\n")))
-    in_colour = verdicts and terminal.wants_colour(sys.stderr if err else sys.stdout)
-    typer.echo(terminal.coloured(lines) if in_colour else lines, err=err, nl=nl, color=in_colour)
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
 
 
 def fail(message: object) -> NoReturn:
@@ -144,3 +144,20 @@ def allowed_names(given: list[str] | None) -> frozenset[str]:
             message = f"{name}: cannot be allowed: {known}; directories of nodes are allowed by --allow-host-path"
             raise typer.BadParameter(message, param_hint="--allow-pod-template")
     return frozenset(names)
+
+
+def sources(files: list[str] | None, with_option: list[str] | None, *, needed: bool = True) -> list[str]:
+    """Return the files that are named, with -f or without."""
+    named = [*(files or []), *(with_option or [])]
+    if needed and not named:
+        raise typer.BadParameter("name a file, a folder, or - for standard input", param_hint="-f FILE")
+    return named
+
+
+def hub_models(*, wanted: bool) -> "HubModels | None":
+    """Return the models of the hub, if they are wanted: nothing else opens a connection."""
+    if not wanted:
+        return None
+    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
+
+    return HubModels()

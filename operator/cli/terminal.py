@@ -7,6 +7,10 @@ import sys
 import textwrap
 from typing import Final, TextIO
 
+import typer
+
+from specdecode_operator.problems import printable
+
 _COLOURS: Final = {"Fits": 32, "Tight": 33, "Unknown": 33, "DoesNotFit": 31, "Invalid": 31}
 """Green, yellow and red of ECMA-48, as the terminal's owner has chosen them."""
 
@@ -25,6 +29,16 @@ def wants_colour(stream: TextIO) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(text: object, *, err: bool = False, nl: bool = True, verdicts: bool = False) -> None:
+    """Print lines for people: what others wrote in them is shown, whatever a terminal would make of it.
+
+    ``verdicts`` are shown in colour where the reader wants colours.
+    """
+    lines = "\n".join(map(printable, str(text).split("\n")))
+    in_colour = verdicts and wants_colour(sys.stderr if err else sys.stdout)
+    typer.echo(coloured(lines) if in_colour else lines, err=err, nl=nl, color=in_colour)
 
 
 def line_width() -> int | None:

@@ -5,7 +5,8 @@ from typing import Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import ModelConfigOption, fail, say
+from specdecode_operator.cli.options import ModelConfigOption, fail
+from specdecode_operator.cli.terminal import say
 
 _PRODUCT_HELP: Final = "GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200, or H200."
 _LOG_HELP: Final = "Log of an engine's start, from its first line on; needs no GPU. May be repeated."

@@ -8,7 +8,8 @@ from specdecode_operator.calibration.deployment_status import UnusableObjectErro
 from specdecode_operator.calibration.engine_log import Given, Measurement, UnusableLogError, measure
 from specdecode_operator.cli.calibrate.engine_runs import EngineRun
 from specdecode_operator.cli.input_files import read_deployments, refuse_unused, with_configs
-from specdecode_operator.cli.options import fail, say
+from specdecode_operator.cli.options import fail
+from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.documents.limits import MAX_BYTES

@@ -12,7 +12,7 @@ from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST
 from specdecode_operator.capture.validation.summary import summarize, summary_text
 from specdecode_operator.capture.validation.validate import Validation, find, validate_capture, validate_file
-from specdecode_operator.cli.options import say
+from specdecode_operator.cli.terminal import say
 
 
 class ExitCode(IntEnum):

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail, say
+from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail
+from specdecode_operator.cli.terminal import say
 
 if TYPE_CHECKING:
     from specdecode_operator.doctor.findings import Finding

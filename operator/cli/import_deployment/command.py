@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import Context, ExitCode, fail, say
+from specdecode_operator.cli.options import Context, ExitCode, fail
+from specdecode_operator.cli.terminal import say
 
 if TYPE_CHECKING:
     from specdecode_operator.migration.convert import Migration

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import ExitCode, allowed_names, fail
-from specdecode_operator.cli.plan.command import hub_models, sources
+from specdecode_operator.cli.options import ExitCode, allowed_names, fail, hub_models, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,33 +1,20 @@
 """`specdecode plan`: where would it run, without a cluster and without a GPU."""
 
 import gc
-import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import ExitCode, fail, say
-from specdecode_operator.cli.terminal import line_width
+from specdecode_operator.cli.options import TableOrData, fail
+from specdecode_operator.cli.outputs.printing import print_data
+from specdecode_operator.cli.plan.outcome import exit_code, say_what_is_missing
+from specdecode_operator.cli.terminal import line_width, say
 from specdecode_operator.cli.text_files import DocumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from pydantic import BaseModel
-
     from specdecode_operator.cli.plan.answers import Answers
-    from specdecode_operator.cli.plan.unknown import Models, UnknownModel
-
-
-class Output(StrEnum):
-    """How to print."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
 
 
 def plan_command(  # noqa: PLR0913  each is an option
@@ -40,7 +27,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also where it is tight.")] = False,
-    output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
+    output: Annotated[TableOrData, typer.Option("--output", "-o", help="table, json or yaml.")] = TableOrData.TABLE,
     allow_pod_template: options.AllowPodTemplateOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the memory of each candidate: FILE.png or FILE.svg.")] = None,
     model: options.ModelOption = None,
@@ -87,8 +74,8 @@ def plan_command(  # noqa: PLR0913  each is an option
         kv_cache_dtype=kv_cache_dtype,
         engine_version=engine_version,
     )
-    shows_all = matrix or output is not Output.TABLE
-    reading = described_or_read(description, sources(files, file, needed=description.is_empty))
+    shows_all = matrix or output is not TableOrData.TABLE
+    reading = described_or_read(description, options.sources(files, file, needed=description.is_empty))
     if gpu and nodes:
         fail(f"--gpu: {gpu[0]}: --nodes says which GPUs there are: remove one of the two")
     try:
@@ -96,7 +83,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         products = description.products if description.by_memory or description.model is None else ()
     except DocumentError as error:
         fail(error)
-    models, allowed = hub_models(wanted=hub), options.allowed_names(allow_pod_template)
+    models, allowed = options.hub_models(wanted=hub), options.allowed_names(allow_pod_template)
     result = ask(
         reading,
         nodes,
@@ -107,7 +94,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         allowed=allowed,
         every_precision=shows_all,
     )
-    if output is Output.TABLE:
+    if output is TableOrData.TABLE:
         _print_text(result, matrix=matrix)
     else:
         from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
@@ -121,50 +108,6 @@ def plan_command(  # noqa: PLR0913  each is an option
     raise typer.Exit(exit_code(result, strict=strict))
 
 
-def sources(files: list[str] | None, with_option: list[str] | None, *, needed: bool = True) -> list[str]:
-    """Return the files that are named, with -f or without."""
-    named = [*(files or []), *(with_option or [])]
-    if needed and not named:
-        raise typer.BadParameter("name a file, a folder, or - for standard input", param_hint="-f FILE")
-    return named
-
-
-def hub_models(*, wanted: bool) -> "Models | None":
-    """Return the models of the hub, if they are wanted: nothing else opens a connection."""
-    if not wanted:
-        return None
-    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
-
-    return HubModels()
-
-
-def say_what_is_missing(errors: "Iterable[DocumentError]", unknown: "Sequence[UnknownModel]", *, hub: bool) -> None:
-    """Say on standard error what could not be read, and all models at once that are unknown, even to the hub."""
-    for error in errors:
-        say(f"error: {error}", err=True)
-    if unknown:
-        from specdecode_operator.cli.plan.unknown import how_to_resolve  # noqa: PLC0415
-
-        say(how_to_resolve(unknown, asked_hub=hub), err=True)
-
-
-def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
-    """Return what the shell gets; says on standard error what is tight."""
-    from specdecode_operator.cli.plan import answers  # noqa: PLC0415
-
-    for answer in result.answers:
-        if answer.verdict == answers.TIGHT:
-            say(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
-    codes = {
-        answers.FITS: ExitCode.OK,
-        answers.TIGHT: ExitCode.TIGHT if strict else ExitCode.OK,
-        answers.DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
-        answers.UNKNOWN: ExitCode.UNKNOWN,
-        answers.INVALID: ExitCode.INVALID,
-    }
-    return codes[result.verdict]
-
-
 def _print_text(result: "Answers", *, matrix: bool) -> None:
     from specdecode_operator.cli.plan.text import plan_text, summary_lines  # noqa: PLC0415
 
@@ -174,17 +117,6 @@ def _print_text(result: "Answers", *, matrix: bool) -> None:
         say("\n\n".join(texts), nl=bool(result.answers), verdicts=True)
     elif result.answers:
         say("\n".join(summary_lines(result.answers)), verdicts=True)
-
-
-def print_data(data: "BaseModel", output: Output) -> None:
-    """Print an answer for programs."""
-    plain = data.model_dump(mode="json")
-    if output is Output.JSON:
-        typer.echo(json.dumps(plain, indent=2, ensure_ascii=False))
-    else:
-        import yaml  # noqa: PLC0415
-
-        typer.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _draw(result: "Answers", file: Path, *, matrix: bool) -> None:

@@ -5,15 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import ExitCode, say
-from specdecode_operator.cli.plan.command import (
-    Output,
-    hub_models,
-    print_data,
-    say_what_is_missing,
-    sources,
-)
-from specdecode_operator.cli.terminal import line_width
+from specdecode_operator.cli.options import ExitCode, TableOrData
+from specdecode_operator.cli.outputs.printing import print_data
+from specdecode_operator.cli.plan.outcome import say_what_is_missing
+from specdecode_operator.cli.terminal import line_width, say
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.plan.answers import Answers
@@ -27,7 +22,7 @@ def explain_command(  # noqa: PLR0913  each is an option
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="table, json or yaml.")] = Output.TABLE,
+    output: Annotated[TableOrData, typer.Option("--output", "-o", help="table, json or yaml.")] = TableOrData.TABLE,
 ) -> None:
     """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`.
 
@@ -37,9 +32,9 @@ def explain_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.input_files import read_deployments  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import INVALID, UNKNOWN, ask  # noqa: PLC0415
 
-    reading = read_deployments(sources(files, file))
-    result = ask(reading, nodes, model_config or [], calibration, models=hub_models(wanted=hub))
-    if output is Output.TABLE:
+    reading = read_deployments(options.sources(files, file))
+    result = ask(reading, nodes, model_config or [], calibration, models=options.hub_models(wanted=hub))
+    if output is TableOrData.TABLE:
         _print(result)
     else:
         from specdecode_operator.cli.plan.explain_data import explain_data  # noqa: PLC0415

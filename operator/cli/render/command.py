@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import ExitCode, allowed_names, say
-from specdecode_operator.cli.plan.command import hub_models, say_what_is_missing, sources
+from specdecode_operator.cli.options import ExitCode, allowed_names, hub_models, sources
+from specdecode_operator.cli.plan.outcome import say_what_is_missing
+from specdecode_operator.cli.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from specdecode_operator.cli.main import app
-from specdecode_operator.cli.plan.command import ExitCode
+from specdecode_operator.cli.options import ExitCode
 from specdecode_operator.estimate.names import CASE_KEYS
 from tests.support.documents import ROOT, sections, table
 
