@@ -1,0 +1,183 @@
+"""Reads traces for replay: our own captures, and what others wrote by the same rules.
+
+What is read is hostile until checked: a line that the rules refuse, a gap of an hour or one that goes backwards, ends
+the reading with the file, the line and what to do.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from specdecode_operator.capture.files.formats import STEP_STATS, TRACE, TraceMeta, TraceRecord
+from specdecode_operator.capture.files.lines import GZIP_SUFFIX, BrokenGzipError, Line, NoTrailerError, read_lines
+from specdecode_operator.capture.validation.rules import (
+    StepLine,
+    UnreadableLineError,
+    broken_rules,
+    decode_meta,
+    decode_record,
+    decode_step,
+    is_meta,
+)
+from specdecode_operator.problems import printable
+from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+
+LONGEST_GAP_MS: Final = 3_600_000.0
+"""An hour: what is longer was never one step of an engine, and would keep a client waiting for good."""
+
+_RECORD: Final = msgspec.json.Decoder(TraceRecord)
+
+
+class RecordingError(Exception):
+    """A recording that cannot be replayed: file, line, what is wrong, and what to do, in one line."""
+
+
+def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
+    """Return what a capture's folder, or a trace, holds.
+
+    Parameters
+    ----------
+    path
+        A folder with ``trace.jsonl`` or ``trace.jsonl.gz``, or such a file of any name.
+    skip_bad_lines
+        Leave lines out that cannot be read, and count them.
+
+    Raises
+    ------
+    RecordingError
+        It is not there, has no request with a token, or has a bad line that is not to be skipped.
+    """
+    trace = _beside(path, TRACE) if path.is_dir() else path
+    if trace is None or not trace.is_file():
+        raise RecordingError(f"{printable(str(path))}: holds no {TRACE}: name a capture's folder or a trace")
+    meta, found, skipped = TraceMeta(), list[RecordedRequest](), 0
+    try:
+        for line in _whole_lines(trace):
+            try:
+                if line.number == 1 and is_meta(line.text):
+                    meta = decode_meta(line.text)
+                else:
+                    found.append(_request(line.text))
+            except UnreadableLineError as error:
+                if not skip_bad_lines:
+                    raise _bad_line(trace, line.number, str(error)) from error
+                skipped += 1
+    except OSError as error:
+        raise RecordingError(f"{printable(str(trace))}: cannot be read: {error.strerror}") from error
+    if not found:
+        raise RecordingError(f"{printable(str(trace))}: has no request: record some load, or name another trace")
+    found.sort(key=lambda request: float("inf") if request.arrival_ms is None else request.arrival_ms)
+    return Recording(
+        trace=trace, steps=_beside(trace.parent, STEP_STATS), meta=meta, requests=found, skipped_lines=skipped
+    )
+
+
+def read_steps(path: Path) -> Iterator[StepLine]:
+    """Return the lines of step statistics, one at a time.
+
+    Raises
+    ------
+    RecordingError
+        At a line that breaks a rule.
+    """
+    for line in _whole_lines(path):
+        try:
+            yield decode_step(line.text)
+        except UnreadableLineError as error:
+            raise _bad_line(path, line.number, str(error)) from error
+
+
+def concatenated(recordings: list[Recording]) -> Recording:
+    """Return several recordings of one engine as one, each beginning a second after the end of the one before.
+
+    Raises
+    ------
+    RecordingError
+        They are of different models or have different K: what is recorded of one says nothing of the other.
+    """
+    first = recordings[0]
+    for other in recordings[1:]:
+        for name in ("model", "speculative"):
+            mine, theirs = getattr(first.meta, name), getattr(other.meta, name)
+            if mine != theirs:
+                raise RecordingError(
+                    f"{printable(str(other.trace))}: {name} is {printable(str(theirs))}, that of {first.trace} "
+                    f"{printable(str(mine))}: replay them apart"
+                )
+    requests, zero_ms = list[RecordedRequest](), 0.0
+    for each in recordings:
+        requests += [
+            replace(request, arrival_ms=None if request.arrival_ms is None else request.arrival_ms + zero_ms)
+            for request in each.requests
+        ]
+        zero_ms = max((request.end_ms or 0.0 for request in requests), default=0.0) + 1000
+    return replace(first, requests=requests, skipped_lines=sum(each.skipped_lines for each in recordings))
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}{GZIP_SUFFIX}") if path.is_file()), None)
+
+
+def _whole_lines(path: Path) -> Iterator[Line]:
+    """Return a file's lines; one that a killed writer left torn at the end is none, as in a stream of gzip."""
+    try:
+        yield from read_lines(path)
+    except NoTrailerError:
+        return
+    except BrokenGzipError as error:
+        raise RecordingError(f"{printable(str(path))}: {error}: fetch it again") from error
+
+
+def _bad_line(path: Path, number: int, message: str) -> RecordingError:
+    return RecordingError(f"{printable(str(path))}: line {number}: {printable(message)}: mend it, or skip bad lines")
+
+
+def _request(text: bytes) -> RecordedRequest:
+    record = decode_record(_RECORD, text)
+    for broken in broken_rules(record):
+        raise UnreadableLineError(broken.rule, broken.message)
+    gaps_ms = _gaps_ms(record)
+    for value in chain((record.ttft_ms,), gaps_ms):
+        if not 0 <= value <= LONGEST_GAP_MS:
+            raise UnreadableLineError("time", f"a time of {value:g} ms: it must lie between 0 and an hour")
+    context = record.itl_ctx
+    return RecordedRequest(
+        arrival_ms=record.arrival_ms,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        ttft_ms=record.ttft_ms,
+        chunk_tokens=array("I", _chunks(record, len(gaps_ms))),
+        gaps_ms=gaps_ms,
+        num_running=array("I", context.num_running) if context else None,
+        prefill_tokens=array("I", context.prefill_tokens) if context else None,
+        concurrency=record.concurrency,
+        request_id=record.request_id,
+        engine=record.engine or 0,
+        phase=record.phase,
+        temperature=record.temperature,
+        scheduled_ms=record.scheduled_ms,
+        preemptions=record.preemptions or 0,
+        block_hashes=array("Q", record.block_hashes) if record.block_hashes else None,
+        token_ids=array("I", record.output_token_ids) if record.output_token_ids else None,
+        finish_reason=record.finish_reason,
+    )
+
+
+def _gaps_ms(record: TraceRecord) -> "array[float]":
+    if record.itl_ms is None and record.itl_summary is not None:
+        return array("d", [record.itl_summary.mean_ms]) * record.itl_summary.count
+    return array("d", record.itl_ms or ())
+
+
+def _chunks(record: TraceRecord, gaps: int) -> list[int]:
+    """Return the tokens of every chunk; without their sizes, what exceeds one each is the first chunk's."""
+    sizes = record.itl_tokens if record.itl_tokens is not None else [1] * gaps
+    first = record.output_tokens - sum(sizes)
+    if first < 1:
+        raise UnreadableLineError("chunk-sum", f"output_tokens is {record.output_tokens}, for {gaps} gaps")
+    return [first, *sizes]

@@ -1,0 +1,66 @@
+"""What an engine served, as replay needs it: arrivals, chunks and gaps of every request.
+
+A capture of 100,000 requests has tens of millions of gaps, so numbers are kept in arrays: 8 bytes each, not 32.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdecode_operator.capture.files.formats import TraceMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRequest:
+    """One request with at least one token. Times are milliseconds, moments since the recording's zero."""
+
+    arrival_ms: float | None  # at the engine's client; absent in recordings that others made of a client's log
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    ttft_ms: float  # from arrival to the first chunk
+    chunk_tokens: "array[int]"  # tokens of every chunk, the first included
+    gaps_ms: "array[float]"  # before each chunk after the first: one fewer than chunks
+    # Parallel to the gaps, where the recorder knew them: requests that ran after the step that closed the gap, and
+    # prompt tokens of the requests whose first token came in that step.
+    num_running: "array[int] | None" = None
+    prefill_tokens: "array[int] | None" = None
+    concurrency: int = 1  # requests in flight at arrival, this one included
+    request_id: str | None = None
+    engine: int = 0  # data-parallel rank
+    phase: str | None = None
+    temperature: float | None = None
+    scheduled_ms: float | None = None  # moment in which the engine first scheduled it
+    preemptions: int = 0
+    block_hashes: "array[int] | None" = None  # chained hashes of the prompt's full blocks
+    token_ids: "array[int] | None" = None  # of the output, where they were recorded
+    finish_reason: str | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """All that it was given."""
+        return sum(self.chunk_tokens)
+
+    @property
+    def end_ms(self) -> float | None:
+        """The moment of its last token."""
+        return None if self.arrival_ms is None else self.arrival_ms + self.ttft_ms + sum(self.gaps_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """The requests of one trace, in order of arrival (those without one last, in the file's order)."""
+
+    trace: Path
+    steps: Path | None  # its step statistics, where there are any beside it
+    meta: TraceMeta
+    requests: Sequence[RecordedRequest]
+    skipped_lines: int = 0  # that could not be read, where that was allowed
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K: what the header says, or the largest burst without the target's own token. 0: it did not speculate."""
+        given = (self.meta.speculative or {}).get("num_speculative_tokens")
+        if isinstance(given, int) and given > 0:
+            return given
+        return max((max(each.chunk_tokens) for each in self.requests), default=1) - 1

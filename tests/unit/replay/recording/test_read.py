@@ -1,0 +1,94 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from specdecode_operator.replay.recording.read import RecordingError, concatenated, read_recording, read_steps
+from tests.support.traces import META, record, write_trace
+
+STEP = {
+    "ts_ms": 5.0,
+    "duration_ms": 4.0,
+    "scheduler": {
+        "num_running_reqs": 1,
+        "num_waiting_reqs": 0,
+        "step_counter": 0,
+        "current_wave": 0,
+        "kv_cache_usage": 0.1,
+        "prefix_cache_stats": dict.fromkeys(
+            (
+                "requests", "queries", "hits",
+                "preempted_requests", "preempted_queries", "preempted_hits",
+            ), 0,
+        ) | {"reset": False},
+        "kv_cache_eviction_events": [],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_a_folder_is_read_in_order_of_arrival(tmp_path: Path, name: str) -> None:
+    late, early = record(arrival_ms=50.0, request_id="b"), record(arrival_ms=1.0, request_id="a")
+    write_trace(tmp_path / name, [late, record(arrival_ms=None, request_id="c"), early])
+    (tmp_path / "step-stats.jsonl").write_text(json.dumps(STEP) + "\n")
+    recording = read_recording(tmp_path)
+    assert [each.request_id for each in recording.requests] == ["a", "b", "c"]
+    assert list(recording.requests[0].chunk_tokens) == [1, 3, 2]
+    assert list(recording.requests[0].gaps_ms) == [10.0, 12.5]
+    assert recording.requests[0].end_ms == 1.0 + 30 + 10 + 12.5
+    assert recording.meta.max_num_seqs == 8
+    assert recording.steps is not None
+    assert [step.duration_ms for step in read_steps(recording.steps)] == [4.0]
+
+
+def test_k_is_what_the_header_says_or_the_largest_burst_less_one(tmp_path: Path) -> None:
+    told = read_recording(write_trace(tmp_path / "told.jsonl", [record()]))
+    assert told.num_speculative_tokens == 4
+    untold = read_recording(write_trace(tmp_path / "untold.jsonl", [record()], meta=None))
+    assert untold.num_speculative_tokens == 2
+    plain = record(output_tokens=3, itl_tokens=None)
+    assert read_recording(write_trace(tmp_path / "plain.jsonl", [plain], meta=None)).num_speculative_tokens == 0
+
+
+def test_a_summary_of_gaps_stands_in_for_them(tmp_path: Path) -> None:
+    summary = record(itl_ms=None, itl_tokens=None, itl_summary={"mean_ms": 7.0, "count": 5})
+    only = read_recording(write_trace(tmp_path / "t.jsonl", [summary])).requests[0]
+    assert list(only.gaps_ms) == [7.0] * 5
+    assert list(only.chunk_tokens) == [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"itl_ms": [10.0, -1.0]}, "-1 ms"),
+        ({"itl_ms": [10.0, 4e6]}, "4e+06 ms"),
+        ({"ttft_ms": -0.5}, "-0.5 ms"),
+        ({"itl_tokens": [3, 9]}, "itl_tokens sums to 12"),
+        ({"output_tokens": 2, "itl_tokens": None}, "output_tokens is 2, for 2 gaps"),
+        ({"prompt_tokens": "many"}, "prompt_tokens"),
+    ],
+)
+def test_a_bad_line_ends_the_reading_or_is_left_out_and_counted(
+    tmp_path: Path, bad: dict[str, object], said: str
+) -> None:
+    path = write_trace(tmp_path / "t.jsonl", [record(), record(**bad), record()])
+    with pytest.raises(RecordingError, match=r"t\.jsonl: line 3: ") as caught:
+        read_recording(path)
+    assert said in str(caught.value)
+    recording = read_recording(path, skip_bad_lines=True)
+    assert (len(recording.requests), recording.skipped_lines) == (2, 1)
+
+
+def test_what_holds_no_request_is_refused(tmp_path: Path) -> None:
+    for path in (write_trace(tmp_path / "t.jsonl", []), tmp_path / "absent.jsonl", tmp_path):
+        with pytest.raises(RecordingError):
+            read_recording(path)
+
+
+def test_recordings_of_one_engine_follow_one_another_and_others_are_refused(tmp_path: Path) -> None:
+    one = read_recording(write_trace(tmp_path / "a.jsonl", [record()]))
+    two = read_recording(write_trace(tmp_path / "b.jsonl", [record(arrival_ms=5.0)]))
+    assert [each.arrival_ms for each in concatenated([one, two]).requests] == [0.0, 52.5 + 1000 + 5]
+    other = read_recording(write_trace(tmp_path / "c.jsonl", [record()], meta={**META, "model": "large"}))
+    with pytest.raises(RecordingError, match=r"c\.jsonl: model is large, that of .*a\.jsonl tiny"):
+        concatenated([one, other])
