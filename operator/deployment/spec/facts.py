@@ -26,6 +26,7 @@ from specdecode_operator.deployment.spec.model_sources import (
 )
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, config_overrides
+from specdecode_operator.engine.rules.extra_args import attention_backend
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.plan import PLACE_ONLY, PlanOptions, pair_at
@@ -205,4 +206,5 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         engine_version=profile.version,
         graph_mode=serving.cudagraph_mode.value if serving.cudagraph_mode else None,
         max_graph_tokens=serving.max_cudagraph_capture_size,
+        attention_backend=attention_backend(spec.engine.extra_args, profile),
     )

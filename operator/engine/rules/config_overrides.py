@@ -4,7 +4,6 @@ It is sized as it is told. The draft is not told: vLLM hands it no overrides tha
 compose_draft_hf_overrides).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, Final
 from specdecode_operator.api.models import RopeScaling
 from specdecode_operator.engine.arguments import HF_OVERRIDES
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import Option, options
+from specdecode_operator.engine.rules.extra_args import json_value, options
 from specdecode_operator.problems import InvalidSpecError, Problem
 
 ROPE_SCALING: Final = "spec.target.ropeScaling"
@@ -75,19 +74,21 @@ class ConfigOverrides:
                 self.shown,
                 "the model's layers rotate in several ways, which no single scaling can stretch: remove it",
             )
-        for key in (_THETA, _LONGEST):
-            if known.get(key) is None:
-                raise _refusal(
-                    self.field,
-                    self.shown,
-                    f"the model's config.json does not say its {key}, without which it is lost: remove it",
-                )
+        # What stands among rope parameters is no length.
+        theta, longest = known.get(_THETA), _text_of(config).get(_LONGEST)
+        if theta is None or not isinstance(longest, int):
+            key = _THETA if theta is None else _LONGEST
+            raise _refusal(
+                self.field,
+                self.shown,
+                f"the model's config.json does not say its {key}, without which it is lost: remove it",
+            )
         factor = float(scaling.factor)
         rope = {key: known[key] for key in _KEPT if known.get(key) is not None}
         rope |= {"rope_type": scaling.type.value, "factor": factor}
         keys: dict[str, Any] = {_ROPE[0]: rope}
         if scaling.type.has_original_length:
-            original = scaling.original_max_position_embeddings or known[_LONGEST]
+            original = scaling.original_max_position_embeddings or longest
             rope["original_max_position_embeddings"] = original
             keys[_LONGEST] = math.ceil(original * factor)
         return {_TEXT: keys} if isinstance(config.get(_TEXT), Mapping) else keys
@@ -110,7 +111,7 @@ def config_overrides(
     if scaling is not None:
         message = f"vLLM keeps one of its kind, and {ROPE_SCALING} is another: remove one of the two"
         raise _refusal(field, shown, message)
-    keys = _merged(given)
+    keys = json_value(given)
     if keys is None:
         raise _refusal(field, shown, "must be followed by a JSON object")
     return ConfigOverrides(field, shown, None, keys)
@@ -133,31 +134,6 @@ def overridden(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, 
 
 def _refusal(field: str, shown: str, message: str) -> InvalidSpecError:
     return InvalidSpecError([Problem(field, shown, message)])
-
-
-def _merged(given: Sequence[Option]) -> Mapping[str, Any] | None:
-    """Return what options say together; of two spellings vLLM's parser keeps the dotted (utils/argparse_utils.py)."""
-    dotted: dict[str, Any] = {}
-    whole: Any = {}
-    for option in given:
-        if not option.path:
-            whole = _value(option.value)
-            continue
-        place = dotted
-        *parents, last = option.path.split(".")
-        for parent in parents:
-            inner = place.setdefault(parent, {})
-            place = inner if isinstance(inner, dict) else {}
-        place[last] = _value(option.value)
-    found = dotted or whole
-    return found if isinstance(found, dict) else None
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,10 +6,12 @@ liberties that vllm/utils/argparse_utils.py adds): ``--flag value``,
 names with the value glued on, and dotted paths into JSON values.
 """
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from specdecode_operator.engine.profiles import EngineProfile, Flag
 from specdecode_operator.engine.rules.refused_flags import refusal
@@ -105,6 +107,44 @@ def last_option(name: str, extra_args: Sequence[str], profile: EngineProfile) ->
     """Return the last option that sets a flag, which is the one that counts; None where it is not given."""
     given = [option for option in options(extra_args, profile) if option.flag == profile.flags.get(name)]
     return given[-1] if given else None
+
+
+def json_value(given: Sequence[Option]) -> Mapping[str, Any] | None:
+    """Return what options of one JSON value say together; None where that is no object.
+
+    Of two spellings vLLM's parser keeps the dotted (utils/argparse_utils.py).
+    """
+    dotted: dict[str, Any] = {}
+    whole: Any = {}
+    for option in given:
+        if not option.path:
+            whole = _json(option.value)
+            continue
+        place = dotted
+        *parents, last = option.path.split(".")
+        for parent in parents:
+            inner = place.setdefault(parent, {})
+            place = inner if isinstance(inner, dict) else {}
+        place[last] = _json(option.value)
+    found = dotted or whole
+    return found if isinstance(found, dict) else None
+
+
+def attention_backend(extra_args: Sequence[str], profile: EngineProfile) -> str | None:
+    """Return the attention backend that is asked for, as vLLM calls it; None where the engine chooses."""
+    named = last_option("--attention-backend", extra_args, profile)
+    if named is not None:
+        return named.value.upper()
+    given = [option for option in options(extra_args, profile) if option.flag.name == "--attention-config"]
+    backend = (json_value(given) or {}).get("backend")
+    return backend.upper() if isinstance(backend, str) else None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hints: bool) -> tuple[str | None, str, int]:

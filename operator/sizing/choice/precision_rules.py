@@ -159,23 +159,42 @@ def kernel_note(product: str, precision: Precision) -> str | None:
     return f"{precision} is weight-only on {generation}: it saves memory, the arithmetic stays 16-bit"
 
 
+BACKEND_FIELD: Final = "engine.extraArgs"
+"""Where users name an attention backend (``--attention-backend``)."""
+
+_WITHOUT_SINKS: Final = frozenset({"FLASH_ATTN", "FLASHINFER"})
+_WITHOUT_FP8_CACHE: Final = frozenset({"FLASH_ATTN", "TRITON_ATTN"})
+"""Backends that lack these on Ampere alone."""
+
 _FLASHINFER_HEAD_DIMS: Final = frozenset({64, 128, 256, 512})
 
 
-def kernel_problem(product: str, geometry: ModelGeometry, cache_element_bytes: int | None) -> PlanError | None:
+def kernel_problem(
+    product: str, geometry: ModelGeometry, cache_element_bytes: int | None, backend: str | None = None
+) -> PlanError | None:
     """Return why no attention kernel of vLLM serves a model on a GPU product; None where one does.
+
+    ``backend`` is the one that is asked for by name; without, vLLM takes any that does.
 
     On Ampere FlashInfer alone reads an FP8 cache (v1/attention/backends/triton_attn.py and mla/triton_mla.py refuse it
     below capability 8.9, flash_attn.py takes it from Hopper on), and that only for heads of some widths, without
     sinks, latent attention or the attention in both directions that Gemma 3 pays to images; Gemma 4 with heads of two
     widths goes to Triton there (models/config.py). The kernels of sparse attention begin with Hopper
-    (supports_compute_capability in mla/).
+    (supports_compute_capability in mla/). Sinks are Triton's alone there (flash_attn.py, supports_combination;
+    flashinfer.py, supports_sink).
     """
     if _generation(product) != "Ampere":
         return None
     if geometry.has_sparse_attention:
         message = f"vLLM has no kernel on it for the sparse attention of {geometry.name}: use NVIDIA-H200"
         return PlanError(PRODUCT_FIELD, product, message)
+    sinks = any(isinstance(mixer, SelfAttention) and mixer.sinks for mixer in geometry.attentions)
+    if sinks and backend in _WITHOUT_SINKS:
+        message = f"this attention backend has no kernel on {product} for the sinks of {geometry.name}: leave it out"
+        return PlanError(BACKEND_FIELD, backend, message)
+    if backend in _WITHOUT_FP8_CACHE and cache_element_bytes == FP8_ELEMENT_BYTES:
+        message = f"this attention backend reads no FP8 cache on {product}: leave it out, or use kvCacheDtype: bfloat16"
+        return PlanError(BACKEND_FIELD, backend, message)
     what = _needs_triton(geometry)
     if what is None or cache_element_bytes != FP8_ELEMENT_BYTES:
         return None

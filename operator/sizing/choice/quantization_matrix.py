@@ -9,6 +9,7 @@ from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, refuse_too_many
 from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
 from specdecode_operator.sizing.choice.precision_rules import (
+    BACKEND_FIELD,
     NOTHING_NAMED,
     Available,
     checkpoint_at,
@@ -250,8 +251,10 @@ def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanErr
     asked = pair.limits.kv_cache_element_bytes
     cache_bytes = asked or pair.target.cache_element_bytes
     for model in [pair.target, *([] if pair.draft is None else [pair.draft])]:
-        if (problem := kernel_problem(product, model, cache_bytes)) is not None:
-            if asked is not None or problem.field == PRODUCT_FIELD:
+        # Of the draft's attention vLLM chooses the backend anew (v1/spec_decode/llm_base_proposer.py).
+        backend = pair.limits.attention_backend if model is pair.target else None
+        if (problem := kernel_problem(product, model, cache_bytes, backend)) is not None:
+            if asked is not None or problem.field in {PRODUCT_FIELD, BACKEND_FIELD}:
                 return problem
             why = f"the checkpoint asks for an FP8 cache: {problem.message}"
             return PlanError(problem.field, KvCacheDtype.AUTO.value, why)

@@ -34,7 +34,7 @@ _EAGLE: Final = (Method.EAGLE, Method.EAGLE3)
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Settings of the engine that decide its memory."""
+    """Settings of the engine that decide its memory, and where it has kernels."""
 
     max_model_len: int  # Longest sequence in tokens
     max_num_seqs: int  # Requests that may run at once
@@ -50,6 +50,7 @@ class EngineLimits:
     graph_mode: str | None = None  # Which steps are captured as CUDA graphs, in vLLM's words; None for the engine's own
     # Most tokens of a step that is captured as a CUDA graph; None for the engine's own
     max_graph_tokens: int | None = None
+    attention_backend: str | None = None  # By vLLM's name; None for the engine's own choice
 
     @property
     def captures_graphs(self) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specdecode_operator.engine.arguments import ARGUMENTS
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.extra_args import extra_args_problems, options
+from specdecode_operator.engine.rules.extra_args import attention_backend, extra_args_problems, options
 
 PROFILE = find_profile("0.32")
 
@@ -234,3 +234,21 @@ def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pyte
     assert all("no such flag" in problem.message for problem in problems)
     assert [*options(flags, PROFILE)] == []
     assert 0 < len(looked_for) < 10
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "backend"),
+    [
+        ([], None),
+        (["--attention-backend", "FLASH_ATTN"], "FLASH_ATTN"),
+        (["--attention-backend=flash_attn"], "FLASH_ATTN"),
+        (["--attention-backend", "TRITON_ATTN", "--attention-backend", "FLASHINFER"], "FLASHINFER"),
+        (["-ac.backend=FLASH_ATTN"], "FLASH_ATTN"),
+        (["--attention-config", '{"backend": "FLASH_ATTN"}'], "FLASH_ATTN"),
+        (["--attention-config.flash_attn_version=3"], None),
+        (["--attention-config", '{"backend": ["FLASH_ATTN"]}'], None),
+        (["--attention-config", "[1]"], None),
+    ],
+)
+def test_the_attention_backend_is_read_in_every_spelling(extra_args: list[str], backend: str | None) -> None:
+    assert attention_backend(extra_args, find_profile("0.32")) == backend

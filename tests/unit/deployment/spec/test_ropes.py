@@ -107,6 +107,15 @@ def test_layers_that_rotate_in_several_ways_are_not_stretched() -> None:
         facts({"model": "google/gemma-3-27b-it", "ropeScaling": YARN})
 
 
+@pytest.mark.parametrize("length", ["abc", [1], 1e308, 7])
+def test_a_length_among_rope_parameters_is_none(length: Any) -> None:
+    entry = find_entry(QWEN)
+    assert entry is not None
+    config = {**entry.config, "rope_scaling": {"rope_type": "default", "max_position_embeddings": length}}
+    found = facts({"model": QWEN, "config": config, "ropeScaling": {"type": "yarn", "factor": "2"}})
+    assert found.pair.limits.max_model_len == 81_920
+
+
 def test_a_factor_of_yarn_alone_reaches_further_up_to_0_29() -> None:
     extra_args = (HF_OVERRIDES, json.dumps({"rope_parameters": ROPE}))
     assert facts({"model": QWEN}, *extra_args, version="0.29", maxModelLen=131_072)

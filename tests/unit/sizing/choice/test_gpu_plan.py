@@ -117,6 +117,34 @@ def test_ampere_reads_a_plain_fp8_cache(make_pair: PairFactory) -> None:
     assert plan_on_gpus(pair, [EIGHT_A100], None).chosen.product == "NVIDIA-A100-SXM4-80GB"
 
 
+@pytest.mark.parametrize(
+    ("model", "backend", "fp8", "lacks"),
+    [
+        ("openai/gpt-oss-120b", "FLASH_ATTN", False, "for the sinks"),
+        ("openai/gpt-oss-120b", "FLASHINFER", False, "for the sinks"),
+        ("openai/gpt-oss-120b", "TRITON_ATTN", False, None),
+        ("openai/gpt-oss-120b", None, False, None),
+        ("meta-llama/Llama-3.1-8B-Instruct", "FLASH_ATTN", False, None),
+        ("meta-llama/Llama-3.1-8B-Instruct", "FLASH_ATTN", True, "no FP8 cache"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "TRITON_ATTN", True, "no FP8 cache"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "FLASHINFER", True, None),
+    ],
+)
+def test_a_backend_that_is_asked_for_has_its_kernels_on_hopper_and_not_all_on_ampere(
+    make_pair: PairFactory, model: str, backend: str | None, fp8: bool, lacks: str | None
+) -> None:
+    pair = replace(make_pair("BF16", None), target=find_geometry(model), target_precision=None)
+    limits = replace(pair.limits, attention_backend=backend, kv_cache_element_bytes=FP8_ELEMENT_BYTES if fp8 else None)
+    pair = replace(pair, limits=limits)
+    if lacks is None:
+        assert plan_on_gpus(pair, [EIGHT_A100], None).verdict is Verdict.FITS
+        return
+    with pytest.raises(PlanError, match=lacks) as refused:
+        plan_on_gpus(pair, [EIGHT_A100], None)
+    assert (refused.value.field, refused.value.value) == ("engine.extraArgs", backend)
+    assert plan_on_gpus(pair, [EIGHT_A100, EIGHT_H100], None).chosen.product == H100
+
+
 def test_experts_cut_within_a_block_have_no_kernel_on_ampere(make_pair: PairFactory) -> None:
     fp8 = find_geometry("Qwen/Qwen3-235B-A22B-FP8")
     pair = replace(make_pair("BF16", None), target=fp8, target_precision=None)
