@@ -131,7 +131,7 @@ class Reconciler:
         if not observation.unanswered_rounds:  # an engine that misses a question holds what it held
             self._residuals.set(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
-        self._record(parent).kept = self._kept(parent, desired)
+        self._record(parent).kept = self._kept(parent, desired, cluster.model_facts)
         schedules = parent.schedules
         kept = None if schedules is None else await self._schedules.keep(parent, schedules)
         await self._report(parent, desired, replace(observation, blocked=blocked or observation.blocked), kept)
@@ -186,14 +186,14 @@ class Reconciler:
         neighbours = (proofs_in(self._cache.parent(key) or {}) for key in self._neighbours(parent))
         return believed_entries(parent.spec, entries, chain([self._proofs(parent)], neighbours))
 
-    def _kept(self, parent: Parent, desired: DesiredState) -> dict[str, str]:
+    def _kept(self, parent: Parent, desired: DesiredState, model_facts: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all that is kept for an object now, as far as it will be read again."""
         if isinstance(parent.spec, InvalidSpecError):
             return dict(self._proofs(parent))
         name = downloads_name(parent.key)
         rendered = next((child for child in desired.children if identity(child) == (CONFIG_MAP.kind, name)), None)
         return {
-            **digests(MODEL_FACTS_NAME, self._model_facts(parent)),
+            **digests(MODEL_FACTS_NAME, model_facts),
             **digests(name, (rendered or self._believed(parent, name))["data"]),
             **self._record(parent).last_good_digests,
         }

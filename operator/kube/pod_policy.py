@@ -55,6 +55,7 @@ _TOKENS: Final = ("serviceAccountToken", "podCertificate")
 _APP_ARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
 _SYSTEM_CLASS: Final = "system-"
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
+_SHOWN_CHARACTERS: Final = 64
 _PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 
 GRANTS: Final = (
@@ -82,7 +83,7 @@ def pod_problems(pod: Mapping[str, Any], where: str, allowed: frozenset[str] = N
     A pod may also be one that is laid over another: null takes away what stands there.
     """
     return [
-        Problem(f"{where}.{field}", _shown(value), f"{why}; {_fix(grant)}")
+        Problem(f"{where}.{field}", shown(value, _SHOWN_CHARACTERS), f"{why}; {_fix(grant)}")
         for field, value, why, grant in _findings(pod)
         if grant not in allowed and grant.partition(".")[0] not in allowed
     ]
@@ -185,10 +186,6 @@ def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
         yield f"{where}.seLinuxOptions", "set", "leaves the domain of containers", "seLinuxOptions"
     if mapping(context, "windowsOptions").get("hostProcess"):
         yield f"{where}.windowsOptions.hostProcess", True, "runs on the node itself", "windowsOptions"
-
-
-def _shown(value: Any) -> str:
-    return shown(value, 64)
 
 
 def _fix(grant: str) -> str:

@@ -57,11 +57,12 @@ def spec_problems(error: ValidationError, spec: type[BaseModel] = SpecDecodeDepl
 def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
     place = detail["loc"]
     field = _path(place)
-    if detail["type"] == _UNKNOWN_FIELD:
-        return Problem(field, _shown(detail["input"]), _unknown_field(place, spec))
     if detail["type"] == "missing":
         # Pydantic hands over the object that lacks the field.
         return Problem(field, "nothing", _WORDS["missing"])
+    value = shown_or_nothing(detail["input"], _SHOWN_CHARACTERS)
+    if detail["type"] == _UNKNOWN_FIELD:
+        return Problem(field, value, _unknown_field(place, spec))
     words = _WORDS.get(detail["type"])
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     if "pattern" in context:
@@ -71,17 +72,12 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         message = "must be text"
     if isinstance(detail["input"], str) and detail["type"] in _NOT_TEXT:
         message += ", without quotes"
-    return Problem(field, _shown(detail["input"]), message)
+    return Problem(field, value, message)
 
 
 def _path(place: tuple[int | str, ...]) -> str:
     """Return a place of the spec as people write it: target.checkpoints[0].model."""
     return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-
-
-def _shown(value: Any) -> str:
-    """Return a value as it may stand in the file."""
-    return shown_or_nothing(value, _SHOWN_CHARACTERS)
 
 
 def _unknown_field(place: tuple[int | str, ...], spec: type[BaseModel]) -> str:
