@@ -16,13 +16,15 @@ setup:
     #!/bin/sh
     set -eu
     wanted=$(cat pyproject.toml requirements/dev.txt | cksum)
-    if [ "$(cat .venv/.set-up 2>/dev/null)" = "$wanted" ]; then exit 0; fi
-    echo "setup: installing the packages of requirements/dev.txt into .venv (once, and when they change) …" >&2
-    [ -x {{ python }} ] || {{ uv }} venv --quiet --python '>=3.11' .venv
-    # Compiled once here, or each process compiles them anew where Python may not write: a third of a short command.
-    {{ uv }} pip sync --compile-bytecode --python {{ python }} --require-hashes requirements/dev.txt
-    {{ uv }} pip install --python {{ python }} --no-deps --editable .
-    echo "$wanted" >.venv/.set-up
+    # Compiled once here, or each process compiles all anew where Python may not write: half of a short command.
+    if [ "$(cat .venv/.set-up 2>/dev/null)" != "$wanted" ]; then
+        echo "setup: installing the packages of requirements/dev.txt into .venv (once, and when they change) …" >&2
+        [ -x {{ python }} ] || {{ uv }} venv --quiet --python '>=3.11' .venv
+        {{ uv }} pip sync --compile-bytecode --python {{ python }} --require-hashes requirements/dev.txt
+        {{ uv }} pip install --python {{ python }} --no-deps --editable .
+        echo "$wanted" >.venv/.set-up
+    fi
+    {{ python }} -m compileall -q operator
 
 # The main job on this machine: cluster, operator, a tiny target and draft, a real vLLM that speculates
 [group('demo')]

@@ -25,7 +25,6 @@ class ApiModel(BaseModel):
         # A plan needs few of all models; each is built when it is first used.
         defer_build=True,
         extra="forbid",
-        use_attribute_docstrings=True,
     )
 
     @classmethod

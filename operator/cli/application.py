@@ -1,6 +1,9 @@
-"""What all commands share: -h, help in plain words, and completion."""
+"""What all commands share: -h, help in plain words, completion, and loading the one that is asked for alone."""
 
-from typing import Any, Final
+from collections import UserDict
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar, Final
 
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
@@ -17,7 +20,7 @@ _WORDS: Final = {
 """What help calls a value, by the type that Python calls it. A switch has none."""
 
 
-class _Group(TyperGroup):
+class Group(TyperGroup):
     """Commands whose values have names for people."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -32,11 +35,49 @@ class _Group(TyperGroup):
         return command
 
 
-def application(description: str) -> typer.Typer:
+class LazyGroup(Group):
+    """Commands of which the one that is called is loaded, and no other: all of them take as long as a plan."""
+
+    later: ClassVar[Mapping[str, str]]
+    """Where each command is, by its name: the module in this folder, and the function or the group in it."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Take what the library gives each group."""
+        super().__init__(**settings)
+        self.commands = _Commands(self.later)
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        """Return the names, without the commands."""
+        return [*self.commands]
+
+
+class _Commands(UserDict[str, Any]):
+    """Commands by name, each loaded when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(where := self.data[name], str):
+            self.data[name] = _loaded(name, where)
+        return self.data[name]
+
+
+def _loaded(name: str, where: str) -> Any:
+    module, _, attribute = where.partition(":")
+    found = getattr(import_module(f"specdecode_operator.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = typer.main.get_group(found)
+        command.name = name
+        return command
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
+
+
+def application(description: str, *, cls: type[Group] = Group, hidden: bool = False) -> typer.Typer:
     """Return a command with further ones under it, each with the docstring of its function as help."""
     return typer.Typer(
-        cls=_Group,
+        cls=cls,
         help=description,
+        hidden=hidden,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,49 +1,41 @@
 """The command `specdecode`: the operator and what people run beside it."""
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from specdecode_operator.cli.application import application
-from specdecode_operator.cli.calibrate.command import calibrate_command
-from specdecode_operator.cli.capture.commands import capture_app
-from specdecode_operator.cli.capture.job import capture_job_app
-from specdecode_operator.cli.completion import completion_command
-from specdecode_operator.cli.crds import crds_command
-from specdecode_operator.cli.doctor.command import doctor_command
+from specdecode_operator.cli.application import LazyGroup, application
 from specdecode_operator.cli.ending import run_to_its_end
-from specdecode_operator.cli.estimate import estimate_command
-from specdecode_operator.cli.import_deployment.command import import_command
-from specdecode_operator.cli.init import init_command
-from specdecode_operator.cli.lint.command import lint_command
-from specdecode_operator.cli.models import models_app
 from specdecode_operator.cli.options import AllowPodTemplateOption, allowed_names
-from specdecode_operator.cli.outputs.schema import schema_command
-from specdecode_operator.cli.plan.command import plan_command
-from specdecode_operator.cli.plan.explain import explain_command
-from specdecode_operator.cli.render.command import render_command
 from specdecode_operator.version import __version__
 
-app = application("vLLM with speculative decoding on Kubernetes: sized, launched and proven.")
-app.command("crds")(crds_command)
-app.command("plan")(plan_command)
-app.command("estimate")(estimate_command)
-app.command("explain")(explain_command)
-app.command("render")(render_command)
-app.command("init")(init_command)
-app.command("lint")(lint_command)
-app.command("calibrate")(calibrate_command)
-app.command("doctor")(doctor_command)
-app.command("import")(import_command)
-app.command("schema")(schema_command)
-app.command("completion")(completion_command)
-app.add_typer(models_app, name="models")
-app.add_typer(capture_app, name="capture")
-app.add_typer(capture_job_app, name="capture-job", hidden=True)
+
+class _Commands(LazyGroup):
+    later: ClassVar = {
+        "crds": "crds:crds_command",
+        "plan": "plan.command:plan_command",
+        "estimate": "estimate:estimate_command",
+        "explain": "plan.explain:explain_command",
+        "render": "render.command:render_command",
+        "init": "init:init_command",
+        "lint": "lint.command:lint_command",
+        "calibrate": "calibrate.command:calibrate_command",
+        "doctor": "doctor.command:doctor_command",
+        "import": "import_deployment.command:import_command",
+        "schema": "outputs.schema:schema_command",
+        "completion": "completion:completion_command",
+        "operator": "main:operator_command",
+        "models": "models:models_app",
+        "capture": "capture.commands:capture_app",
+        "capture-job": "capture.job:capture_job_app",
+    }
 
 
-@app.command("operator")
+app = application("vLLM with speculative decoding on Kubernetes: sized, launched and proven.", cls=_Commands)
+
+
 def operator_command(  # noqa: PLR0913  each is an option
     *,
     health_port: Annotated[int, typer.Option(help="Port of /livez and /readyz, for the probes.")] = 8080,
@@ -100,4 +92,6 @@ def options(
 
 def main() -> None:
     """Entry point of the console script."""
+    # They would be looked for among all packages that are installed, at each start.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     run_to_its_end(app)

@@ -5,8 +5,14 @@ field is one that may be absent. Pydantic's JSON schema says the same things
 in its own words; this module translates.
 """
 
-from collections.abc import Mapping, Sequence
+import ast
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd.cel import Rule
@@ -46,10 +52,37 @@ def structural_schema(model: type[ApiModel], rules: RulesByModel) -> Schema:
     rules
         CEL rules to attach wherever one of these models appears.
     """
-    source = model.model_json_schema(by_alias=True)
+    source = model.model_json_schema(by_alias=True, schema_generator=_Described)
     definitions = {**source.get("$defs", {}), model.__name__: source}
     rules_by_name = {owner.__name__: list(owned) for owner, owned in rules.items()}
     return _in_reading_order(_Translation(definitions, rules_by_name).of_model(model.__name__))
+
+
+class _Described(GenerateJsonSchema):
+    """Pydantic's JSON schema, with the docstrings of fields as their descriptions.
+
+    Pydantic could read them itself, but whenever a model is imported, which most commands would pay for in vain.
+    """
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """Return the JSON schema of one model."""
+        described = super().model_schema(schema)
+        model = schema["cls"]
+        properties = described.get("properties", {})
+        for owner in reversed(model.__mro__):
+            for name, text in _docstrings(owner) if issubclass(owner, ApiModel) else ():
+                properties[model.model_fields[name].alias]["description"] = text
+        return described
+
+
+def _docstrings(model: type[ApiModel]) -> Iterator[tuple[str, str]]:
+    """Return the fields that a class itself has, each with the text below it."""
+    statements = ast.walk(ast.parse(inspect.getsource(model)))
+    body = next(each.body for each in statements if isinstance(each, ast.ClassDef))
+    for field, below in pairwise(body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, inspect.cleandoc(text)
 
 
 class _Translation:

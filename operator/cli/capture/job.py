@@ -12,7 +12,7 @@ from specdecode_operator.cli.application import application
 RECORDER_HELP: Final = "Folder that the engine has on its PYTHONPATH."
 TERMINATION_LOG_HELP: Final = "Where Kubernetes reads how it went."
 
-capture_job_app = application("Run in the pod of a capture's Job.")
+capture_job_app = application("Run in the pod of a capture's Job.", hidden=True)
 
 _Termination = Annotated[Path, typer.Option(help=TERMINATION_LOG_HELP)]
 _TERMINATION_LOG: Final = Path("/dev/termination-log")
