@@ -63,13 +63,13 @@ def _end_with_defect(error: Exception) -> NoReturn:
         traceback.print_exception(error)
     what = " ".join(f"{type(error).__name__}: {error}".split())
     hint = f"this is a defect of specdecode: please report what {TRACEBACK}=1 shows"
-    _end(Ending.DEFECT, f"{printable(what)[:300]}: {hint}")
+    _end(Ending.DEFECT, f"{what[:300]}: {hint}")
 
 
 def _end(code: Ending, message: str | None = None) -> NoReturn:
     with suppress(OSError, AttributeError, ValueError):
         if message is not None:
-            sys.stderr.write(f"error: {message}\n")
+            sys.stderr.write(f"error: {printable(message)}\n")
         sys.stderr.flush()
     # What could not be written would be tried, and told, once more.
     with suppress(OSError, AttributeError, ValueError):

@@ -1,6 +1,5 @@
 """`specdecode estimate`: the budget of many engine configurations, one a line."""
 
-import json
 import os
 import stat
 import sys
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TextIO
 import typer
 
 from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, fail, hub_models
+from specdecode_operator.cli.outputs.printing import json_text
+from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
@@ -55,7 +56,7 @@ def estimate_command(
             raise
         fail(f"--out: {place_of(results)}: {error.strerror}: name a file that can be written, or -")
     if bad:
-        typer.echo(f"{bad} of {total} cases have an error", err=True)
+        say_line(f"{bad} of {total} cases have an error", err=True)
         lookup.name_unknown()
         if strict:
             raise typer.Exit(ExitCode.INVALID)
@@ -122,7 +123,7 @@ class Lookup:
             more = len(self.unknown) - _MOST_NAMED
             names = ", ".join(map(shown, islice(self.unknown, _MOST_NAMED))) + (f" and {more} more" if more > 0 else "")
             fix = "add --hub, or give model_config" if self.hub is None else "give model_config"
-            typer.echo(f"not in the catalogue: {names}: {fix}", err=True)
+            say_line(f"not in the catalogue: {names}: {fix}", err=True)
 
 
 def _undescribed(case: Any) -> Iterator[dict[str, Any]]:
@@ -168,7 +169,7 @@ def _write(results: Iterator[dict[str, Any]], target: TextIO) -> tuple[int, int]
     for result in results:
         total += 1
         bad += result["error"] is not None
-        target.write(json.dumps(result, ensure_ascii=False) + "\n")
+        target.write(json_text(result) + "\n")
     return total, bad
 
 

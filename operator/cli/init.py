@@ -7,6 +7,7 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import ExitCode, fail
+from specdecode_operator.cli.outputs.printing import yaml_text
 from specdecode_operator.cli.plan.outcome import exit_code
 from specdecode_operator.cli.terminal import say
 
@@ -37,8 +38,6 @@ def init_command(  # noqa: PLR0913  each is an option
 
     Exits as plan does. An invalid manifest is not written.
     """
-    import yaml  # noqa: PLC0415
-
     from specdecode_operator.cli.described import Description  # noqa: PLC0415
     from specdecode_operator.cli.input_files import Reading  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
@@ -70,7 +69,7 @@ def init_command(  # noqa: PLR0913  each is an option
     say(result.answers[0].explanation, err=True)
     code = exit_code(result, strict=False)
     if code is not ExitCode.INVALID:
-        _write(yaml.safe_dump(document.body, sort_keys=False, allow_unicode=True), out)
+        _write(yaml_text(document.body), out)
     raise typer.Exit(code)
 
 

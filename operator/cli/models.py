@@ -1,6 +1,5 @@
 """`specdecode models`: what ships with the command line is known of models, and of others on the hub."""
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -8,6 +7,8 @@ import typer
 
 from specdecode_operator.cli.application import application
 from specdecode_operator.cli.options import ExitCode, HubOption, TextOrJson, hub_models
+from specdecode_operator.cli.outputs.printing import print_json
+from specdecode_operator.cli.terminal import say, say_line
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub.models import HubModels
@@ -31,14 +32,14 @@ def list_command(
     ids = [name for name in hub_ids() if word.lower() in name.lower()]
     rows = [_row(entry) for name in ids if (entry := find_entry(name)) is not None]
     if output is TextOrJson.JSON:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     titles = ("id", "kind", "quantization", "parameters")
     cells = [tuple(_lines(title, row[title])[0] for title in titles) for row in rows]
     if not cells:
-        typer.echo(f"no id holds {word}: specdecode models list shows all", err=True)
+        say_line(f"no id holds {word}: specdecode models list shows all", err=True)
         raise typer.Exit(ExitCode.UNKNOWN)
-    typer.echo("\n".join(aligned([titles, *cells], left=3, indent="")))
+    say("\n".join(aligned([titles, *cells], left=3, indent="")))
 
 
 @models_app.command("show")
@@ -62,14 +63,13 @@ def show_command(
     if entry is None:
         _fail_unknown(model, asked_hub=hub)
     if output is TextOrJson.JSON:
-        data = {**dict(_facts(entry)), "config": entry.config}
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json({**dict(_facts(entry)), "config": entry.config})
         return
     rows = [(name, each) for name, value in _facts(entry) for each in _lines(name, value)]
     shown = [
         (name if index == 0 or rows[index - 1][0] != name else "", text) for index, (name, text) in enumerate(rows)
     ]
-    typer.echo("\n".join(aligned(shown, left=2, indent="")))
+    say("\n".join(aligned(shown, left=2, indent="")))
 
 
 def _on_hub(models: "HubModels", model: str, revision: str | None) -> "CatalogueEntry":
@@ -79,7 +79,7 @@ def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Catalogue
     try:
         found = models.find(model, revision)
     except CheckpointError as error:
-        typer.echo(f"error: {model}: {error.message}", err=True)
+        say_line(f"error: {model}: {error.message}", err=True)
         raise typer.Exit(ExitCode.UNKNOWN) from None
     config = found.config
     inner = config.get("text_config")
@@ -91,14 +91,13 @@ def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Catalogue
 
 def _fail_unknown(model: str, *, asked_hub: bool) -> NoReturn:
     from specdecode_operator.cli.plan.unknown import others_named  # noqa: PLC0415
-    from specdecode_operator.problems import printable  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import similar_model  # noqa: PLC0415
 
     meant = similar_model(model, heads=False) or similar_model(model, heads=True)
     others = others_named(model, heads=False) or others_named(model, heads=True)
     fix = "" if asked_hub else ": add --hub to read it there"
     or_meant = f", did you mean {meant}?" if meant else f"{others}{fix}"
-    typer.echo(f"error: {printable(model)}: is not in the catalogue{or_meant}", err=True)
+    say_line(f"error: {model}: is not in the catalogue{or_meant}", err=True)
     raise typer.Exit(ExitCode.UNKNOWN)
 
 

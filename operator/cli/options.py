@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 import typer
 
 from specdecode_operator.cli import offered
-from specdecode_operator.cli.terminal import say
+from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub.models import HubModels
@@ -129,7 +129,7 @@ class TableOrData(StrEnum):
 
 def fail(message: object) -> NoReturn:
     """Say on standard error what is wrong, and end with the exit code of invalid input."""
-    say(f"error: {message}", err=True)
+    say_line(f"error: {message}", err=True)
     raise typer.Exit(ExitCode.INVALID)
 
 

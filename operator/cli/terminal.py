@@ -41,6 +41,11 @@ def say(text: object, *, err: bool = False, nl: bool = True, verdicts: bool = Fa
     typer.echo(coloured(lines) if in_colour else lines, err=err, nl=nl, color=in_colour)
 
 
+def say_line(text: object, *, err: bool = False) -> None:
+    """Print what is one line, whatever others wrote in it."""
+    say(printable(str(text)), err=err)
+
+
 def line_width() -> int | None:
     """Return how wide lines may be; None where no terminal shows them and COLUMNS does not say."""
     columns = os.environ.get("COLUMNS", "")

@@ -34,6 +34,7 @@ from specdecode_operator.cli.capture.watch import (
     wait_for,
 )
 from specdecode_operator.cli.options import Context, TextOrJson
+from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError
 
 _ENGINE_TIMEOUT_S: Final = 3600
@@ -86,11 +87,11 @@ def up(
     with _errors_in_one_line(_STOPPED_WATCHING):
         applied = apply(kubectl, read_captures(file))
         for each in applied:
-            typer.echo(f"capture {each.name} applied in namespace {each.kubectl.namespace}")
+            say_line(f"capture {each.name} applied in namespace {each.kubectl.namespace}")
             _resume(each)
         for each in applied:
-            capture = wait_for(each.kubectl, each.name, SERVING, Timeouts(timeout, deployment_timeout), typer.echo)
-            typer.echo(f"capture {each.name}: {phase_of(capture)}: {message_of(capture)}")
+            capture = wait_for(each.kubectl, each.name, SERVING, Timeouts(timeout, deployment_timeout), say_line)
+            say_line(f"capture {each.name}: {phase_of(capture)}: {message_of(capture)}")
 
 
 @capture_app.command("run")
@@ -128,17 +129,17 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
         if found is None:
             (applied,) = apply(kubectl, [_usual_capture(kubectl, name, deployment)])
             kubectl = applied.kubectl
-            typer.echo(f"capture {name} applied in namespace {kubectl.namespace}")
+            say_line(f"capture {name} applied in namespace {kubectl.namespace}")
         elif deployment not in {None, found["spec"]["deployment"]}:
             raise CaptureError(
                 f"--deployment: {deployment}: capture {name} is of {found['spec']['deployment']}: name another"
             )
         timeouts = Timeouts(timeout, deployment_timeout)
-        capture = wait_for(kubectl, name, SERVING, timeouts, typer.echo)
+        capture = wait_for(kubectl, name, SERVING, timeouts, say_line)
         _follow(kubectl, capture)
         timeouts = replace(timeouts, phase_s=_to_the_end_s(capture["spec"], timeout))
-        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts, typer.echo)
-        typer.echo(f"capture {name}: {message_of(capture)}")
+        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts, say_line)
+        say_line(f"capture {name}: {message_of(capture)}")
         _fetch(kubectl, name, out, image)
 
 
@@ -153,11 +154,11 @@ def status(
     with _errors_in_one_line():
         captures = [get_capture(kubectl, name)] if name else kubectl.items(RESOURCE)
         if not captures:
-            typer.echo("no captures here")
+            say_line("no captures here")
         for capture in captures:
-            typer.echo(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {message_of(capture)}")
+            say_line(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {message_of(capture)}")
             if where := _where(capture):
-                typer.echo(f"  data: {where}")
+                say_line(f"  data: {where}")
 
 
 @capture_app.command("fetch")
@@ -197,17 +198,17 @@ def down(
         for capture in captures:
             found_name = capture["metadata"]["name"]
             if phase_of(capture) in FINAL or capture["spec"].get("suspend"):
-                typer.echo(f"{found_name}: {phase_of(capture) or 'suspended'}: holds no GPU")
+                say_line(f"{found_name}: {phase_of(capture) or 'suspended'}: holds no GPU")
             else:
                 kubectl.text("patch", RESOURCE, found_name, "--type=merge", '--patch={"spec":{"suspend":true}}')
-                typer.echo(f"{found_name}: cancelled; what was recorded so far stays as partial files")
+                say_line(f"{found_name}: cancelled; what was recorded so far stays as partial files")
             if where := _where(capture):
-                typer.echo(f"  data: {where}")
+                say_line(f"  data: {where}")
         if not captures:
             here = names_here(kubectl, name or "")
-            typer.echo(f"{name}: is not there ({here}); nothing to free" if name else f"{here}; nothing to free")
+            say_line(f"{name}: is not there ({here}); nothing to free" if name else f"{here}; nothing to free")
             if name and (claim := claim_of(kubectl, name)):
-                typer.echo(f"  data: claim {claim}")
+                say_line(f"  data: claim {claim}")
 
 
 @capture_app.command("validate")
@@ -238,13 +239,14 @@ def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
     try:
         yield
     except (CaptureError, DocumentError, FetchError, KubectlError) as error:
-        typer.echo(f"error: {error}", err=True)
+        say_line(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     except OSError as error:
-        typer.echo(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", err=True)
+        say_line(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        typer.echo(f"\n{stopped}", err=True)
+        typer.echo(err=True)
+        say_line(stopped, err=True)
         raise typer.Exit(130) from None
 
 
@@ -256,7 +258,7 @@ def _resume(applied: Applied) -> None:
     if applied.suspended:
         raise CaptureError(f"capture {name}: the file says spec.suspend: true: remove it there to start the capture")
     kubectl.text("patch", RESOURCE, name, "--type=merge", '--patch={"spec":{"suspend":false}}')
-    typer.echo(f"capture {name} was cancelled, and begins anew")
+    say_line(f"capture {name} was cancelled, and begins anew")
 
 
 def _unfinished(kubectl: Kubectl) -> str:
@@ -317,9 +319,9 @@ def _show(line: dict[str, Any], *, in_place: bool, stays: bool) -> None:
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
     with _errors_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
         location = find_files(kubectl, name, image)
-        typer.echo(f"fetching {location.path} of claim {location.claim} to {out}")
-        files = fetch(kubectl, location, out, typer.echo)
-    typer.echo(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
+        say_line(f"fetching {location.path} of claim {location.claim} to {out}")
+        files = fetch(kubectl, location, out, say_line)
+    say_line(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
 
 
 def _where(capture: Body) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from specdecode_operator.cli.application import application
+from specdecode_operator.cli.terminal import say_line
 
 RECORDER_HELP: Final = "Folder that the engine has on its PYTHONPATH."
 TERMINATION_LOG_HELP: Final = "Where Kubernetes reads how it went."
@@ -45,7 +46,7 @@ def _end(termination_log: Path, work: Callable[[], bytes]) -> None:
     try:
         message, code = work(), 0
     except CaptureError as error:
-        typer.echo(f"{error.reason}: {error.message}", err=True)
+        say_line(f"{error.reason}: {error.message}", err=True)
         message, code = error_message(error), 1
     # Outside a pod there is no such file, and the exit code says enough.
     with suppress(OSError):

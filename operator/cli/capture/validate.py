@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST
 from specdecode_operator.capture.validation.summary import summarize, summary_text
 from specdecode_operator.capture.validation.validate import Validation, find, validate_capture, validate_file
-from specdecode_operator.cli.terminal import say
+from specdecode_operator.cli.outputs.printing import printable_json
+from specdecode_operator.cli.terminal import say, say_line
+from specdecode_operator.problems import printable
 
 
 class ExitCode(IntEnum):
@@ -46,10 +49,12 @@ def validate(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
             errors.append(str(error))
         except OSError as error:
             errors.append(f"{error.filename or path}: {error.strerror}")
-    if answers or as_json:
-        say(_as_json(answers) if as_json else "\n\n".join(map(_as_text, answers)))
+    if as_json:
+        typer.echo(printable_json(_as_json(answers)))
+    elif answers:
+        say("\n\n".join(map(_as_text, answers)))
     for message in errors:
-        say(f"error: {message}", err=True)
+        say_line(f"error: {message}", err=True)
     passed = all(answer.validation.passed for answer in answers)
     return ExitCode.BAD_INPUT if errors else ExitCode.OK if passed else ExitCode.PROBLEMS
 
@@ -93,7 +98,7 @@ def _as_text(answer: _Answer) -> str:
         lines.append(f"  {'pass' if gate.passed else 'FAIL'}  {name} {gate.value:g}{limit}: {gate.why}")
     if found.client is not None and found.trace is not None:
         lines += [f"  {line}" for line in summary_text(summarize(found, _sizes(answer.path))).splitlines()]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _as_json(answers: list[_Answer]) -> str:

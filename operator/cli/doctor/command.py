@@ -1,11 +1,13 @@
 """`specdecode doctor`: is this cluster ready for engines that speculate."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail
-from specdecode_operator.cli.terminal import say
+from specdecode_operator.cli.outputs.printing import print_json
+from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
     from specdecode_operator.doctor.findings import Finding
@@ -38,7 +40,10 @@ def doctor_command(
         findings = asyncio.run(_findings(namespace, context))
     except ClusterError as error:
         fail(error)
-    say(_printed(findings, output))
+    if output is TextOrJson.JSON:
+        print_json({"findings": [asdict(finding) for finding in findings]})
+    else:
+        _say(findings)
     failed = any(finding.grade is Grade.FAIL for finding in findings)
     raise typer.Exit(ExitCode.DOES_NOT_FIT if failed else ExitCode.OK)
 
@@ -51,14 +56,8 @@ async def _findings(namespace: str | None, context: str | None) -> "list[Finding
         return await examine(cluster, namespace or cluster.namespace)
 
 
-def _printed(findings: "list[Finding]", output: TextOrJson) -> str:
-    if output is TextOrJson.JSON:
-        import json  # noqa: PLC0415
-        from dataclasses import asdict  # noqa: PLC0415
-
-        return json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2, ensure_ascii=False)
+def _say(findings: "list[Finding]") -> None:
     width = max(len(finding.subject) for finding in findings)
-    return "\n".join(
-        f"{finding.grade:<4}  {finding.subject:<{width}}  {finding.what}{f' -> {finding.fix}' if finding.fix else ''}"
-        for finding in findings
-    )
+    for finding in findings:
+        fix = f" -> {finding.fix}" if finding.fix else ""
+        say_line(f"{finding.grade:<4}  {finding.subject:<{width}}  {finding.what}{fix}")

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-import typer
-
 from specdecode_operator.cli.hub.cache import HubCache, cache_folder
 from specdecode_operator.cli.hub.client import HubClient, HubSettings
 from specdecode_operator.cli.hub.repository import COMMIT, ListedRepository
+from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.problems import printable
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, read_checkpoint
 
@@ -62,7 +61,7 @@ class HubModels:
             checkpoint = _checkpoint(repository)
             cache.keep_checkpoint(model, commit, checkpoint)
         cache.keep_commit(model, revision, commit)
-        typer.echo(f"{model} is read from {settings.host} at commit {commit[:12]}", err=True)
+        say_line(f"{model} is read from {settings.host} at commit {commit[:12]}", err=True)
         return checkpoint
 
 
@@ -80,5 +79,5 @@ def _last_known(cache: HubCache, model: str, revision: str | None, error: Checkp
     kept = None if commit is None else cache.checkpoint(model, commit)
     if kept is None:
         raise error
-    typer.echo(f"warning: {error.message}; {model} is taken as it was at commit {str(commit)[:12]}", err=True)
+    say_line(f"warning: {error.message}; {model} is taken as it was at commit {str(commit)[:12]}", err=True)
     return kept

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from specdecode_operator.cli.options import Context, ExitCode, fail
+from specdecode_operator.cli.outputs.printing import json_text, yaml_text
 from specdecode_operator.cli.terminal import say
+from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:
     from specdecode_operator.migration.convert import Migration
@@ -65,17 +67,13 @@ def import_command(  # noqa: PLR0913  each is an option
     except (SourceError, MigrationError) as error:
         fail(error)
     typer.echo(_printed(migration, output), nl=False)
-    say("\n".join(report_lines(migration, found.place)), err=True)
+    say("\n".join(map(printable, report_lines(migration, found.place))), err=True)
     raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)
 
 
 def _printed(migration: "Migration", output: Form) -> str:
-    import json  # noqa: PLC0415
-
-    import yaml  # noqa: PLC0415
-
     if output is Form.JSON:
-        return json.dumps(migration.body, indent=2, ensure_ascii=False) + "\n"
+        return json_text(migration.body, indent=2) + "\n"
     # Who pipes it on, or opens it later, has not seen the report.
     warning = "".join(f"# To be decided first: {' '.join(str(each).split())}\n" for each in migration.decisions)
-    return warning + yaml.safe_dump(migration.body, sort_keys=False, allow_unicode=True, width=120)
+    return warning + yaml_text(migration.body, width=120)

@@ -1,6 +1,5 @@
 """`specdecode lint`: what the API server and the operator would refuse, without a cluster."""
 
-import json
 from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,8 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import ExitCode, allowed_names, fail, hub_models, sources
+from specdecode_operator.cli.outputs.printing import print_json
+from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,15 +65,15 @@ def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
     from specdecode_operator.cli.lint.sarif import sarif  # noqa: PLC0415
 
     if output is Form.SARIF:
-        typer.echo(json.dumps(sarif(findings), indent=2, ensure_ascii=False))
+        print_json(sarif(findings))
     elif output is Form.JSON:
-        typer.echo(json.dumps({"objects": objects, "findings": list(map(_data, findings))}, indent=2))
+        print_json({"objects": objects, "findings": list(map(_data, findings))})
     else:
         for finding in findings:
             place = f"{finding.file}:{finding.line}" if finding.line is not None else finding.file
-            typer.echo(f"{place}: {finding.level}: {finding.message} [{finding.rule}]")
+            say_line(f"{place}: {finding.level}: {finding.message} [{finding.rule}]")
         counts = Counter(finding.level.value for finding in findings)
-        typer.echo(f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}")
+        say_line(f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}")
 
 
 def _data(finding: "Finding") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from specdecode_operator.cli import options
 from specdecode_operator.cli.options import TableOrData, fail
 from specdecode_operator.cli.outputs.printing import print_data
 from specdecode_operator.cli.plan.outcome import exit_code, say_what_is_missing
-from specdecode_operator.cli.terminal import line_width, say
+from specdecode_operator.cli.terminal import line_width, say, say_line
 from specdecode_operator.cli.text_files import DocumentError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         print_data(plan_data(result), output)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     if calibration and result.answers and not any(each.budget.calibration for each in result.candidates):
-        say(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
+        say_line(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
     if plot is not None:
         _draw(result, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from specdecode_operator.cli.options import ExitCode
-from specdecode_operator.cli.terminal import say
+from specdecode_operator.cli.terminal import say, say_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def say_what_is_missing(errors: "Iterable[DocumentError]", unknown: "Sequence[UnknownModel]", *, hub: bool) -> None:
     """Say on standard error what could not be read, and all models at once that are unknown, even to the hub."""
     for error in errors:
-        say(f"error: {error}", err=True)
+        say_line(f"error: {error}", err=True)
     if unknown:
         from specdecode_operator.cli.plan.unknown import how_to_resolve  # noqa: PLC0415
 
@@ -29,7 +29,7 @@ def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
 
     for answer in result.answers:
         if answer.verdict == answers.TIGHT:
-            say(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
+            say_line(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
     codes = {
         answers.FITS: ExitCode.OK,
         answers.TIGHT: ExitCode.TIGHT if strict else ExitCode.OK,

@@ -1,6 +1,5 @@
 """`specdecode render`: the objects and command lines that the operator would make, without a cluster."""
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -8,8 +7,9 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import ExitCode, allowed_names, hub_models, sources
+from specdecode_operator.cli.outputs.printing import print_json
 from specdecode_operator.cli.plan.outcome import say_what_is_missing
-from specdecode_operator.cli.terminal import say
+from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,21 +60,21 @@ def render_command(  # noqa: PLR0913  each is an option
     _print(found, output)
     for each in found:
         if each.refusal:
-            say(f"error: {each.document.name}: {each.refusal}", err=True)
+            say_line(f"error: {each.document.name}: {each.refusal}", err=True)
     say_what_is_missing(errors, [model for each in found for model in each.unknown], hub=hub)
     raise typer.Exit(_exit_code(found, invalid=bool(errors) or not found))
 
 
 def _print(found: "Sequence[Rendered]", output: Form) -> None:
-    from specdecode_operator.cli.render.text import command_text, yaml_text  # noqa: PLC0415
+    from specdecode_operator.cli.render.text import command_text, documents_text  # noqa: PLC0415
 
     objects = [body for each in found for body in each.objects]
     if output is Form.JSON:
-        typer.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2, ensure_ascii=False))
+        print_json({"apiVersion": "v1", "kind": "List", "items": objects})
     elif output is Form.COMMAND:
         typer.echo(command_text(objects))
     else:
-        typer.echo(yaml_text(objects), nl=False)
+        typer.echo(documents_text(objects), nl=False)
 
 
 def _exit_code(found: "Sequence[Rendered]", *, invalid: bool) -> ExitCode:

@@ -7,19 +7,19 @@ from typing import Any, Final
 import yaml
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.cli.outputs.printing import yaml_text
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.kube.resources import DEPLOYMENT
+from specdecode_operator.problems import printable
 
 _LINE_WIDTH: Final = 120
 _ENGINE: Final = "vllm"
 
 
-def yaml_text(objects: Iterable[Body]) -> str:
+def documents_text(objects: Iterable[Body]) -> str:
     """Return objects as documents of one YAML file, each after ``---``."""
-    return "".join(
-        f"---\n{yaml.dump(body, Dumper=_Readable, allow_unicode=True, width=_LINE_WIDTH)}" for body in objects
-    )
+    return "".join(f"---\n{yaml_text(body, Dumper=_Readable, sort_keys=True, width=_LINE_WIDTH)}" for body in objects)
 
 
 def command_text(objects: Sequence[Body]) -> str:
@@ -48,7 +48,7 @@ def _command(title: str, pod: Body) -> str:
     words = words[words.index(_ENGINE) :] if _ENGINE in words else words
     variables = [f"{each['name']}={_in_shell(each['value'])}" for each in engine.get("env", []) if "value" in each]
     lines = [*variables, *_by_argument(words)]
-    return f"# {title}: {engine['image']}\n" + " \\\n  ".join(lines)
+    return f"# {title}: {printable(engine['image'])}\n" + " \\\n  ".join(lines)
 
 
 def _by_argument(words: Sequence[str]) -> list[str]:
@@ -64,7 +64,17 @@ def _by_argument(words: Sequence[str]) -> list[str]:
 
 def _in_shell(word: str) -> str:
     """Return a container's argument as a shell takes it: the kubelet makes one dollar of two."""
-    return shlex.quote(word.replace("$$", "$"))
+    plain = word.replace("$$", "$")
+    if plain.replace("\n", "").isprintable():
+        return shlex.quote(plain)
+    # What would do something to a terminal, as bash, zsh and POSIX's shell of 2024 write it.
+    return f"$'{''.join(map(_in_dollar_quotes, plain))}'"
+
+
+def _in_dollar_quotes(character: str) -> str:
+    if character in "'\\":
+        return f"\\{character}"
+    return character if character.isprintable() else "".join(f"\\{byte:03o}" for byte in character.encode())
 
 
 class _Readable(yaml.SafeDumper):
