@@ -42,16 +42,17 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when nothing is refused, 2 when something is, 3 with --strict
     when there are warnings.
     """
-    from specdecode_operator.cli.input_files import read_model_configs, read_ours  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import read_model_configs, read_ours, refuse_unused  # noqa: PLC0415
     from specdecode_operator.cli.lint.findings import Level, find  # noqa: PLC0415
     from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
+    reading = read_ours(sources(files, file))
     try:
         configs = read_model_configs(model_config or [])
+        refuse_unused(configs, reading.documents)
     except DocumentError as error:
         fail(error)
-    reading = read_ours(sources(files, file))
     asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub))
     findings = find(reading, configs, asked)
     _print(findings, len(reading.documents), output)

@@ -97,7 +97,7 @@ def test_the_matrix_of_several_objects_is_shown(specdecode: Specdecode, write: W
     assert [line.split()[0] for line in text.splitlines() if "vLLM 0.32, length" in line] == ["a", "b"]
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "render"])
+@pytest.mark.parametrize("command", ["plan", "explain", "render", "lint"])
 def test_a_config_that_goes_into_no_object_is_refused(specdecode: Specdecode, write: WriteObject, command: str) -> None:
     config = write("config.json", json.dumps(SMALL_CONFIG))
     path = write("a.yaml", manifest("a"), with_config())
