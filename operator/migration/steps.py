@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from specdecode_operator.kube.labels import selector_labels
 from specdecode_operator.kube.untyped import mapping, objects
-from specdecode_operator.migration.sources.workload import Workload
+from specdecode_operator.migration.sources.workload import Workload, in_namespace
 
 _FILE: Final = "OBJECT.yaml"
 _CONTENT: Final = "when you are content; until then, the Service's old selector and a scale up take you back"
@@ -35,7 +35,7 @@ def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) 
 
 def migration_steps(workload: Workload, new: str, services: Sequence[Mapping[str, Any]], gpus: int) -> list[Step]:
     """Return the steps, first to last, that replace a server without downtime."""
-    within = f" -n {shlex.quote(workload.namespace)}" if workload.namespace else ""
+    within = in_namespace(workload.namespace)
     need = f"{gpus} more GPUs" if gpus else "room for as many pods again"
     if workload.outside:
         return [

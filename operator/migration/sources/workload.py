@@ -92,7 +92,11 @@ def namespace_of(body: Mapping[str, Any]) -> str | None:
 
 def within(body: Mapping[str, Any]) -> str:
     """Return the option of kubectl that names an object's namespace."""
-    namespace = namespace_of(body)
+    return in_namespace(namespace_of(body))
+
+
+def in_namespace(namespace: str | None) -> str:
+    """Return the option of kubectl that names a namespace."""
     return f" -n {shlex.quote(namespace)}" if namespace else ""
 
 
