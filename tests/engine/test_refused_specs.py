@@ -9,7 +9,7 @@ import yaml
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd.admission import as_stored
 from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.cel_expression import evaluate
+from specdecode_operator.api.crd.cel_expression import evaluator
 from specdecode_operator.api.crd.deployment_rules import RULES
 from specdecode_operator.api.crd.models_rules import SOURCES
 from specdecode_operator.api.deployment import Engine, SpecDecodeDeploymentSpec
@@ -80,7 +80,7 @@ def parts(model: Any) -> Iterator[ApiModel]:
 def broken(spec: SpecDecodeDeploymentSpec) -> list[Rule]:
     """Return the rules that a spec breaks."""
     return [
-        rule for part in parts(spec) for rule in RULES.get(type(part), ()) if not evaluate(rule.holds, as_stored(part))
+        rule for part in parts(spec) for rule in RULES.get(type(part), ()) if not evaluator(as_stored(part))(rule.holds)
     ]
 
 

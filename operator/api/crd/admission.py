@@ -9,7 +9,7 @@ from specdecode_operator.api.base import ApiModel, Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd.capture_rules import JOB_NAME, SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.cel_expression import evaluate
+from specdecode_operator.api.crd.cel_expression import evaluator
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
 from specdecode_operator.problems import Problem, shown, shown_or_nothing
 
@@ -61,10 +61,11 @@ def as_stored(model: ApiModel) -> Body:
 
 def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem]:
     """What one part of an object breaks, said as the API server says it."""
+    evaluate = evaluator(stored)
     for rule in rules:
-        if not evaluate(rule.holds, stored):
+        if not evaluate(rule.holds):
             value = _shown(stored, rule.field)
-            message = rule.words(shown(evaluate(each, stored)) for each in rule.values)
+            message = rule.words(shown(evaluate(each)) for each in rule.values)
             # What the API server says stands alone; a problem has the value before its message.
             for again in (f"is {value}, which ", f"is {value}: "):
                 message = message.removeprefix(again)
@@ -94,7 +95,8 @@ def _plain(value: Any) -> Any:
 
 def broken_rules(model: ApiModel, place: str) -> Iterator[Problem]:
     """Return what a model breaks of the CRD's rules, then its parts; ``place`` is its path in the object."""
-    yield from _judged(as_stored(model), DEPLOYMENT_RULES.get(type(model), ()), f"{place}.")
+    if rules := DEPLOYMENT_RULES.get(type(model)):
+        yield from _judged(as_stored(model), rules, f"{place}.")
     for name, field in type(model).model_fields.items():
         value, path = getattr(model, name), f"{place}.{field.alias or name}"
         if isinstance(value, ApiModel):

@@ -30,18 +30,22 @@ class CelError(Exception):
     """An expression that cannot be read, or has no value."""
 
 
-def evaluate(text: str, self: Any) -> Any:
-    """Return the value of an expression; ``self`` is what its variable of that name stands for.
+def evaluator(self: Any) -> Callable[[str], Any]:
+    """Return what evaluates expressions; ``self`` is what their variable of that name stands for.
 
-    Raises
-    ------
-    CelError
-        When it is no CEL, or has no value: a field is missing, for example, which ``has`` is there to ask.
+    It raises CelError where one is no CEL, or has no value: a field is missing, for example, which ``has`` is there to
+    ask.
     """
-    try:
-        return _compiled(text).execute(cel.Context({"self": self}, dict(_KUBERNETES)))
-    except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-        raise CelError(str(error)) from error
+    # It takes longer to hand over a value than to evaluate most expressions.
+    context = cel.Context({"self": self}, dict(_KUBERNETES))
+
+    def evaluate(text: str) -> Any:
+        try:
+            return _compiled(text).execute(context)
+        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise CelError(str(error)) from error
+
+    return evaluate
 
 
 @cache

@@ -240,5 +240,6 @@ def _width(mixer: SelfAttention | LatentAttention) -> int:
     return mixer.head_dim if isinstance(mixer, SelfAttention) else mixer.kv_rank
 
 
+@lru_cache(MOST_REMEMBERED)
 def _generation(product: str) -> str | None:
     return next((name for start, name in GENERATIONS.items() if product.startswith(start)), None)

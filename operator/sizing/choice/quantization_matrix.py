@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from specdecode_operator.sizing.base.devices import Device, find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
@@ -21,11 +21,12 @@ from specdecode_operator.sizing.choice.precision_rules import (
 )
 from specdecode_operator.sizing.memory.budget import TENSOR_FIELD, Budget, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism, spread_problems
+from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Pair, Parallelism, spread_problems
 from specdecode_operator.sizing.weights.divisibility import MAX_TENSOR, tensor_problems
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Precision
 
 _ALL_PRECISIONS: Final = tuple(Precision)
+_Whole = TypeVar("_Whole", Pair, EngineLimits)
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def _variants(
 ) -> Iterator[_Variant]:
     """Yield the pair at every combination of precisions."""
     by_kv = {
-        kv: replace(pair, limits=replace(pair.limits, kv_cache_element_bytes=width))
+        kv: _changed(pair, limits=_changed(pair.limits, kv_cache_element_bytes=width))
         for kv, width in _kv_element_bytes(pair).items()
         if kv_cache_dtype in (None, kv)
     }
@@ -186,7 +187,7 @@ def _variants(
     for levels in [(target, *draft) for target in targets for draft in drafting]:
         draft = levels[1] if len(levels) > 1 else None
         for kv, based in by_kv.items():
-            changed = replace(
+            changed = _changed(
                 based,
                 target=levels[0].geometry,
                 target_precision=levels[0].precision,
@@ -195,6 +196,11 @@ def _variants(
             )
             missing = tuple(level.checkpoint_problem for level in levels if level.checkpoint_problem)
             yield _Variant(changed, kv, levels, missing)
+
+
+def _changed(what: _Whole, **fields: Any) -> _Whole:
+    """Return it with other values; itself where it has them: to make a pair takes a tenth of sizing it."""
+    return what if all(getattr(what, name) is value for name, value in fields.items()) else replace(what, **fields)
 
 
 def _kv_element_bytes(pair: Pair) -> dict[KvCacheDtype, int | None]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.crd.admission import as_stored, refusals
 from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.cel_expression import evaluate
+from specdecode_operator.api.crd.cel_expression import evaluator
 from specdecode_operator.api.crd.definitions import deployment_crd
 from specdecode_operator.api.crd.deployment_rules import RULES
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -78,7 +78,7 @@ RULE_CASES = [(owner.__name__, rule) for owner, rules in RULES.items() for rule 
 
 @pytest.mark.parametrize(("owner", "rule"), RULE_CASES, ids=[f"{owner}.{rule.field}" for owner, rule in RULE_CASES])
 def test_every_rule_has_an_object_that_breaks_it_and_one_that_keeps_it(owner: str, rule: Rule) -> None:
-    good, bad = ([evaluate(rule.holds, part) for part in parts[owner]] for parts in (good_parts(), bad_parts()))
+    good, bad = ([evaluator(part)(rule.holds) for part in parts[owner]] for parts in (good_parts(), bad_parts()))
     assert any(good), "no good object in acceptance_cases.py has it"
     assert not all(bad), "no object in rejection_cases.py breaks it"
 

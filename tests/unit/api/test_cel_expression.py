@@ -8,7 +8,7 @@ import pytest
 
 from specdecode_operator.api.crd.admission import DEPLOYMENT_RULES
 from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES
-from specdecode_operator.api.crd.cel_expression import CelError, evaluate
+from specdecode_operator.api.crd.cel_expression import CelError, evaluator
 
 SELF = {"a": 3, "b": 5, "name": "org/x", "empty": [], "list": [4, 2, 9], "parts": [{"n": 1}, {"n": 2, "m": 1}]}
 
@@ -50,12 +50,12 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize(("text", "value"), VALUES.items(), ids=VALUES)
 def test_an_expression_has_its_value(text: str, value: Any) -> None:
-    assert evaluate(text, SELF) == value
+    assert evaluator(SELF)(text) == value
 
 
 def test_the_end_of_a_text_is_not_before_a_line_feed() -> None:
     # RE2, which CEL takes: $ without the flag m is the end of the text. Python's own would match.
-    assert evaluate("self.matches('^a$')", "a\n") is False
+    assert evaluator("a\n")("self.matches('^a$')") is False
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_end_of_a_text_is_not_before_a_line_feed() -> None:
 )
 def test_what_has_no_value_is_an_error(text: str) -> None:
     with pytest.raises(CelError):
-        evaluate(text, SELF)
+        evaluator(SELF)(text)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_has_no_value_is_an_error(text: str) -> None:
 )
 def test_what_is_not_known_here_is_an_error(text: str) -> None:
     with pytest.raises(CelError):
-        evaluate(text, SELF)
+        evaluator(SELF)(text)
 
 
 def test_every_rule_can_be_read_and_uses_what_is_the_same_everywhere() -> None:

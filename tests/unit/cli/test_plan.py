@@ -348,7 +348,9 @@ def test_a_plan_loads_no_cluster_client_and_no_other_command(write: WriteObject)
     path = write("a.yaml", manifest("a"))
     heavy = {"kopf", "kubernetes", "httpx", "jinja2", "matplotlib", "numpy", "prompt_toolkit", "torch", "vllm"}
     heavy |= {"asyncio", "rich"}
-    heavy |= {f"specdecode_operator.cli.{each}" for each in ("capture.commands", "estimate", "lint.command", "outputs")}
+    heavy |= {
+        f"specdecode_operator.cli.{each}" for each in ("capture.commands", "estimate", "lint.command", "outputs.plan")
+    }
     code = (
         "import sys; from specdecode_operator.cli.main import app\n"
         f"try: app(['plan', '-f', {str(path)!r}])\n"
