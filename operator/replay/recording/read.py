@@ -5,7 +5,7 @@ the reading with the file, the line and what to do.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -37,6 +37,10 @@ class RecordingError(Exception):
     """A recording that cannot be replayed: file, line, what is wrong, and what to do, in one line."""
 
 
+OnBadLine = Callable[[RecordingError], None]
+"""What is done about a line that breaks a rule: it is told which, and raises it, or counts it and goes on."""
+
+
 def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
     """Return what a capture's folder, or a trace, holds.
 
@@ -52,44 +56,91 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
     RecordingError
         It is not there, has no request with a token, or has a bad line that is not to be skipped.
     """
+    trace = find_trace(path)
+    meta, found, skipped = TraceMeta(), list[RecordedRequest](), 0
+
+    def skip(error: RecordingError) -> None:
+        nonlocal skipped
+        if not skip_bad_lines:
+            raise error
+        skipped += 1
+
+    for line in read_requests(trace, skip):
+        if isinstance(line, TraceMeta):
+            meta = line
+        else:
+            found.append(line)
+    if not found:
+        raise no_requests(trace)
+    found.sort(key=lambda request: float("inf") if request.arrival_ms is None else request.arrival_ms)
+    return Recording(trace=trace, steps=find_steps(trace), meta=meta, requests=found, skipped_lines=skipped)
+
+
+def find_trace(path: Path) -> Path:
+    """Return the trace of a capture's folder, or what is one itself.
+
+    Raises
+    ------
+    RecordingError
+        It is not there.
+    """
     trace = _beside(path, TRACE) if path.is_dir() else path
     if trace is None or not trace.is_file():
         raise RecordingError(f"{printable(str(path))}: holds no {TRACE}: name a capture's folder or a trace")
-    meta, found, skipped = TraceMeta(), list[RecordedRequest](), 0
+    return trace
+
+
+def find_steps(trace: Path) -> Path | None:
+    """Return the step statistics beside a trace, if there are any."""
+    return _beside(trace.parent, STEP_STATS)
+
+
+def no_requests(trace: Path) -> RecordingError:
+    """Return what is said of a trace that holds none."""
+    return RecordingError(f"{printable(str(trace))}: has no request: record some load, or name another trace")
+
+
+def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[TraceMeta | RecordedRequest]:
+    """Return the header of a trace, if it has one, and its requests, one at a time however large it is.
+
+    Raises
+    ------
+    RecordingError
+        It cannot be read, or ``bad_line`` raises what it is told of a line that breaks a rule; else that is left out.
+    """
     try:
         for line in _whole_lines(trace):
             try:
                 if line.number == 1 and is_meta(line.text):
-                    meta = decode_meta(line.text)
+                    yield decode_meta(line.text)
                 else:
-                    found.append(_request(line.text))
+                    yield _request(line.text)
             except UnreadableLineError as error:
-                if not skip_bad_lines:
-                    raise _bad_line(trace, line.number, str(error)) from error
-                skipped += 1
+                bad_line(_bad_line(trace, line.number, str(error)))
     except OSError as error:
         raise RecordingError(f"{printable(str(trace))}: cannot be read: {error.strerror}") from error
-    if not found:
-        raise RecordingError(f"{printable(str(trace))}: has no request: record some load, or name another trace")
-    found.sort(key=lambda request: float("inf") if request.arrival_ms is None else request.arrival_ms)
-    return Recording(
-        trace=trace, steps=_beside(trace.parent, STEP_STATS), meta=meta, requests=found, skipped_lines=skipped
-    )
 
 
-def read_steps(path: Path) -> Iterator[StepLine]:
+def _refuse(error: RecordingError) -> None:
+    raise error
+
+
+def read_steps(path: Path, bad_line: OnBadLine = _refuse) -> Iterator[StepLine]:
     """Return the lines of step statistics, one at a time.
 
     Raises
     ------
     RecordingError
-        At a line that breaks a rule.
+        It cannot be read, or ``bad_line`` raises what it is told of a line that breaks a rule; else that is left out.
     """
-    for line in _whole_lines(path):
-        try:
-            yield decode_step(line.text)
-        except UnreadableLineError as error:
-            raise _bad_line(path, line.number, str(error)) from error
+    try:
+        for line in _whole_lines(path):
+            try:
+                yield decode_step(line.text)
+            except UnreadableLineError as error:
+                bad_line(_bad_line(path, line.number, str(error)))
+    except OSError as error:
+        raise RecordingError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
 
 
 def concatenated(recordings: list[Recording]) -> Recording:
