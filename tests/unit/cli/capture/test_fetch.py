@@ -1,0 +1,233 @@
+"""`specdecode capture fetch` where streams break and manifests lie; the e2e tests walk the good way."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tests.unit.cli.capture.conftest import (
+    CONTENT,
+    FOLDER,
+    Body,
+    Cluster,
+    capture,
+    published,
+)
+
+
+class TestFetch:
+    def test_a_stream_that_breaks_goes_on_where_it_ended(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published(), streams={"cut_bytes": len(CONTENT) // 8})
+        cluster.publish()
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 0, answer.stderr
+        assert (tmp_path / "out" / "trace.jsonl").read_bytes() == CONTENT
+        starts = [int(call[call.index("-c") + 1]) for call in cluster.calls("tail")]
+        assert starts == sorted(set(starts)), "no byte is asked for twice"
+        assert len(starts) > 8
+
+    def test_what_is_not_what_the_manifest_says_is_refused_and_leaves_no_manifest(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish(sha256="0" * 64)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith(f"error: trace.jsonl: {len(CONTENT):,} bytes came that are not what")
+        assert list((tmp_path / "out").iterdir()) == []
+        assert cluster.calls("delete"), "the pod that reads the volume goes in every case"
+
+    def test_an_api_server_that_is_away_for_a_while_is_waited_for(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The streams bring nothing until the fourth pause is over."""
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 4:
+                cluster.holds(published())
+
+        monkeypatch.setattr("specdecode_operator.cli.capture.fetch.time.sleep", pause)
+        cluster.holds(published(), streams={"away_after": len(CONTENT) // 2})
+        cluster.publish()
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 0, answer.stderr
+        assert (tmp_path / "out" / "trace.jsonl").read_bytes() == CONTENT
+        assert len(pauses) == 4
+        assert pauses == sorted(set(pauses)), "each is longer than the one before"
+        assert pauses[0] > 0
+
+    def test_what_came_of_a_stream_that_keeps_breaking_is_kept(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("specdecode_operator.cli.capture.fetch._SILENT_S", 0.0)
+        cluster.holds(published(), streams={"away_after": len(CONTENT) // 2})
+        cluster.publish()
+        first = run("fetch", "demo", tmp_path / "out")
+        assert first.exit_code == 1
+        assert f"{len(CONTENT) // 2:,} of {len(CONTENT):,} bytes are here: fetch again" in first.stderr
+        cluster.holds(published())
+        second = run("fetch", "demo", tmp_path / "out")
+        assert second.exit_code == 0, second.stderr
+        assert (tmp_path / "out" / "trace.jsonl").read_bytes() == CONTENT
+
+    @pytest.mark.parametrize("sha256", [None, "0" * 64])
+    def test_a_pod_that_cannot_be_removed_hides_nothing(
+        self,
+        cluster: Cluster,
+        run: Callable[..., Result],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        sha256: str | None,
+    ) -> None:
+        monkeypatch.setenv("FAKE_REFUSES", "delete")
+        cluster.holds(published())
+        cluster.publish(**({"sha256": sha256} if sha256 else {}))
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert "is left (kubectl delete pod demo-fetch-" in answer.stdout
+        if sha256:
+            assert answer.stderr.startswith("error: trace.jsonl: ")
+        else:
+            assert answer.exit_code == 0, "the files are here and right"
+
+    def test_stopped_it_says_how_to_go_on(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("specdecode_operator.cli.capture.commands.fetch", interrupted)
+        cluster.holds(published())
+        out = tmp_path / "out"
+        for command in (("fetch", "demo", out), ("run", "demo", f"--out={out}")):
+            answer = run(*command)
+            assert answer.exit_code == 130
+            said = f"\nstopped; what came is kept: specdecode capture fetch demo {out} goes on from there\n"
+            assert answer.stderr == said, "the capture is over"
+
+    def test_an_empty_file_is_a_file(self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path) -> None:
+        cluster.holds(published())
+        files = {"step-stats.jsonl": {"bytes": 0, "lines": 0, "sha256": hashlib.sha256(b"").hexdigest()}}
+        (cluster.volume / "manifest.json").write_text(json.dumps({"files": files}))
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 0, answer.stderr
+        assert (tmp_path / "out" / "step-stats.jsonl").read_bytes() == b""
+
+    def test_a_manifest_cannot_write_outside_of_the_folder(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish()
+        files = {"../escaped": {"bytes": 0, "lines": 0, "sha256": hashlib.sha256(b"").hexdigest()}}
+        (cluster.volume / "manifest.json").write_text(json.dumps({"files": files}))
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert answer.stderr == f"error: {FOLDER}/manifest.json: ../escaped: is no name of a file of a capture\n"
+        assert not (tmp_path / "escaped").exists()
+
+    @pytest.mark.parametrize(
+        "name",
+        ["..", ".", "", "/etc/x", "a/b", "manifest.json", "a.fetching", ".hidden", "-n", "a\nb", "a\u202eb", "a" * 129],
+    )
+    def test_a_name_that_is_none_of_a_file_is_refused(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, name: str
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish(name=name)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert answer.stderr.count("\n") == 1
+        assert answer.stderr.endswith(": is no name of a file of a capture\n")
+        assert "\u202e" not in answer.stderr
+        assert not (tmp_path / "out").exists(), "nothing was begun"
+
+    @pytest.mark.parametrize(
+        "manifest",
+        [
+            b"[" * 100_000,
+            b"\xff",
+            b"[]",
+            b'{"files": []}',
+            b'{"files": {"trace.jsonl": {"bytes": -1, "sha256": "%s"}}}' % (b"0" * 64),
+            b'{"files": {"trace.jsonl": {"bytes": true, "sha256": "%s"}}}' % (b"0" * 64),
+            b'{"files": {"trace.jsonl": {"bytes": 1, "sha256": "\\u001b[2J"}}}',
+            b" " * (16 << 20) + b"{}",
+        ],
+        ids=["deep", "no text", "a list", "no files", "negative", "a boolean", "no checksum", "endless"],
+    )
+    def test_a_manifest_that_is_none_is_refused_in_one_line(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, manifest: bytes
+    ) -> None:
+        cluster.holds(published())
+        (cluster.volume / "manifest.json").write_bytes(manifest)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith(f"error: {FOLDER}/manifest.json: ")
+        assert answer.stderr.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+
+    def test_a_link_to_something_endless_brings_no_more_than_the_manifest_says(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish()
+        (cluster.volume / "trace.jsonl").write_bytes(CONTENT * 3)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 0, answer.stderr
+        assert (tmp_path / "out" / "trace.jsonl").read_bytes() == CONTENT
+
+    def test_what_does_not_fit_on_the_disk_is_not_begun(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish(size=1 << 60)
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert f"{1 << 60:,} bytes are to come, and " in answer.stderr
+        assert not cluster.calls("tail")
+        assert list((tmp_path / "out").iterdir()) == []
+
+    def test_a_pod_that_does_not_start_is_told_in_the_clusters_words(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        words = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+        cluster.holds(published(), pod={"status": {"phase": "Pending", "conditions": [{"message": words}]}})
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert words in answer.stderr
+        assert cluster.calls("delete")
+
+    def test_the_image_of_another_namespace_is_not_taken_for_the_operators(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        def labelled(namespace: str, image: str) -> Body:
+            template = {"spec": {"containers": [{"image": image}]}}
+            return {"metadata": {"name": "operator", "namespace": namespace}, "spec": {"template": template}}
+
+        own, forged = labelled("specdecode-system", "operator:1"), labelled("aaa", "evil:1")
+        gone = {"job/demo-capture": None}
+        cluster.holds(published(), **gone, **{"deployment/forged": forged, "deployment/operator": own})
+        cluster.publish()
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert "several operators are seen, in the namespaces aaa, specdecode-system" in answer.stderr
+        assert not cluster.calls("create"), "no pod is started"
+        cluster.holds(published(), **gone, **{"deployment/operator": own})
+        assert run("fetch", "demo", tmp_path / "out").exit_code == 0
+
+    def test_a_run_that_failed_has_nothing_to_fetch_and_says_where_its_partial_files_are(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        failed = {"type": "Succeeded", "status": "False", "message": "the disk is full"}
+        cluster.holds(capture(phase="Failed", claim="demo-capture", conditions=[failed]))
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 1
+        assert "Failed: has no files" in answer.stderr
+        assert "the disk is full" in answer.stderr

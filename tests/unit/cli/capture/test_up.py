@@ -1,0 +1,215 @@
+"""`specdecode capture up` of files with anything else, and of captures that wait."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from specdecode_operator.cli.main import app
+from tests.unit.cli.capture.conftest import CANCELLED, MINE, Body, Cluster, cancelled, capture
+
+
+class TestUp:
+    """The capture is applied, and waits for its deployment; the command does not for long."""
+
+    MISSING = "spec.deployment: llama: there is no SpecDecodeDeployment of this name"
+    STUCK = "deployment llama has no plan in force (DoesNotFit: 3 GiB are missing); goes on when it has one"
+
+    @pytest.mark.parametrize(
+        ("documents", "said"),
+        [
+            ([MINE, {**MINE, "kind": "Pod"}], "document 2: kind: Pod: is no SpecDecodeCapture: apply it with kubectl"),
+            ([{"kind": "List", "items": [MINE, {"kind": "Secret"}]}], "document 1, item 2: kind: Secret: is no"),
+            ([{**MINE, "kind": "SpecDecodeDeployment"}], "document 1: kind: SpecDecodeDeployment: is no"),
+            ([{**MINE, "apiVersion": "batch/v1"}], "document 1: apiVersion: batch/v1: use specdecode.io/v1alpha1"),
+            ([{}], "document 1: kind: nothing: is no SpecDecodeCapture"),
+            ([MINE, MINE], "document 2: metadata.name: demo: is there twice: rename one"),
+            ([{**MINE, "metadata": {"generateName": "a-"}}], "document 1: metadata.name: nothing: name the object"),
+            ([{**MINE, "metadata": []}], "document 1: metadata.name: nothing: name the object"),
+            (
+                [{**MINE, "metadata": {"name": "a", "namespace": [1]}}],
+                "metadata.namespace: [1]: must be text",
+            ),
+            ([MINE, [MINE]], "capture.yaml: holds a list"),
+            ([{"kind": "List", "items": [MINE, 7]}], "capture.yaml: holds a list without objects"),
+            ([{**MINE, "spec": []}], "document 1: spec: must be an object"),
+        ],
+    )
+    def test_a_file_with_anything_else_is_refused_as_a_whole(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, documents: list[Body], said: str
+    ) -> None:
+        file = tmp_path / "capture.yaml"
+        file.write_text("\n---\n".join(map(json.dumps, documents)))
+        answer = run("up", file)
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith("error: nothing was applied: ")
+        assert said in answer.stderr
+        assert not (cluster.folder / "calls.jsonl").exists(), "nobody was asked for anything"
+
+    @pytest.mark.parametrize("how", ["file", "list", "folder", "stdin"])
+    def test_of_several_all_are_applied_or_none(
+        self, cluster: Cluster, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        both = [MINE, {**MINE, "metadata": {"name": "other", "namespace": "team"}}]
+        folder = tmp_path / "captures"
+        folder.mkdir()
+        text = json.dumps({"kind": "List", "items": both}) if how == "list" else "\n---\n".join(map(json.dumps, both))
+        if how == "folder":
+            for number, body in enumerate(both):
+                (folder / f"{number}.yaml").write_text(json.dumps(body))
+            (folder / "README.md").write_text("about them")
+            (folder / "below").mkdir()
+            (folder / "below" / "pod.yaml").write_text("kind: Pod")
+        else:
+            (folder / "all.yaml").write_text(text)
+        source = {"folder": str(folder), "stdin": "-"}.get(how, str(folder / "all.yaml"))
+        cluster.holds(capture(phase="Loading"), capture("other", phase="Loading"))
+        answer = CliRunner().invoke(app, ["capture", "up", source], input=text)
+        assert answer.exit_code == 0, answer.stderr
+        tried, applied = cluster.calls("apply")
+        assert "--dry-run=server" in tried, "the API server takes every one, or it gets none"
+        assert "--dry-run=server" not in applied
+        assert [each["metadata"]["name"] for each in cluster.applied()[-1]["items"]] == ["demo", "other"]
+        assert "capture other: Loading" in answer.stdout
+        (cluster.folder / "calls.jsonl").unlink()
+        monkeypatch.setenv("FAKE_REFUSES", "apply")
+        assert CliRunner().invoke(app, ["capture", "up", source], input=text).exit_code == 1
+        assert len(cluster.calls("apply")) == 1
+
+    @pytest.mark.parametrize("what", ["missing", "empty folder", "empty file", "no name"])
+    def test_where_there_is_no_capture_it_says_so(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, what: str
+    ) -> None:
+        path = tmp_path / "input"
+        if what == "empty folder":
+            path.mkdir()
+        elif what == "empty file":
+            path.write_text("")
+        answer = run("up", "" if what == "no name" else path)
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith("error: " if what == "no name" else f"error: {path}: ")
+        assert "Errno" not in answer.stderr
+        assert answer.stderr.count("\n") == 1
+        assert not (cluster.folder / "calls.jsonl").exists()
+
+    @staticmethod
+    def held(reason: str, message: str, stalled: str) -> Body:
+        told = {"observedGeneration": 1, "reason": reason, "message": message}
+        conditions = [
+            {"type": "Ready", "status": "Unknown", **told},
+            {"type": "Stalled", "status": stalled, **told},
+            {"type": "Reconciling", "status": "False" if stalled == "True" else "True", **told},
+        ]
+        return capture(phase="Pending", observedGeneration=1, conditions=conditions)
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        path = tmp_path / "capture.json"
+        path.write_text(json.dumps(MINE))
+        return path
+
+    @pytest.mark.parametrize("command", ["up", "run"])
+    def test_a_deployment_that_does_not_come_is_named_with_those_that_are_there(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path, command: str
+    ) -> None:
+        lama = {"metadata": {"name": "lama", "namespace": "team"}}
+        waiting = self.held("DeploymentNotFound", self.MISSING, "False")
+        cluster.holds(waiting, **{"specdecodedeployment/lama": lama})
+        answer = run(command, file if command == "up" else "demo", "--deployment-timeout=0")
+        assert answer.exit_code == 1
+        assert answer.stderr == (
+            "error: capture demo: deployment llama is not in namespace team (SpecDecodeDeployments there: lama): apply"
+            " it, or create the capture for another one; the capture waits and goes on by itself then, with"
+            " --deployment-timeout this command does too; kubectl delete sdc demo -n team removes it\n"
+        )
+
+    def test_a_deployment_that_cannot_be_launched_is_told_with_what_hinders_it(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path
+    ) -> None:
+        cluster.holds(self.held("DeploymentNotPlanned", self.STUCK, "True"))
+        answer = run("up", file, "--deployment-timeout=0")
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith(
+            f"error: capture demo: {self.STUCK}: correct it (kubectl describe sdd llama -n team); the capture waits"
+        )
+
+    def test_a_deployment_on_its_way_is_waited_for(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path
+    ) -> None:
+        """Its model is being read, so it is not the deployment's time that counts."""
+        cluster.holds(self.held("DeploymentNotPlanned", "ResolvingModel", "False"))
+        answer = run("up", file, "--deployment-timeout=0", "--timeout=1")
+        assert answer.stderr == "error: capture demo: after 1 s still Pending: ResolvingModel\n"
+
+    @pytest.mark.parametrize(("reason", "stalled"), [("DeploymentNotFound", "False"), ("DeploymentNotPlanned", "True")])
+    def test_who_asks_for_it_waits_longer(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path, reason: str, stalled: str
+    ) -> None:
+        cluster.holds(self.held(reason, "words", stalled))
+        answer = run("up", file, "--deployment-timeout=3600", "--timeout=1")
+        assert answer.stderr == "error: capture demo: after 1 s still Pending: words\n"
+
+    def test_what_only_another_capture_mends_ends_it_at_once(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path
+    ) -> None:
+        cluster.holds(self.held("WorkloadTooLong", "the phases take 180 s", "True"))
+        answer = run("up", file, "--deployment-timeout=3600")
+        assert answer.stderr == "error: capture demo: Pending: the phases take 180 s\n"
+
+    def test_what_down_has_cancelled_begins_anew(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The file does not say suspend, so applying it leaves what `down` has set; and what the status says is old."""
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._PERIOD_S", 0.0)
+        suspended, old, loading = cancelled(2, suspend=True), cancelled(3), capture(phase="Loading")
+        cluster.holds(**{"specdecodecapture/demo": [suspended, old, loading]})
+        answer = run("up", file)
+        assert answer.exit_code == 0, answer.stderr
+        (patch,) = cluster.calls("patch")
+        assert patch[-1] == '--patch={"spec":{"suspend":false}}'
+        assert "Cancelled" not in answer.stdout
+
+    def test_a_file_that_suspends_the_capture_is_not_overruled(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path
+    ) -> None:
+        body = json.loads(file.read_text())
+        file.write_text(json.dumps({**body, "spec": {**body["spec"], "suspend": True}}))
+        cluster.holds(cancelled(2, suspend=True))
+        answer = run("up", file)
+        assert answer.stderr == (
+            "error: capture demo: the file says spec.suspend: true: remove it there to start the capture\n"
+        )
+        assert not cluster.calls("patch")
+
+    def test_following_one_that_is_cancelled_says_how_it_goes_on(
+        self, cluster: Cluster, run: Callable[..., Result]
+    ) -> None:
+        cluster.holds(cancelled(2, suspend=True))
+        answer = run("run", "demo")
+        assert answer.stderr == (
+            f"error: capture demo: Cancelled: {CANCELLED}; it begins anew with: kubectl patch sdc demo -n team"
+            """ --type=merge --patch='{"spec":{"suspend":false}}'\n"""
+        )
+
+    def test_a_capture_that_is_changed_late_is_given_time_to_be_looked_at(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = iter(range(0, 10_000, 50))
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch.time.monotonic", lambda: next(clock))
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._PERIOD_S", 0.0)
+        starting, loading = capture(phase="Starting"), capture(phase="Loading")
+        changed = {**starting, "metadata": {**starting["metadata"], "generation": 2}}
+        cluster.holds(**{"specdecodecapture/demo": [starting, starting, starting, changed, loading]})
+        answer = run("up", file)
+        assert answer.exit_code == 0, answer.stderr
+
+    def test_without_an_operator_it_says_so(
+        self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("specdecode_operator.cli.capture.watch._SEEN_WITHIN_S", 0.0)
+        cluster.holds({**capture(), "status": {}})
+        answer = run("up", file)
+        assert answer.stderr == "error: capture demo: no operator has looked at it: see specdecode doctor\n"
