@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from devcluster.cluster.cluster import Cluster
-from tests.component.admission.rejection_cases import BAD, Bad
+from tests.component.admission.bad_spec import Bad
+from tests.component.admission.rejection_cases import BAD
 from tests.support.kubectl import Kubectl
 
 

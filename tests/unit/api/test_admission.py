@@ -22,7 +22,8 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.problems import Problem
 from tests.component.admission.acceptance_cases import GOOD
-from tests.component.admission.rejection_cases import BAD, Bad
+from tests.component.admission.bad_spec import Bad
+from tests.component.admission.rejection_cases import BAD
 from tests.support.objects import Body
 
 

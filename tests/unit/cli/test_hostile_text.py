@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+from tests.unit.cli.test_bad_input import told
 
 EVIL = "a\x1b[2J\u202eb\x07\x9b2Kc\x7f"
 """Escape sequences, new and old ones, could hide a verdict, and marks for the direction of writing turn it round."""
@@ -21,6 +22,20 @@ LINES = "x\nobjects: 1, errors: 0, warnings: 0"
 
 def is_plain(text: str) -> bool:
     return text.replace("\n", "").isprintable()
+
+
+def test_what_others_wrote_does_nothing_to_a_terminal(specdecode: Specdecode, write: WriteObject) -> None:
+    """Escape sequences could hide a verdict, and marks for the direction of writing turn it round."""
+    evil = "a\x1b[2J\u202eb\x07"
+    path = write("a.yaml", json.dumps(manifest(evil, target={"model": evil}, speculation=None)))
+    for words in (
+        told(specdecode, path),
+        told(specdecode, write("b.yaml", f'kind: "{evil}"'.replace("\x1b", "\\e").replace("\x07", "\\a"))),
+        told(specdecode, Path(f"{evil}.yaml")),
+        told(specdecode, write("c.yaml", json.dumps(manifest("c", **{evil: 1})))),
+    ):
+        assert words.replace("\n", "").isprintable()
+        assert r"a\x1b[2J\u202eb" in words or r"a\x1b[2J\u202e" in words
 
 
 class TestLint:

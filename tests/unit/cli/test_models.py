@@ -11,7 +11,7 @@ from specdecode_operator.sizing.families.catalogue import known_models, publishe
 from tests.support.http_server import serving
 from tests.support.loopback_hub import COMMIT, Hub
 from tests.unit.cli.conftest import Specdecode
-from tests.unit.cli.test_hub import FILES
+from tests.unit.cli.hub.conftest import FILES
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

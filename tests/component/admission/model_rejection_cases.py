@@ -1,0 +1,105 @@
+"""Specs whose models the API server refuses."""
+
+from tests.component.admission.bad_spec import VOLUME, Bad
+
+MODELS = {
+    "target is a path without a volume": Bad(
+        "target: {model: /models/llama}", "spec.target.model", "or give models.volume"
+    ),
+    "draft is a path without a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: ../draft}}",
+        "spec.speculation.draft.model",
+        "write OWNER/NAME",
+    ),
+    "target from the root": Bad(
+        f"target: {{model: /llama}}\nmodels: {{volume: {VOLUME}}}", "spec.target.model", "without leading /"
+    ),
+    "target leaves the volume": Bad(
+        f"target: {{model: a/../../etc}}\nmodels: {{volume: {VOLUME}}}", "spec.target.model", "without .."
+    ),
+    "revision in a volume": Bad(
+        f"target: {{model: llama, revision: main}}\nmodels: {{volume: {VOLUME}}}", "spec.target.revision", "remove one"
+    ),
+    "draft like an option": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: -draft}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.model",
+        "without leading / or -",
+    ),
+    "draft's revision in a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: draft, revision: main}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.revision",
+        "remove one",
+    ),
+    "checkpoint that is no hub id": Bad(
+        "target: {model: org/m, checkpoints: [{quantization: INT4, model: a/b/c}]}",
+        "spec.target.checkpoints",
+        "write OWNER/NAME",
+    ),
+    "checkpoint outside of the volume": Bad(
+        f"target: {{model: m, checkpoints: [{{quantization: INT4, model: ../x}}]}}\nmodels: {{volume: {VOLUME}}}",
+        "spec.target.checkpoints",
+        "without ..",
+    ),
+    "checkpoint's revision in a volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: d,"
+        " checkpoints: [{quantization: INT4, model: x, revision: main}]}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.checkpoints",
+        "remove one",
+    ),
+    "target's checkpoint's revision in a volume": Bad(
+        "target: {model: m, checkpoints: [{quantization: INT4, model: x, revision: main}]}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.target.checkpoints",
+        "remove one",
+    ),
+    "draft's checkpoint that is no hub id": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: org/d,"
+        " checkpoints: [{quantization: INT4, model: a/b/c}]}}",
+        "spec.speculation.draft.checkpoints",
+        "write OWNER/NAME",
+    ),
+    "draft's checkpoint outside of the volume": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: d,"
+        " checkpoints: [{quantization: INT4, model: ../x}]}}\n"
+        f"models: {{volume: {VOLUME}}}",
+        "spec.speculation.draft.checkpoints",
+        "without ..",
+    ),
+    "two checkpoints of one precision": Bad(
+        "target: {model: org/m, checkpoints: [{quantization: INT4, model: org/a}, {quantization: INT4, model: org/b}]}",
+        "spec.target.checkpoints[1]",
+        "Duplicate",
+    ),
+    "unknown objective": Bad("objective: Speed", "spec.objective", '"Quality", "Capacity", "Cost"'),
+    "temperature as a number": Bad("workload: {temperature: 0.7}", "spec.workload.temperature", "string"),
+    "temperature too high": Bad('workload: {temperature: "3.5"}', "spec.workload.temperature", "should match"),
+    "hub token with a volume": Bad(
+        f"models: {{volume: {VOLUME}, hubTokenSecret: {{name: hub, key: token}}}}",
+        "spec.models.hubTokenSecret",
+        "nothing is downloaded when models.volume is given: remove one",
+    ),
+    "volume is nothing": Bad("models: {volume: {}}", "spec.models.volume.persistentVolumeClaim", "or a hostPath"),
+    "volume is two things": Bad(
+        "models: {volume: {persistentVolumeClaim: {claimName: a}, hostPath: {path: /srv}}}",
+        "spec.models.volume.hostPath",
+        "remove it",
+    ),
+    "node's directory is relative": Bad(
+        "models: {volume: {hostPath: {path: srv/models}}}", "spec.models.volume.hostPath.path", "beginning with /"
+    ),
+    "node's directory climbs": Bad(
+        "models: {volume: {hostPath: {path: /srv/models/../../etc}}}",
+        "spec.models.volume.hostPath.path",
+        "without . or ..",
+    ),
+    "cache without a claim": Bad("models: {cache: {}}", "spec.models.cache.persistentVolumeClaim", "Required"),
+    "cache on the volume's claim": Bad(
+        f"models: {{volume: {VOLUME}, cache: {VOLUME}}}",
+        "spec.models.cache.persistentVolumeClaim.claimName",
+        "name another",
+    ),
+    "certificate without a name": Bad("serving: {tlsSecret: {}}", "spec.serving.tlsSecret.name", "Required"),
+}
