@@ -31,7 +31,6 @@ from specdecode_operator.migration.pod import ask_for_files, note_selecting, tak
 from specdecode_operator.migration.secrets import withhold_secrets
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
 from specdecode_operator.migration.serving import take_flags, take_tls
-from specdecode_operator.migration.sources.reading import read_workload
 from specdecode_operator.migration.sources.workload import Workload
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
@@ -68,19 +67,6 @@ class _Server:
     command: ServerCommand
     platform: Platform
     gpus: int
-
-
-def migrate(
-    body: Body, services: Iterable[Body] = (), *, name: str | None = None, engine_version: str | None = None
-) -> Migration:
-    """Return the object that means the same as the one server of an object, such as a Deployment of vLLM.
-
-    Raises
-    ------
-    MigrationError
-        When there is nothing to import.
-    """
-    return migrate_workload(read_workload(body), services, name=name, engine_version=engine_version)
 
 
 def migrate_workload(

@@ -51,23 +51,6 @@ def read_workloads(body: _Body, others: Sequence[_Body] = ()) -> list[Workload]:
     return [_OF_KINDS[kind](body)] if kind in _OF_KINDS else []
 
 
-def read_workload(body: _Body) -> Workload:
-    """Return the one server of an object.
-
-    Raises
-    ------
-    MigrationError
-        When there is none, or more than one.
-    """
-    found = read_workloads(body)
-    if not found:
-        shown = str(body.get("kind") or "nothing")
-        raise MigrationError("kind", shown[:64], f"cannot be imported: name a {READABLE}")
-    if len(found) > 1:
-        raise MigrationError("kind", ", ".join(each.name for each in found), "run vLLM each: name one of them")
-    return found[0]
-
-
 def _refuse_own(body: _Body) -> None:
     for owner in objects(mapping(body, "metadata"), "ownerReferences"):
         if owner.get("kind") == KIND:

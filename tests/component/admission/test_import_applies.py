@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.migration.convert import migrate
 from tests.support.kubectl import Kubectl
+from tests.support.migrations import migrate
 from tests.unit.cli.old_deployments import DATA, LLAMA_8B, LLAMA_70B, engine
 
 

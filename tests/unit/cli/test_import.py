@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.migration.convert import migrate
+from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import DATA, LLAMA_8B, LLAMA_70B, asked, engine, imported, with_pod
 

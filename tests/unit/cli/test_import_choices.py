@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import Migration, migrate
+from specdecode_operator.migration.convert import Migration
 from specdecode_operator.migration.shell import ScriptError, read_script
+from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, LLAMA_70B, asked, engine
 

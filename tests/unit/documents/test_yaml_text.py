@@ -43,6 +43,7 @@ def test_yaml_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
         ("".join(f"{' ' * level}a:\n" for level in range(200)), "is nested more than 100 deep"),
         ("a: &a [*a]", "the alias *a has no anchor that ends before it"),
         ("a: *b", "the alias *b has no anchor that ends before it"),
+        ("a: &x [1]\n---\nb: *x", "the alias *x has no anchor that ends before it"),
         ("a: !!python/object/apply:os.system [ls]", "is nothing that Kubernetes knows"),
         ("a: !!binary aGk=", "is nothing that Kubernetes knows"),
         ("a: !!bool abc", "is nothing that Kubernetes knows"),

@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.migration.convert import Migration, migrate, migrate_workload
+from specdecode_operator.migration.convert import Migration, migrate_workload
 from specdecode_operator.migration.older_settings import FLAGS, VARIABLES, older_variable
 from specdecode_operator.migration.sources.command_line import read_words
 from specdecode_operator.migration.speculation import OLD_KEYS
+from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, asked, engine
 
@@ -47,6 +48,14 @@ def test_a_longer_rope_becomes_its_field(specdecode: Specdecode, write: WriteObj
     spec = yaml.safe_load(finished.stdout)["spec"]
     assert spec["target"]["ropeScaling"] == {"type": "yarn", "factor": "4", "originalMaxPositionEmbeddings": 32768}
     assert "engine" not in spec or "extraArgs" not in spec["engine"]
+
+
+def test_a_length_that_is_no_multiple_is_reached_as_the_operator_writes_it() -> None:
+    rope = {"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 32769}
+    overrides = {"rope_parameters": rope, "max_position_embeddings": 49154}
+    migration = migrate(engine("Qwen/Qwen3-32B", "--hf-overrides", json.dumps(overrides)))
+    scaling = {"type": "yarn", "factor": "1.5", "originalMaxPositionEmbeddings": 32769}
+    assert migration.body["spec"]["target"]["ropeScaling"] == scaling
 
 
 @pytest.mark.parametrize(

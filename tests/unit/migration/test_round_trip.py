@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.migration.convert import migrate
 from tests.support.decisions import desired_state
+from tests.support.migrations import migrate
 from tests.support.objects import H100, H200, parent
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))

@@ -6,9 +6,9 @@ import pytest
 
 from specdecode_operator.cli.import_deployment.report import report_lines
 from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import Migration, migrate, migrate_workload
+from specdecode_operator.migration.convert import Migration
 from specdecode_operator.migration.secrets import without_secrets
-from specdecode_operator.migration.sources.reading import read_workload
+from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, engine, with_pod
 
@@ -91,7 +91,7 @@ ERRORS = {
 @pytest.mark.parametrize("body", ERRORS.values(), ids=ERRORS)
 def test_no_error_shows_a_secret(body: dict[str, Any]) -> None:
     with pytest.raises(MigrationError) as refused:
-        migrate_workload(read_workload(body))
+        migrate(body)
     assert SECRET not in str(refused.value)
 
 

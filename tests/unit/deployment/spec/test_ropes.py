@@ -116,6 +116,13 @@ def test_a_length_among_rope_parameters_is_none(length: Any) -> None:
     assert found.pair.limits.max_model_len == 81_920
 
 
+@pytest.mark.parametrize("factor", [0, -2, "x", True])
+def test_a_factor_that_stretches_nothing_is_none(factor: Any) -> None:
+    extra_args = (HF_OVERRIDES, json.dumps({"rope_parameters": {**ROPE, "rope_type": "default", "factor": factor}}))
+    found = facts({"model": QWEN}, *extra_args).pair
+    assert longest_sequence(found.target, found.limits.engine_version) == 40_960
+
+
 def test_a_factor_of_yarn_alone_reaches_further_up_to_0_29() -> None:
     extra_args = (HF_OVERRIDES, json.dumps({"rope_parameters": ROPE}))
     assert facts({"model": QWEN}, *extra_args, version="0.29", maxModelLen=131_072)

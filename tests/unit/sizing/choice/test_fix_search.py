@@ -30,6 +30,16 @@ def test_two_settings_are_only_named_where_they_end_better_than_each_alone(make_
     assert not [fix for fix in enough.fixes if fix.change.count("serving.memoryUtilizationPercent: 95,")]
 
 
+def test_a_second_setting_is_named_beside_a_length_where_requests_get_notably_longer(make_pair: PairFactory) -> None:
+    def beside_a_length(percent: int) -> bool:
+        pair = make_pair("FP8", min_concurrency=40, memory_utilization_percent=percent)
+        found = [fix.change for fix in plan_on_gpus(pair, [EIGHT_H100], 2).fixes]
+        return any("maxModelLen" in change and "memoryUtilizationPercent" in change for change in found)
+
+    assert beside_a_length(87)
+    assert not beside_a_length(90), "requests would get a sixth longer"
+
+
 def test_batched_tokens_stay_enough_for_a_whole_decoding_batch(make_pair: PairFactory) -> None:
     """256 requests of K = 5 take 1792 places of a step, 7 each: 4096 is the smallest step down, and enough."""
     plan = plan_on_gpus(make_pair("FP8", min_concurrency=17), [EIGHT_H100], 2)

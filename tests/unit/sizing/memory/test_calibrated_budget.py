@@ -179,3 +179,12 @@ def test_no_log_confirms_a_gpu_of_which_only_the_memory_is_known(make_pair: Pair
     assert (measured.calibrated, taken.calibrated) == (True, False)
     assert taken.margin_bytes > measured.margin_bytes
     assert taken.available_kv_bytes == measured.available_kv_bytes
+
+
+def test_no_log_of_a_product_speaks_for_a_gpu_of_so_much_memory(make_pair: PairFactory) -> None:
+    """Versions that logs confirm on Hopper: the margin is that of the newest, which none does."""
+    pair = make_pair("FP8", engine_version="0.19")
+    devices = filter(None, map(find_device, ("NVIDIA-H100-80GB-HBM3", "GPU of 79.19GiB")))
+    product, by_memory = (estimate(pair, device, 2) for device in devices)
+    assert (product.calibrated, by_memory.calibrated) == (True, False)
+    assert (product.margin_bytes, by_memory.margin_bytes) == (GIB // 2, 3 * GIB // 2)
