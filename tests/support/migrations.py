@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.convert import Migration, migrate_workload
 from specdecode_operator.migration.sources.reading import read_workloads
 
@@ -15,5 +16,7 @@ def migrate(
     engine_version: str | None = None,
 ) -> Migration:
     """Return the object that means the same as the one server of an object, such as a Deployment of vLLM."""
-    (workload,) = read_workloads(body)
-    return migrate_workload(workload, services, name=name, engine_version=engine_version)
+    found = read_workloads(body)
+    if len(found) != 1:
+        raise MigrationError("kind", str(body.get("kind")), f"holds {len(found)} servers")
+    return migrate_workload(found[0], services, name=name, engine_version=engine_version)
