@@ -90,7 +90,7 @@ def up(
             say_line(f"capture {each.name} applied in namespace {each.kubectl.namespace}")
             _resume(each)
         for each in applied:
-            capture = wait_for(each.kubectl, each.name, SERVING, Timeouts(timeout, deployment_timeout), say_line)
+            capture = wait_for(each.kubectl, each.name, SERVING, Timeouts(timeout, deployment_timeout))
             say_line(f"capture {each.name}: {phase_of(capture)}: {message_of(capture)}")
 
 
@@ -124,21 +124,12 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
             raise CaptureError("NAME: nothing: give the capture that is created a name")
         name = name or _unfinished(kubectl)
         out = out or Path("captures") / name
-        found = kubectl.find(f"{RESOURCE}/{name}") if create else get_capture(kubectl, name, _HOW_TO_CREATE)
-        refuse_earlier(out, name, found["metadata"].get("uid") if found else None)
-        if found is None:
-            (applied,) = apply(kubectl, [_usual_capture(kubectl, name, deployment)])
-            kubectl = applied.kubectl
-            say_line(f"capture {name} applied in namespace {kubectl.namespace}")
-        elif deployment not in {None, found["spec"]["deployment"]}:
-            raise CaptureError(
-                f"--deployment: {deployment}: capture {name} is of {found['spec']['deployment']}: name another"
-            )
+        kubectl = _found_or_created(kubectl, name, out, deployment, create=create)
         timeouts = Timeouts(timeout, deployment_timeout)
-        capture = wait_for(kubectl, name, SERVING, timeouts, say_line)
+        capture = wait_for(kubectl, name, SERVING, timeouts)
         _follow(kubectl, capture)
         timeouts = replace(timeouts, phase_s=_to_the_end_s(capture["spec"], timeout))
-        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts, say_line)
+        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts)
         say_line(f"capture {name}: {message_of(capture)}")
         _fetch(kubectl, name, out, image)
 
@@ -261,6 +252,21 @@ def _resume(applied: Applied) -> None:
     say_line(f"capture {name} was cancelled, and begins anew")
 
 
+def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | None, *, create: bool) -> Kubectl:
+    """Make sure that there is a capture whose files the folder can take; return kubectl in its namespace."""
+    found = kubectl.find(f"{RESOURCE}/{name}") if create else get_capture(kubectl, name, _HOW_TO_CREATE)
+    refuse_earlier(out, name, found["metadata"].get("uid") if found else None)
+    if found is None:
+        (applied,) = apply(kubectl, [_usual_capture(kubectl, name, deployment)])
+        say_line(f"capture {name} applied in namespace {applied.kubectl.namespace}")
+        return applied.kubectl
+    if deployment not in {None, found["spec"]["deployment"]}:
+        raise CaptureError(
+            f"--deployment: {deployment}: capture {name} is of {found['spec']['deployment']}: name another"
+        )
+    return kubectl
+
+
 def _unfinished(kubectl: Kubectl) -> str:
     """Name of the one capture that is not over."""
     names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE) if phase_of(each) not in FINAL]
@@ -320,7 +326,7 @@ def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
     with _errors_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
         location = find_files(kubectl, name, image)
         say_line(f"fetching {location.path} of claim {location.claim} to {out}")
-        files = fetch(kubectl, location, out, say_line)
+        files = fetch(kubectl, location, out)
     say_line(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
 
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -25,6 +25,7 @@ from specdecode_operator.cli.capture.folder import (
 )
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError, one_line
 from specdecode_operator.cli.capture.watch import RESOURCE, CaptureError, message_of, phase_of
+from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import CAPTURE_LABEL
 from specdecode_operator.problems import printable
@@ -113,7 +114,7 @@ def _first_image(workload: Body) -> str:
     return str(workload["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
-def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], None]) -> list[Path]:
+def fetch(kubectl: Kubectl, location: Location, out: Path) -> list[Path]:
     """Copy the published files into a folder, and return them; what is there already and right is kept.
 
     Raises
@@ -123,7 +124,7 @@ def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], 
     KubectlError
         When the cluster refuses something.
     """
-    with _reader(kubectl, location, say) as pod:
+    with _reader(kubectl, location) as pod:
         manifest = _read_manifest(kubectl, pod, location)
         files = _listed(manifest, location)
         refuse_others(out, location.capture, manifest, files)
@@ -132,7 +133,7 @@ def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], 
         if not (out / MANIFEST).exists():
             (out / BEGUN).write_bytes(manifest)
         try:
-            _copy_all(kubectl, pod, location, files, out, say)
+            _copy_all(kubectl, pod, location, files, out)
         finally:
             if [*out.iterdir()] == [out / BEGUN]:
                 (out / BEGUN).unlink()  # nothing has come that it could speak of
@@ -141,15 +142,13 @@ def fetch(kubectl: Kubectl, location: Location, out: Path, say: Callable[[str], 
     return sorted(out / name for name in (MANIFEST, *(file.name for file in files)))
 
 
-def _copy_all(  # noqa: PLR0913, PLR0917  where from, what, and where to
-    kubectl: Kubectl, pod: str, location: Location, files: Sequence[RemoteFile], out: Path, say: Callable[[str], None]
-) -> None:
+def _copy_all(kubectl: Kubectl, pod: str, location: Location, files: Sequence[RemoteFile], out: Path) -> None:
     for file in files:
         if is_right(out / file.name, file):
-            say(f"  {file.name}: is here already")
+            say_line(f"  {file.name}: is here already")
             continue
         _copy(kubectl, pod, location, file, out)
-        say(f"  {file.name}: {file.bytes:,} bytes, checksum right")
+        say_line(f"  {file.name}: {file.bytes:,} bytes, checksum right")
 
 
 def _listed(manifest: bytes, location: Location) -> list[RemoteFile]:
@@ -245,7 +244,7 @@ def _stream(kubectl: Kubectl, pod: str, command: Sequence[str], sink: BinaryIO, 
 
 
 @contextlib.contextmanager
-def _reader(kubectl: Kubectl, location: Location, say: Callable[[str], None]) -> Iterator[str]:
+def _reader(kubectl: Kubectl, location: Location) -> Iterator[str]:
     """Start a pod that sees the volume, and remove it in the end; that it cannot be removed undoes nothing."""
     name = f"{location.capture[:40]}-fetch-{secrets.token_hex(3)}"
     kubectl.text("create", "--filename=-", stdin=json.dumps(_pod(name, location)))
@@ -262,7 +261,7 @@ def _reader(kubectl: Kubectl, location: Location, say: Callable[[str], None]) ->
             kubectl.text("delete", f"pod/{name}", "--wait=false", "--ignore-not-found")
         except KubectlError as error:
             hours = _POD_LIVES_S // 3600
-            say(f"  pod {name} is left (kubectl delete pod {name}), it ends by itself in {hours} hours: {error}")
+            say_line(f"  pod {name} is left (kubectl delete pod {name}), it ends by itself in {hours} hours: {error}")
 
 
 def _why(kubectl: Kubectl, pod: str) -> str:

@@ -1,7 +1,7 @@
 """Watches a capture on its way, and tells what is new."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
@@ -9,6 +9,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.documents.json_text import parse_json
 
 DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
@@ -93,9 +94,7 @@ class Timeouts:
     """For a deployment that is not there or cannot be launched as it is; it may come in the same apply."""
 
 
-def wait_for(
-    kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeouts: Timeouts, say: Callable[[str], None]
-) -> Body:
+def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeouts: Timeouts) -> Body:
     """Wait until a capture is in one of these phases; tell each change on the way.
 
     Raises
@@ -105,7 +104,7 @@ def wait_for(
     """
     shown, start, no_deployment_since, ignored_since = "", time.monotonic(), None, None
     while True:
-        capture, now = _get_through_outage(kubectl, name, say), time.monotonic()
+        capture, now = _get_through_outage(kubectl, name), time.monotonic()
         phase = phase_of(capture)
         words = f"{phase or CapturePhase.PENDING}: {message_of(capture)}"
         if phase in phases:
@@ -119,14 +118,14 @@ def wait_for(
         if ignored_since is not None and now - ignored_since >= _SEEN_WITHIN_S:
             raise CaptureError(f"capture {name}: no operator has looked at it: see specdecode doctor")
         if words != shown:
-            say(f"  {words}")
+            say_line(f"  {words}")
             shown = words
         if now - start > timeouts.phase_s:
             raise CaptureError(f"capture {name}: after {timeouts.phase_s:.0f} s still {words}")
         time.sleep(_PERIOD_S)
 
 
-def _get_through_outage(kubectl: Kubectl, name: str, say: Callable[[str], None]) -> Body:
+def _get_through_outage(kubectl: Kubectl, name: str) -> Body:
     """Return a capture; while the cluster does not answer, as between two API servers, try again."""
     failing_since: float | None = None
     while True:
@@ -136,7 +135,7 @@ def _get_through_outage(kubectl: Kubectl, name: str, say: Callable[[str], None])
             now = time.monotonic()
             if failing_since is None:
                 failing_since = now
-                say(f"  {error}; trying again for {_OUTAGE_S:.0f} s")
+                say_line(f"  {error}; trying again for {_OUTAGE_S:.0f} s")
             if now - failing_since >= _OUTAGE_S:
                 raise
             time.sleep(_PERIOD_S)
