@@ -1,5 +1,6 @@
 """`specdecode capture`: the commands that drive a capture from beginning to end, through kubectl."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -323,11 +324,13 @@ def _show(line: dict[str, Any], *, in_place: bool, stays: bool) -> None:
 
 
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
-    with _errors_in_one_line(f"stopped; what came is kept: specdecode capture fetch {name} {out} goes on from there"):
+    folder = shlex.quote(str(out))
+    again = f"specdecode capture fetch {shlex.quote(name)} {folder}"
+    with _errors_in_one_line(f"stopped; what came is kept: {again} goes on from there"):
         location = find_files(kubectl, name, image)
         say_line(f"fetching {location.path} of claim {location.claim} to {out}")
         files = fetch(kubectl, location, out)
-    say_line(f"{len(files)} files in {out}; look at them with: specdecode capture validate {out}")
+    say_line(f"{len(files)} files in {out}; look at them with: specdecode capture validate {folder}")
 
 
 def _where(capture: Body) -> str:

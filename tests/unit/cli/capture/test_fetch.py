@@ -105,11 +105,11 @@ class TestFetch:
 
         monkeypatch.setattr("specdecode_operator.cli.capture.commands.fetch", interrupted)
         cluster.holds(published())
-        out = tmp_path / "out"
+        out = tmp_path / "my files"
         for command in (("fetch", "demo", out), ("run", "demo", f"--out={out}")):
             answer = run(*command)
             assert answer.exit_code == 130
-            said = f"\nstopped; what came is kept: specdecode capture fetch demo {out} goes on from there\n"
+            said = f"\nstopped; what came is kept: specdecode capture fetch demo '{out}' goes on from there\n"
             assert answer.stderr == said, "the capture is over"
 
     def test_an_empty_file_is_a_file(self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path) -> None:
