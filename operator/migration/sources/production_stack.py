@@ -73,8 +73,28 @@ def read_production_stack(body: Mapping[str, Any]) -> list[Workload]:
 
 
 def _read(index: int, model: Mapping[str, Any], common: Mapping[str, Any]) -> Workload:
-    where, remarks = f"{_SECTION}.modelSpec[{index}]", Remarks()
+    where = f"{_SECTION}.modelSpec[{index}]"
     name = str(model.get("name") or "vllm")
+    container, volumes = _container(name, model, common)
+    pod = {key: model[key] for key in _OF_POD if model.get(key)} | {"containers": [container], "volumes": volumes}
+    deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
+    return Workload(
+        kind="production-stack model",
+        name=name,
+        pod=_scheduled(pod, model, common),
+        where=where,
+        metadata={"labels": mapping(common, "labels"), "annotations": mapping(model, "podAnnotations")},
+        match_labels=mapping(common, "labels"),
+        spec={"strategy": mapping(common, "strategy"), "replicas": model.get("replicaCount", 1)},
+        end=f"kubectl scale {deployment} --replicas=0",
+        remove=f"helm upgrade RELEASE CHART -f VALUES, without {where}",
+        remarks=_remarks(model, common, where),
+    )
+
+
+def _remarks(model: Mapping[str, Any], common: Mapping[str, Any], where: str) -> Remarks:
+    """Say what the values hold that no pod has, and what they do not hold."""
+    remarks = Remarks()
     for key in (key for key in model if key in _OF_OPERATOR):
         remarks.own(f"{where}.{key}", _OF_OPERATOR[key])
     remarks.ask_for_rest(model, (*_READ, *_OF_POD, *_OF_OPERATOR), where)
@@ -87,7 +107,6 @@ def _read(index: int, model: Mapping[str, Any], common: Mapping[str, Any]) -> Wo
         remarks.decide(f"{where}.lmcacheConfig", "enabled", _RENDER)
     if model.get("chatTemplate"):
         remarks.decide(f"{where}.chatTemplate", "is set", f"its file is on a volume of the chart: {_RENDER}")
-    container, volumes = _container(name, model, common)
     for field, is_named in (
         (
             "spec.models.cache.persistentVolumeClaim.claimName",
@@ -102,20 +121,7 @@ def _read(index: int, model: Mapping[str, Any], common: Mapping[str, Any]) -> Wo
                 "RELEASE",
                 "values do not name the release: write its name, in small letters, as helm list has it",
             )
-    pod = {key: model[key] for key in _OF_POD if model.get(key)} | {"containers": [container], "volumes": volumes}
-    deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
-    return Workload(
-        kind="production-stack model",
-        name=name,
-        pod=_scheduled(pod, model, common),
-        where=where,
-        metadata={"labels": mapping(common, "labels"), "annotations": mapping(model, "podAnnotations")},
-        match_labels=mapping(common, "labels"),
-        spec={"strategy": mapping(common, "strategy"), "replicas": model.get("replicaCount", 1)},
-        end=f"kubectl scale {deployment} --replicas=0",
-        remove=f"helm upgrade RELEASE CHART -f VALUES, without {where}",
-        remarks=remarks,
-    )
+    return remarks
 
 
 def _container(
