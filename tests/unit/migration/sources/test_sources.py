@@ -1,6 +1,5 @@
 """What people have becomes the object that means the same: command lines, docker, compose, and kinds of others."""
 
-import shlex
 from copy import deepcopy
 from functools import reduce
 from operator import getitem
@@ -13,7 +12,7 @@ import yaml
 from specdecode_operator.cli.import_deployment.report import report_lines
 from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.convert import Migration, migrate_workload
-from specdecode_operator.migration.sources.command_line import is_command_text, read_command_text, read_words
+from specdecode_operator.migration.sources.command_line import read_words
 from specdecode_operator.migration.sources.reading import KINDS, READABLE, read_workloads
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, LLAMA_70B, engine
@@ -238,20 +237,6 @@ def test_where_a_secret_lies_is_shown(specdecode: Specdecode, write: WriteObject
     assert "env HF_TOKEN -> spec.models.hubTokenSecret: name hub, key token" in report
 
 
-def test_the_words_of_a_command_are_read_behind_two_dashes(specdecode: Specdecode) -> None:
-    result = specdecode("import", "--", "vllm", "serve", LLAMA_8B, "--max-num-seqs", "64", "--api-key", "sk-secret")
-    body = yaml.safe_load(result.stdout)
-    assert body["metadata"] == {"name": "llama-3-1-8b-instruct"}
-    assert body["spec"]["serving"] == {"maxNumSeqs": 64, "servedModelNames": [LLAMA_8B]}
-    assert "spec.serving.apiKeySecret" in result.stderr
-    assert "sk-secret" not in result.output
-
-
-def test_a_command_line_is_read_from_standard_input(specdecode: Specdecode) -> None:
-    result = specdecode("import", "-f", "-", stdin=f"$ vllm serve {LLAMA_8B} \\\n    -tp 2\n")
-    assert (result.exit_code, yaml.safe_load(result.stdout)["spec"]["parallelism"]) == (0, {"tensor": 2})
-
-
 def spec_of(*words: str) -> dict[str, Any]:
     """The spec of a command line that leaves nothing open."""
     migration = migrate_workload(read_words(words))
@@ -264,98 +249,7 @@ def left_open(*words: str) -> str:
     return "; ".join(map(str, migrate_workload(read_words(words)).decisions))
 
 
-@pytest.mark.parametrize(
-    "words", [("bash", "-c", "vllm serve Qwen/Qwen3-8B -tp 2"), ("sh", "-ec", "exec vllm serve Qwen/Qwen3-8B -tp 2")]
-)
-def test_the_script_of_a_shell_is_read(words: tuple[str, ...]) -> None:
-    assert spec_of(*words) == spec_of("vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2")
-    assert spec_of(shlex.join(words)) == spec_of(*words)
-
-
-def test_a_line_in_quotes_is_read() -> None:
-    assert spec_of("vllm serve Qwen/Qwen3-8B -tp 2") == spec_of("vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2")
-
-
-def test_what_is_set_for_a_shell_is_not_lost() -> None:
-    with pytest.raises(MigrationError):
-        migrate_workload(read_words(["HF_HOME=/x bash -c 'vllm serve Qwen/Qwen3-8B'"]))
-
-
-RUN = ("docker", "run", "--rm", "-it", "--gpus=all")
 IMAGE = "vllm/vllm-openai:v0.32.0"
-
-
-def test_short_options_stand_together_or_with_their_values() -> None:
-    spec = spec_of(
-        "sudo", "docker", "run", "-dit", "-p8000:8000", "-eA=1", "-e", "B=$x", "--gpus", "2", IMAGE, LLAMA_8B
-    )
-    assert spec["engine"]["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$x"}]
-    assert spec["target"]["model"] == LLAMA_8B
-
-
-def test_an_entrypoint_comes_before_the_command() -> None:
-    spec = spec_of(
-        *RUN, "--entrypoint", "python3", IMAGE, "-m", "vllm.entrypoints.openai.api_server", "--model", LLAMA_8B
-    )
-    assert spec["target"]["model"] == LLAMA_8B
-
-
-def test_memory_and_cores_go_to_the_pod() -> None:
-    spec = spec_of(*RUN, "-m", "64g", "--cpus=8", "--user", "1000:100", IMAGE, LLAMA_8B)
-    (container,) = spec["podTemplate"]["spec"]["containers"]
-    assert container["resources"] == {"limits": {"memory": "64Gi", "cpu": "8"}}
-    assert container["securityContext"] == {"runAsUser": 1000, "runAsGroup": 100}
-
-
-def test_a_folder_that_is_only_read_stays_so() -> None:
-    body = migrate_workload(read_command_text(f"docker run -v /data:/d:ro -v /tmp/x:/x {IMAGE} {LLAMA_8B}")).body
-    (container,) = body["spec"]["podTemplate"]["spec"]["containers"]
-    assert [each.get("readOnly", False) for each in container["volumeMounts"]] == [True, False]
-
-
-def test_gpus_that_are_left_idle_are_told() -> None:
-    migration = migrate_workload(read_words(["docker", "run", "--gpus", '"device=0,1,2,3"', IMAGE, LLAMA_8B, "-tp=2"]))
-    assert any(each.name == "resources nvidia.com/gpu 4" for each in migration.settings)
-
-
-def test_a_server_without_gpus_is_told_by_its_variables() -> None:
-    words = [
-        *("docker", "run", "--cpus", "16", "--memory=64g", "-e", "VLLM_CPU_KVCACHE_SPACE=8"),
-        *("my.io/vllm-cpu:v0.32.0", LLAMA_8B),
-    ]
-    assert spec_of(*words)["accelerator"] == {"type": "CPU", "cpuCores": 16, "memoryGiB": 64, "kvCacheGiB": 8}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["-v", "/data/llama:/m/llama"], "spec.models.volume: /data: is of the machine that runs it"),
-        (["--mount", "type=bind,source=/data,target=/m"], "spec.models.volume: /data: "),
-        (["-v", "weights:/m"], "spec.models.volume: /var/lib/docker/volumes/weights/_data: "),
-    ],
-)
-def test_a_folder_of_the_machine_is_none_of_a_node(options: list[str], words: str) -> None:
-    assert words in left_open(*RUN, *options, IMAGE, "--model", "/m/llama")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--privileged"], "spec.podTemplate: --privileged"),
-        (["--cap-add", "SYS_ADMIN"], "spec.podTemplate: --cap-add"),
-        (["--device=/dev/fuse"], "spec.podTemplate: --device"),
-        (["--env-file", "prod.env"], "--env-file prod.env"),
-        (["-e", "MODE"], "spec.engine.env: MODE: has its value only on the machine"),
-        (["-e", "HF_TOKEN"], HUB_TOKEN),
-        (["-e", "HF_TOKEN=hf_secret"], HUB_TOKEN),
-        (["--user", "ada"], "--user ada"),
-        (["--made-up", "1"], "spec.podTemplate: --made-up"),
-    ],
-)
-def test_what_a_pod_of_the_operator_has_not_is_a_decision(options: list[str], words: str) -> None:
-    said = left_open(*RUN, *options, IMAGE, LLAMA_8B)
-    assert words in said
-    assert "hf_secret" not in said
 
 
 def compose(**service: Any) -> dict[str, Any]:
@@ -424,82 +318,6 @@ def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: 
     assert (result.exit_code, yaml.safe_load(result.stdout)["metadata"]["name"]) == (0, "old-sdd")
 
 
-def inference_service(predictor: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": {"name": "llama"},
-        "spec": {"predictor": predictor},
-    }
-
-
-GPU = {"limits": {"nvidia.com/gpu": "1"}}
-HUGGINGFACE = {"modelFormat": {"name": "huggingface"}, "args": [f"--model_id={LLAMA_8B}"], "resources": GPU}
-LLM = {
-    "apiVersion": "serving.kserve.io/v1alpha1",
-    "kind": "LLMInferenceService",
-    "metadata": {"name": "llama"},
-    "spec": {"model": {"uri": f"hf://{LLAMA_8B}"}, "template": {"containers": [{"name": "main", "resources": GPU}]}},
-}
-STACK = {"name": "m", "repository": "vllm/vllm-openai", "tag": "v0.32.0", "modelURL": LLAMA_8B, "requestGPU": 1}
-
-
-def stack(**model: Any) -> dict[str, Any]:
-    return {"servingEngineSpec": {"modelSpec": [{**STACK, **model}]}}
-
-
-def llm(**spec: Any) -> dict[str, Any]:
-    return {**LLM, "spec": {**LLM["spec"], **spec}}  # type: ignore[dict-item]
-
-
-def claiming() -> dict[str, Any]:
-    """A StatefulSet whose model lies on a claim of each pod's own."""
-    body = engine("/m/llama", volumeMounts=[{"name": "m", "mountPath": "/m"}])
-    body["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "m"}}]
-    return {**body, "kind": "StatefulSet"}
-
-
-OPEN = {
-    "a runtime that is elsewhere": (
-        inference_service({"model": {**HUGGINGFACE, "runtime": "ours"}}),
-        "spec.predictor.model.runtime: ours: is not beside it",
-    ),
-    "an autoscaler": (
-        inference_service({"model": HUGGINGFACE, "minReplicas": 1, "maxReplicas": 5}),
-        "spec.replicas: minReplicas 1, maxReplicas 5",
-    ),
-    "a canary": (
-        inference_service({"model": HUGGINGFACE, "canaryTrafficPercent": 10}),
-        "spec.predictor.canaryTrafficPercent",
-    ),
-    "workers": (inference_service({"model": HUGGINGFACE, "workerSpec": {"size": 2}}), "spec.predictor.workerSpec"),
-    "a bucket": (
-        inference_service({"model": {**HUGGINGFACE, "args": [], "storageUri": "s3://bucket/llama?sig=sk-secret"}}),
-        "spec.target.model: s3://bucket/llama: lies at an address",
-    ),
-    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: no field of the object means it"),
-    "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
-    "adapters": (llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}), "spec.model.lora"),
-    "workers of data": (llm(worker={"containers": [{}]}, parallelism={"data": 2}), "spec.worker: is set"),
-    "LMCache": (stack(lmcacheConfig={"enabled": True}), "modelSpec[0].lmcacheConfig: enabled: helm template"),
-    "Ray": (stack(raySpec={"headNode": {}}), "servingEngineSpec.modelSpec[0].raySpec"),
-    "autoscaling by KEDA": (stack(keda={"enabled": True}), "servingEngineSpec.modelSpec[0].keda"),
-    "a setting that came later": (stack(vllmConfig={"newest": 1}), "vllmConfig.newest"),
-    "a Secret as variables": (stack(envFromSecret={"name": "s3"}), "envFromSecret: s3"),
-    "a claim for each pod": (claiming(), "spec.models: volumeClaimTemplates m"),
-}
-
-
-@pytest.mark.parametrize(("body", "words"), OPEN.values(), ids=OPEN)
-def test_what_cannot_be_carried_is_named(
-    specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
-) -> None:
-    result = specdecode("import", "-f", write("f.yaml", body))
-    assert result.exit_code == INVALID
-    assert words in " ".join(result.stderr.split())
-    assert "sk-secret" not in result.output
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -535,49 +353,6 @@ def test_all_kinds_are_in_the_words_of_what_can_be_read() -> None:
     assert all(kind in READABLE for kind in KINDS)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_command"),
-    [
-        ("vllm serve x", True),
-        ("# start\nA=1 exec /opt/bin/vllm serve x", True),
-        ("#!/bin/sh\npython3 -m vllm.entrypoints.openai.api_server --model x", True),
-        ("podman run --rm x", True),
-        ("kind: Deployment\nspec: |\n  vllm serve x", False),
-        ('{"kind": "Pod"}', False),
-        ("services:\n  a: {command: |\n  vllm serve x\n}", False),
-        ("nothing of the kind", False),
-    ],
-)
-def test_a_command_line_is_told_from_yaml(text: str, *, is_command: bool) -> None:
-    assert is_command_text(text) == is_command
-
-
-@pytest.mark.parametrize(
-    "end", ["&", "> vllm.log 2>&1 &", ">>log", "2>&1 | tee -a run.log", "&> /var/log/vllm.log", "|& tee x &"]
-)
-def test_where_a_log_goes_is_no_part_of_the_server(end: str) -> None:
-    text = f"nohup vllm serve {LLAMA_8B} --chat-template 'a > b' {end}\n"
-    migration = migrate_workload(read_command_text(text))
-    assert migration.body["spec"]["engine"]["extraArgs"] == ["--chat-template", "a > b"]
-
-
-def test_gpus_of_a_machine_are_none_of_a_pod() -> None:
-    migration = migrate_workload(read_command_text(f"CUDA_VISIBLE_DEVICES=2,3 vllm serve {LLAMA_8B} -tp 2"))
-    assert not migration.decisions
-    assert "engine" not in migration.body["spec"]
-
-
-def test_what_a_script_does_beside_the_container_is_a_decision() -> None:
-    text = f"set -e\ndocker pull {IMAGE}\nhf download {QWEN}\ndocker run --gpus all {IMAGE} {LLAMA_8B}\n"
-    (decision,) = migrate_workload(read_command_text(text)).decisions
-    assert decision.value == "hf download"
-
-
-def test_a_script_in_a_file_keeps_its_variables() -> None:
-    migration = migrate_workload(read_command_text(f"M={LLAMA_8B}\nvllm serve $M --seed 7 # $OTHER\n"))
-    assert migration.body["spec"]["engine"]["extraArgs"] == ["--seed", "7"]
-
-
 def answered(body: Any, others: list[Any]) -> bool:
     """Whether an import ends with a report, or with an error that names field, value and fix."""
     try:
@@ -599,19 +374,3 @@ def test_no_broken_object_is_answered_with_a_traceback(file: Path, odd: Any) -> 
             reduce(getitem, parents, broken[index])[last] = odd
             for each in broken:
                 assert answered(each, broken), path
-
-
-@pytest.mark.parametrize(
-    "tail", ["", " -e", " --gpus", " -v", " --env-file=", " -v :", " --mount x", " -", " -z9 x", " --", " '' ''"]
-)
-def test_no_cut_command_line_is_answered_with_a_traceback(tail: str) -> None:
-    for text in (f"docker run --name a{tail}", f"docker run{tail} {IMAGE} {LLAMA_8B}", f"vllm serve {LLAMA_8B}{tail}"):
-        assert answers(text), text
-
-
-def answers(text: str) -> bool:
-    """Whether a command line is imported, or refused with field, value and fix."""
-    try:
-        return bool(migrate_workload(read_command_text(text)).body)
-    except MigrationError as error:
-        return str(error).count(": ") > 1

@@ -1,0 +1,48 @@
+"""`specdecode import`: who drafts, however it is written."""
+
+import pytest
+import yaml
+
+from tests.unit.cli.conftest import Specdecode, WriteObject
+from tests.unit.cli.old_deployments import LLAMA_8B, engine, imported
+
+SPECULATIVE = {
+    "JSON": ["--speculative-config", '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2}'],
+    "JSON after =": ['--speculative-config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2}'],
+    "alias": ["-sc", '{"model":"ngram","num-speculative-tokens":3,"prompt-lookup-min":2}'],
+    "dotted": ["--speculative-config.method=ngram", "-sc.num_speculative_tokens", "3", "-sc.prompt_lookup_min=2"],
+    "short flags": ["--spec-method", "ngram", "--spec-tokens", "3", "-sc.prompt_lookup_min=2"],
+    "2024": ["--speculative-model", "[ngram]", "--num_speculative_tokens=3", "--ngram-prompt-lookup-min", "2"],
+}
+
+
+@pytest.mark.parametrize("arguments", SPECULATIVE.values(), ids=SPECULATIVE)
+def test_speculation_is_read_however_it_is_written(
+    specdecode: Specdecode, write: WriteObject, arguments: list[str]
+) -> None:
+    spec, _ = imported(specdecode, write("d.yaml", engine(LLAMA_8B, *arguments)))
+    assert spec["speculation"] == {"method": "ngram", "numSpeculativeTokens": 3, "ngram": {"promptLookupMin": 2}}
+    assert "extraArgs" not in spec.get("engine", {})
+
+
+HEADS = {
+    "eagle3": ["-sc", '{"method":"eagle3","model":"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B","num_speculative_tokens":3}'],
+    "eagle": ["--speculative-model", "yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "--num-speculative-tokens", "3"],
+    "medusa": ["--speculative-model", "org/medusa-8b", "--num-speculative-tokens", "3"],
+}
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_the_method_of_a_head_is_said_or_told_by_its_path(
+    specdecode: Specdecode, write: WriteObject, method: str
+) -> None:
+    body = yaml.safe_load(specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *HEADS[method]))).stdout)
+    speculation = body["spec"]["speculation"]
+    assert (speculation["method"], speculation["numSpeculativeTokens"]) == (method, 3)
+    assert speculation["draft"]["model"] in " ".join(HEADS[method])
+
+
+def test_old_names_of_mtp_are_mtp(specdecode: Specdecode, write: WriteObject) -> None:
+    arguments = ["-sc", '{"method":"deepseek_mtp","num_speculative_tokens":1}']
+    result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
+    assert yaml.safe_load(result.stdout)["spec"]["speculation"] == {"method": "mtp", "numSpeculativeTokens": 1}

@@ -1,0 +1,76 @@
+"""`specdecode plan --plot`: the memory of each candidate as a picture."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+
+
+@pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_the_plot_is_a_picture(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, suffix: str, beginning: bytes
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"plan.{suffix}"
+    assert specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", picture).exit_code == 0
+    assert picture.read_bytes().startswith(beginning)
+
+
+def test_bars_are_as_high_as_the_memory_and_say_what_is_over_the_budget(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    figure_class = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(figure_class, "savefig", lambda self, *_, **__: figures.append(self))
+    path = write("a.yaml", manifest("a"))
+    assert specdecode("plan", "-f", path, "--plot", tmp_path / "plan.png").exit_code == 0
+    (axes,) = figures[0].axes
+    memory = [139.80, 79.19]
+    # The margin is hatched over the KV cache.
+    stacked = [part for part in axes.containers if part.get_label() != "margin"]
+    heights = [sum(part[bar].get_height() for part in stacked) for bar in range(2)]
+    assert heights == pytest.approx(memory, abs=0.01)
+    assert any(text.get_text().endswith("over the budget") for text in axes.texts), "H100 has not enough"
+    shown = {text.get_text() for text in figures[0].legends[0].get_texts()}
+    assert {"memory", "budget", "target weights", "draft weights", "KV cache", "outside the budget"} <= shown
+    assert {"needed", "margin"} <= shown
+    assert [label.get_text().splitlines()[0] for label in axes.get_xticklabels()] == [
+        "2 x H200, TP 2",
+        "2 x H100, TP 2",
+    ]
+    assert axes.get_ylabel() == "GiB per GPU"
+
+
+@pytest.mark.parametrize(("option", "named"), [([], True), (["--matrix"], False)])
+def test_the_title_names_precisions_where_all_bars_have_the_same(  # noqa: PLR0913, PLR0917 (fixtures)
+    specdecode: Specdecode,
+    write: WriteObject,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: list[str],
+    named: bool,
+) -> None:
+    figures = []
+    monkeypatch.setattr(
+        pytest.importorskip("matplotlib.figure").Figure, "savefig", lambda self, *_, **__: figures.append(self)
+    )
+    path = write("a.yaml", manifest("a"))
+    assert specdecode("plan", "-f", path, *option, "--plot", tmp_path / "plan.png").exit_code == 0
+    assert ("BF16" in figures[0].axes[0].get_title()) is named
+
+
+def test_a_plot_of_no_known_format_is_refused(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    result = specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", tmp_path / "plan.pdf")
+    assert result.exit_code == 2
+    assert ".png or .svg" in result.stderr
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", tmp_path / "plan.png")
+    assert result.exit_code == 2
+    assert "pip install '.[plot]'" in result.stderr
