@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable, shown
+from specdecode_operator.replay.emulated.acceptance import acceptance_from_json
+from specdecode_operator.replay.emulated.step_time import step_time_from_json
 
 SCHEMA: Final = 1
 
@@ -59,6 +61,8 @@ class FittedModel(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
     schema: Literal[1]
     origin: Origin
+    step_time: dict[str, Any] | None = None  # as replay/emulated/step_time.py evaluates it
+    acceptance: dict[str, Any] | None = None  # as replay/emulated/acceptance.py evaluates it
 
 
 class ModelFileError(Exception):
@@ -100,9 +104,14 @@ def decode_model(text: bytes) -> FittedModel:
         found = shown(document.get("schema"))
         raise UnreadableTextError(f"schema: {found}: this specdecode reads {SCHEMA}: fit it again")
     try:
-        return msgspec.convert(document, FittedModel)
-    except msgspec.ValidationError as error:
+        model = msgspec.convert(document, FittedModel)
+        if model.step_time is not None:
+            step_time_from_json(model.step_time)
+        if model.acceptance is not None:
+            acceptance_from_json(model.acceptance)
+    except (msgspec.ValidationError, ValueError) as error:
         raise UnreadableTextError(f"{error}: fit it again") from error
+    return model
 
 
 def encode_model(model: FittedModel) -> bytes:

@@ -11,6 +11,7 @@ from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.kv.groups import KvGrouping, stage_groups
 from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
 from specdecode_operator.sizing.kv.model_cache import cached_layers
+from specdecode_operator.sizing.kv.pages import Page, layer_pages
 from specdecode_operator.sizing.kv.settings import KvSettings
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS, IndexRows, index_buffer_bytes
@@ -140,55 +141,42 @@ def _reaches_embedding(target: ModelGeometry, head: HeadParts, split: Parallelis
 
 def cache_layout(pair: Pair, split: Parallelism) -> tuple[KvGrouping, ...]:
     """Return how each stage divides its KV cache among the layers of target and draft."""
-    limits = pair.limits
     draft = loaded_draft(pair)
-    return _layout(
-        pair.target,
-        draft[0] if draft else None,
-        split.tensor,
-        split.pipeline,
-        limits.kv_cache_element_bytes,
-        limits.block_size,
-        limits.max_num_batched_tokens,
-        limits.engine_version,
-        limits.prefix_caching,
-        pair.method,
-        pair.num_speculative_tokens,
-        pair.asynchronous,
-        pair.era.runner is Runner.V2,
+    element_bytes = pair.limits.kv_cache_element_bytes
+    settings = _kv_settings(pair, split.pipeline)
+    return _layout(pair.target, draft[0] if draft else None, split.tensor, element_bytes, settings)
+
+
+def cache_pages(pair: Pair, tensor: int) -> tuple[tuple[LayerRun, Page], ...]:
+    """Return the layers that keep something on one rank without stages, and their pages as vLLM starts from them."""
+    draft = loaded_draft(pair)
+    (runs,) = cached_layers(pair.target, draft[0] if draft else None, tensor, 1, pair.limits.kv_cache_element_bytes)
+    pages = layer_pages([run.layer for run in runs], _kv_settings(pair, 1))
+    return tuple(zip(runs, pages, strict=True))
+
+
+def _kv_settings(pair: Pair, pipeline: int) -> KvSettings:
+    target, limits = pair.target, pair.limits
+    return KvSettings(
+        block_size=round_up(limits.block_size, BLOCK_TOKENS) if target.has_sparse_attention else limits.block_size,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        version=limits.engine_version,
+        pipeline=pipeline,
+        async_scheduling=pair.asynchronous,
+        v2_runner=pair.era.runner is Runner.V2,
+        # Without attention no prefixes are cached by default (vLLM, config/model.py, is_prefix_caching_supported).
+        prefix_caching=limits.prefix_caching and bool(target.attentions),
+        num_speculative_tokens=pair.num_speculative_tokens,
+        draft_reads_hidden_states=pair.method in METHODS_WITH_HIDDEN_STATES,
+        prediction_modules=target.mtp_layers if pair.method == Method.MTP else 0,
     )
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _layout(  # noqa: PLR0913, PLR0917 (the key of the cache: all that a layout depends on)
-    target: ModelGeometry,
-    draft: ModelGeometry | None,
-    tensor: int,
-    pipeline: int,
-    element_bytes: int | None,
-    block_size: int,
-    max_num_batched_tokens: int,
-    engine_version: str,
-    prefix_caching: bool,
-    method: str,
-    num_speculative_tokens: int,
-    asynchronous: bool,
-    v2_runner: bool,
+def _layout(
+    target: ModelGeometry, draft: ModelGeometry | None, tensor: int, element_bytes: int | None, settings: KvSettings
 ) -> tuple[KvGrouping, ...]:
-    settings = KvSettings(
-        block_size=round_up(block_size, BLOCK_TOKENS) if target.has_sparse_attention else block_size,
-        max_num_batched_tokens=max_num_batched_tokens,
-        version=engine_version,
-        pipeline=pipeline,
-        async_scheduling=asynchronous,
-        v2_runner=v2_runner,
-        # Without attention no prefixes are cached by default (vLLM, config/model.py, is_prefix_caching_supported).
-        prefix_caching=prefix_caching and bool(target.attentions),
-        num_speculative_tokens=num_speculative_tokens,
-        draft_reads_hidden_states=method in METHODS_WITH_HIDDEN_STATES,
-        prediction_modules=target.mtp_layers if method == Method.MTP else 0,
-    )
-    return stage_groups(cached_layers(target, draft, tensor, pipeline, element_bytes), settings)
+    return stage_groups(cached_layers(target, draft, tensor, settings.pipeline, element_bytes), settings)
 
 
 def kv_bytes_per_token(pair: Pair, split: Parallelism) -> int:

@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.replay.fitted.model import (
     FittedCapture,
     FittedModel,
     Limits,
     ModelFileError,
     Origin,
+    decode_model,
     encode_model,
     read_model,
 )
@@ -69,3 +72,19 @@ def test_how_far_outside_is_said() -> None:
         "running 24 is outside of what the model was fitted on: 8 at most, 3.0 times that"
     )
     assert "1 at least" in (fitted_on.outside("running", 0.5) or "")
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [({"step_time": {"curve": []}}, "step_time.curve"), ({"acceptance": {}}, "acceptance.num_speculative_tokens")],
+)
+def test_a_section_that_no_engine_could_use_is_refused(section: dict[str, Any], words: str) -> None:
+    text = json.dumps({"schema": 1, "origin": {}} | section).encode()
+    with pytest.raises(UnreadableTextError, match=f"{words}.*fit it again"):
+        decode_model(text)
+
+
+def test_sections_of_the_emulated_engine_are_kept_as_they_are() -> None:
+    section = {"curve": [[1, 8.0]], "host_ms": 0.5}
+    model = decode_model(json.dumps({"schema": 1, "origin": {}, "step_time": section}).encode())
+    assert decode_model(encode_model(model)).step_time == section

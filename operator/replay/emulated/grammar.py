@@ -1,0 +1,56 @@
+"""Tokens that a grammar allows: structured output without logits.
+
+vLLM says what is allowed as rows of bits, one row for each position that a step may sample, 32 tokens a word. A pick
+leans to tokens that end something, so that what is generated ends, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+Row = Sequence[int]
+"""Words of 32 bits, signed or not: bit b of word w is token 32 w + b."""
+
+_BITS: Final = 32
+_CLOSE: Final = 0.5
+"""How often a token that closes something is taken where it is allowed."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a grammar allows one request in this step."""
+
+    rows: Sequence[Row]  # for each drafted token, then for the one after them
+    acceptable: int  # leading drafted tokens that it allows
+
+
+@dataclass(frozen=True)
+class Endings:
+    """Tokens that end what is generated, and those that close a part of it, in the order in which they are tried."""
+
+    stop: Sequence[int] = ()
+    closing: Sequence[int] = ()
+
+
+def allows(row: Row, token: int) -> bool:
+    """Decide whether a token is allowed."""
+    word = token // _BITS
+    return word < len(row) and bool(row[word] >> token % _BITS & 1)
+
+
+def pick(row: Row, endings: Endings, random: Random) -> int | None:
+    """Return an allowed token; None where there is none."""
+    for token in endings.stop:
+        if allows(row, token):
+            return token
+    for token in endings.closing:
+        if allows(row, token) and random.random() < _CLOSE:
+            return token
+    start = random.randrange(len(row)) if row else 0
+    for offset in range(len(row)):
+        place = (start + offset) % len(row)
+        if word := row[place]:
+            bits = [bit for bit in range(_BITS) if word >> bit & 1]
+            return place * _BITS + random.choice(bits)
+    return None

@@ -1,0 +1,35 @@
+"""The CPU platform of vLLM, of which nothing that the scheduler sees is left: there it is as on a GPU."""
+
+from typing import Any, Final
+
+from vllm.platforms.cpu import CpuPlatform
+
+_KEPT: Final = (
+    ("scheduler_config", ("async_scheduling", "enable_chunked_prefill", "max_num_batched_tokens")),
+    ("cache_config", ("block_size", "enable_prefix_caching", "mamba_ssm_cache_dtype")),
+)
+"""What the CPU's kernels would ask for otherwise. There are none."""
+
+
+class EmulatedPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM ships types only where it is installed
+    """What differs from a CPU is what is scheduled, and what requests may ask for."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Let the CPU's platform do its part, and keep what was chosen for a GPU."""
+        chosen = [(getattr(vllm_config, part), name) for part, names in _KEPT for name in names]
+        before = [getattr(config, name, None) for config, name in chosen]
+        super().check_and_update_config(vllm_config)
+        for (config, name), value in zip(chosen, before, strict=True):
+            if hasattr(config, name):
+                setattr(config, name, value)
+
+    @classmethod
+    def validate_request(cls, *given: Any, **named: Any) -> None:
+        """Refuse what only a model knows; the client gets 400."""
+        params = named.get("params", given[-1] if given else None)
+        wanted = getattr(params, "logprobs", None)
+        if getattr(params, "prompt_logprobs", None) is not None:
+            raise ValueError("prompt_logprobs: an emulated engine has none: leave them out")
+        if getattr(params, "logprob_token_ids", None) or (wanted is not None and wanted < 0):
+            raise ValueError("logprobs: an emulated engine has made-up ones for a number of tokens only: ask for those")

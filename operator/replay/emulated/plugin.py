@@ -1,0 +1,6 @@
+"""What vLLM loads to learn of the platform; it must not import vLLM's platforms, which are still being chosen."""
+
+
+def platform() -> str:
+    """Return the class that vLLM is to take."""
+    return "specdecode_emulated.platform.EmulatedPlatform"
