@@ -29,6 +29,7 @@ class _Commands(LazyGroup):
         "operator": "main:operator_command",
         "models": "models:models_app",
         "capture": "capture.commands:capture_app",
+        "replay": "replay.commands:replay_app",
         "capture-job": "capture.job:capture_job_app",
     }
 

@@ -1,6 +1,7 @@
 """Reads text that people name on the command line, and writes files that are whole or as they were."""
 
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -18,6 +19,7 @@ _OWN_STREAMS: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """What a shell makes of <(command): a FIFO that somebody writes into."""
 
 _MODE: Final = 0o666
+_FOLDER_MODE: Final = 0o777
 _FIX: Final = "name a file that can be read, or - for standard input"
 
 
@@ -129,6 +131,29 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Fill a folder that is there under its name when it is whole, or not at all.
+
+    Raises
+    ------
+    DocumentError
+        Something is there already.
+    OSError
+        When it cannot be written.
+    """
+    if os.path.lexists(folder):
+        raise DocumentError(f"{printable(str(folder))}: is there already: name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:64]}.", dir=folder.parent))
+    try:
+        yield temporary
+        temporary.chmod(_FOLDER_MODE & ~_umask())
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _umask() -> int:

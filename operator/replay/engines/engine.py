@@ -17,7 +17,10 @@ class Incoming:
     prompt_tokens: int
     max_tokens: int
     block_hashes: Sequence[int] = ()  # chained FNV-1a of the prompt's full blocks, as a capture has them
+    # And of those that its answer will fill, where a next turn of its conversation is known to have them.
+    answer_hashes: Sequence[int] = ()
     temperature: float | None = None
+    ignore_eos: bool = False  # it goes on to max_tokens, whatever the model says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class Burst:
     """What one step of the engine gave one request: its tokens come all at once, as they did when recorded."""
 
     tokens: int  # 0 only in a last one
-    # Drafted tokens that this step verified for the request; its accepted ones are tokens - 1 at most.
+    # Drafted tokens that this step verified for the request, and those accepted: tokens - 1, but in a last burst, which
+    # max_tokens cuts and vLLM counts in full.
     drafted: int = 0
     accepted: int = 0
     token_ids: Sequence[int] = ()  # where they were recorded

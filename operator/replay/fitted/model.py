@@ -42,6 +42,7 @@ class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
     block_size: Positive | None = None
     num_gpu_blocks: Positive | None = None  # of the KV cache
     enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None  # the next step is planned while one runs
 
 
 class Origin(Struct, kw_only=True, frozen=True, omit_defaults=True):

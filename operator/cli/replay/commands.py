@@ -1,0 +1,14 @@
+"""`specdecode replay`: captures played back without a GPU."""
+
+from typing import ClassVar
+
+from specdecode_operator.cli.application import LazyGroup, application
+
+
+class _Commands(LazyGroup):
+    later: ClassVar = {
+        "synth": "replay.synth:synth_command",
+    }
+
+
+replay_app = application("Captures without a GPU: played back, fitted, compared, forecast, made.", cls=_Commands)

@@ -1,0 +1,65 @@
+"""An engine of which everything is given: for traces whose distributions are known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from specdecode_operator.replay.emulated.acceptance import Acceptance, Difficulty
+from specdecode_operator.replay.emulated.step_time import StepShape, StepTime
+from specdecode_operator.replay.engines.engine import Incoming
+
+
+@dataclass(slots=True)
+class _Course:
+    behaviour: "GivenBehaviour"
+    difficulty: Difficulty | None
+    output_tokens: int
+    before: int | None = None
+    finish_reason: str = "length"
+
+    def first(self) -> int:
+        return 1
+
+    def next(self, output_tokens: int) -> tuple[int, int]:  # noqa: ARG002  chance alone decides here
+        if self.difficulty is None:
+            return 0, 0
+        acceptance, random = self.behaviour.acceptance, self.behaviour.random
+        assert acceptance is not None  # noqa: S101  there is no difficulty without
+        self.before = acceptance.draw(self.difficulty, self.before, random)
+        return acceptance.outcomes[self.before]
+
+
+class GivenBehaviour:
+    """Steps of given length, drafts accepted by given chances."""
+
+    def __init__(self, step_time: StepTime, acceptance: Acceptance | None, seed: int, lead_ms: float = 0.0) -> None:
+        """Without acceptance nothing is drafted."""
+        self._step_time = step_time
+        self.acceptance = acceptance
+        self.num_speculative_tokens = acceptance.num_speculative_tokens if acceptance else 0
+        self.random = Random(f"{seed}/steps")  # noqa: S311  not for secrets
+        self._lead_ms = lead_ms
+
+    def lead_ms(self) -> float:
+        """Return how long a request takes to the scheduler."""
+        return self._lead_ms
+
+    def begin(self, request: Incoming) -> _Course:
+        """Return how a request goes: to its last token."""
+        acceptance = self.acceptance
+        difficulty = acceptance.draw_class(request.temperature, self.random) if acceptance else None
+        return _Course(self, difficulty, request.max_tokens)
+
+    def step_ms(self, step: StepShape, decoding: int) -> float:  # noqa: ARG002  all is in the step
+        """Return how long a step takes."""
+        return self._step_time.draw_ms(step, self.random)
+
+
+def spread(deviation: float, points: int = 101) -> tuple[float, ...]:
+    """Return residuals of a step time: a normal distribution around 1 with this standard deviation."""
+    from statistics import NormalDist  # noqa: PLC0415
+
+    if not deviation:
+        return ()
+    inverse: Callable[[float], float] = NormalDist(1.0, deviation).inv_cdf
+    return tuple(max(0.05, inverse((index + 0.5) / points)) for index in range(points))

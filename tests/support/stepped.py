@@ -1,0 +1,58 @@
+"""Engines in virtual time for tests, and what their requests got."""
+
+from dataclasses import dataclass, field
+
+from specdecode_operator.replay.emulated.acceptance import from_rates
+from specdecode_operator.replay.emulated.step_time import StepTime
+from specdecode_operator.replay.engines.behaviour import OnStep, StepReport
+from specdecode_operator.replay.engines.engine import Burst, Incoming, Ticket
+from specdecode_operator.replay.engines.stepped import SteppedEngine
+from specdecode_operator.replay.engines.virtual_clock import VirtualClock
+from specdecode_operator.replay.fitted.model import Limits
+from specdecode_operator.replay.synth.given import GivenBehaviour
+
+
+@dataclass
+class Got:
+    """What one request got."""
+
+    arrival_ms: float
+    bursts: list[Burst] = field(default_factory=list)
+    at_ms: list[float] = field(default_factory=list)
+    ticket: Ticket | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [burst.tokens for burst in self.bursts]
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.at_ms[0] - self.arrival_ms
+
+
+class Rig:
+    """An engine with steps of 10 ms, and 1 ms more for each 100 tokens of prompts."""
+
+    def __init__(self, limits: Limits, rates: tuple[float, ...] = (), on_step: OnStep | None = None) -> None:
+        self.clock = VirtualClock()
+        self.steps: list[StepReport] = []
+        step_time = StepTime(curve=((1, 10.0),), prefill_token_us=10.0)
+        behaviour = GivenBehaviour(step_time, from_rates(rates) if rates else None, seed=1)
+        self.engine = SteppedEngine(self.clock, behaviour, limits, on_step or self.steps.append)
+
+    def send(
+        self, request_id: str = "r", prompt: int = 100, output: int = 10, *, at_ms: float = 0.0, **more: object
+    ) -> Got:
+        """Have a request come at a moment."""
+        request = Incoming(request_id=request_id, prompt_tokens=prompt, max_tokens=output, **more)  # type: ignore[arg-type]
+        got = Got(at_ms)
+
+        def take(burst: Burst) -> None:
+            got.bursts.append(burst)
+            got.at_ms.append(self.clock.now_ms())
+
+        def arrive() -> None:
+            got.ticket = self.engine.submit(request, take)
+
+        self.clock.call_at(at_ms, arrive)
+        return got

@@ -1,0 +1,158 @@
+"""An engine that goes step by step behaves under load as vLLM's does."""
+
+import pytest
+
+from specdecode_operator.replay.fitted.model import Limits
+from tests.support.stepped import Rig
+
+
+def test_a_request_alone_has_its_prefill_and_then_a_token_a_step() -> None:
+    rig = Rig(Limits())
+    got = rig.send(prompt=500, output=4)
+    rig.clock.run()
+    assert got.tokens == [1, 1, 1, 1]
+    assert got.at_ms == pytest.approx([15, 25, 35, 45])
+    assert [burst.finish_reason for burst in got.bursts] == [None, None, None, "length"]
+
+
+def test_what_is_accepted_comes_in_one_burst_at_the_whole_gap() -> None:
+    rig = Rig(Limits(), rates=(1.0, 1.0, 1.0))
+    got = rig.send(output=10)
+    rig.clock.run()
+    assert got.tokens == [1, 4, 4, 1]
+    assert got.at_ms == pytest.approx([11, 21, 31, 41])
+    assert [(burst.drafted, burst.accepted) for burst in got.bursts] == [(0, 0), (3, 3), (3, 3), (3, 3)]
+
+
+def test_a_prefill_lengthens_the_step_of_all() -> None:
+    rig = Rig(Limits())
+    early = rig.send("a", output=5)
+    late = rig.send("b", prompt=1000, at_ms=15.0)
+    rig.clock.run()
+    # It comes while a step runs, and is in the next.
+    assert early.at_ms == pytest.approx([11, 21, 41, 51, 61])
+    assert late.at_ms[0] == pytest.approx(41)
+
+
+def test_a_scheduler_that_is_ahead_takes_who_comes_a_step_later() -> None:
+    rig = Rig(Limits(async_scheduling=True))
+    rig.send("a", output=6)
+    late = rig.send("b", prompt=1000, at_ms=15.0)
+    rig.clock.run()
+    assert late.at_ms[0] == pytest.approx(51)
+
+
+def test_a_long_prompt_goes_in_chunks_beside_what_runs() -> None:
+    rig = Rig(Limits(max_num_batched_tokens=401))
+    early = rig.send("a", output=6)
+    late = rig.send("b", prompt=1000, at_ms=5.0)
+    rig.clock.run()
+    assert [step.shape.prefill_tokens for step in rig.steps[:4]] == [100, 400, 400, 200]
+    assert late.at_ms[0] == pytest.approx(11 + 14 + 14 + 12)
+    assert len(early.at_ms) == 6
+
+
+def test_who_finds_no_place_waits_and_ttft_grows_with_load() -> None:
+    rig = Rig(Limits(max_num_seqs=2))
+    got = [rig.send(str(index), output=5) for index in range(6)]
+    rig.clock.run()
+    assert max(step.running for step in rig.steps) == 2
+    assert max(step.waiting for step in rig.steps) >= 3
+    assert [each.ttft_ms for each in got] == sorted(each.ttft_ms for each in got)
+    assert got[-1].ttft_ms > 3 * got[0].ttft_ms
+    assert all(sum(each.tokens) == 5 for each in got)
+
+
+def test_a_full_kv_cache_preempts_who_came_last_and_computes_it_again() -> None:
+    rig = Rig(Limits(block_size=10, num_gpu_blocks=12))
+    got = [rig.send(str(index), prompt=30, output=50) for index in range(2)]
+    rig.clock.run()
+    assert [each for step in rig.steps for each in step.preempted] == ["1"]
+    assert rig.engine.load().preemptions == 1
+    assert [sum(each.tokens) for each in got] == [50, 50]
+    again = [step.shape.prefill_tokens for step in rig.steps if step.prefilling][-1]
+    assert again > 30  # its prompt, and what it had been given
+    assert rig.engine.load().kv_cache_usage == 0
+
+
+def test_a_request_too_large_for_the_cache_ends_with_an_error_and_others_go_on() -> None:
+    rig = Rig(Limits(block_size=10, num_gpu_blocks=5))
+    large = rig.send("large", prompt=100)
+    grows = rig.send("grows", prompt=30, output=100)
+    small = rig.send("small", prompt=20)
+    rig.clock.run()
+    assert [burst.finish_reason for burst in large.bursts] == ["error"]
+    assert grows.bursts[-1].finish_reason == "error"
+    assert sum(small.tokens) == 10
+
+
+def test_prompts_with_a_common_beginning_are_computed_once() -> None:
+    rig = Rig(Limits(block_size=10))
+    first = rig.send("a", prompt=105, block_hashes=range(10), output=2)
+    second = rig.send("b", prompt=105, block_hashes=[*range(9), 77], at_ms=100.0)
+    rig.clock.run()
+    assert first.bursts[0].cached_tokens == 0
+    assert second.bursts[0].cached_tokens == 90
+    assert second.ttft_ms < first.ttft_ms
+    assert (rig.engine.load().prefix_cache_queries, rig.engine.load().prefix_cache_hits) == (210, 90)
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    rig = Rig(Limits(block_size=10))
+    rig.send("a", prompt=100, block_hashes=range(10))
+    again = rig.send("b", prompt=100, block_hashes=range(10), at_ms=500.0)
+    rig.clock.run()
+    assert again.bursts[0].cached_tokens == 90
+
+
+def test_the_next_turn_of_a_conversation_finds_the_answer() -> None:
+    rig = Rig(Limits(block_size=10))
+    rig.send("a", prompt=100, output=31, block_hashes=range(10), answer_hashes=range(10, 14))
+    again = rig.send("b", prompt=150, block_hashes=range(15), at_ms=500.0)
+    rig.clock.run()
+    assert again.bursts[0].cached_tokens == 130
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    rig = Rig(Limits(block_size=10, enable_prefix_caching=False))
+    rig.send("a", prompt=100, block_hashes=range(10))
+    again = rig.send("b", prompt=100, block_hashes=range(10), at_ms=500.0)
+    rig.clock.run()
+    assert again.bursts[0].cached_tokens == 0
+    assert rig.engine.load().kv_cache_usage == 0
+
+
+def test_who_is_cancelled_gives_its_place_to_the_next() -> None:
+    rig = Rig(Limits(max_num_seqs=1, block_size=10, num_gpu_blocks=100))
+    first, second = rig.send("a", output=100), rig.send("b", output=3)
+    third = rig.send("c", output=3)
+    rig.clock.call_at(35.0, lambda: first.ticket.cancel() if first.ticket else None)
+    rig.clock.call_at(36.0, lambda: third.ticket.cancel() if third.ticket else None)
+    rig.clock.run()
+    assert len(first.bursts) == 3
+    assert second.at_ms[0] == pytest.approx(41 + 11)
+    assert third.bursts == []
+    assert (rig.engine.load().running, rig.engine.load().waiting, rig.engine.load().kv_cache_usage) == (0, 0, 0)
+
+
+def test_a_request_that_cancels_another_in_its_step_keeps_it_from_its_tokens() -> None:
+    rig = Rig(Limits())
+    second = rig.send("b", output=3, at_ms=1.0)
+    rig.clock.run(0.5)
+    first = rig.send("a", output=3, at_ms=0.6)
+    rig.clock.run(12.0)
+    assert first.ticket is not None
+    assert second.ticket is not None
+    second.ticket.cancel()
+    first.ticket.cancel()
+    before = len(second.bursts)
+    rig.clock.run()
+    assert len(second.bursts) == before
+
+
+def test_max_model_len_ends_a_request() -> None:
+    rig = Rig(Limits(max_model_len=105))
+    got = rig.send(prompt=100, output=50)
+    rig.clock.run()
+    assert sum(got.tokens) == 5
+    assert got.bursts[-1].finish_reason == "length"
