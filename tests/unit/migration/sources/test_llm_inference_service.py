@@ -1,0 +1,72 @@
+"""What of an LLMInferenceService is asked about, and what says nothing."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.migration.sources.llm_inference_service import read_llm_inference_service
+from specdecode_operator.migration.sources.workload import Workload
+
+
+def read(**spec: Any) -> Workload:
+    body = {"metadata": {"name": "chat"}, "spec": {"model": {"uri": "hf://a/b", "name": "a/b"}, **spec}}
+    return read_llm_inference_service(body)
+
+
+def asked(workload: Workload) -> str:
+    return " ".join(map(str, workload.remarks.decisions))
+
+
+@pytest.mark.parametrize(("given", "asks"), [([], False), ([{"name": "base"}], True)])
+def test_references_to_nothing_are_nothing_to_decide(given: list[Any], *, asks: bool) -> None:
+    assert ("spec.baseRefs" in asked(read(baseRefs=given))) is asks
+
+
+def words(workload: Workload) -> list[str]:
+    """The command line of the server, behind the model and the port."""
+    args: list[str] = workload.pod["containers"][0]["args"]
+    return args[args.index("--port") + 2 :]
+
+
+def main(**more: Any) -> dict[str, Any]:
+    return {"containers": [{"name": "main", **more}]}
+
+
+def test_what_stands_in_args_comes_last_and_counts() -> None:
+    env = [{"name": "VLLM_ADDITIONAL_ARGS", "value": "--seed 1"}]
+    found = read(template=main(args=["--", "--seed", "2"], env=env), parallelism={"tensor": 2})
+    assert words(found) == ["--tensor-parallel-size", "2", "--seed", "1", "--seed", "2"]
+    assert found.pod["containers"][0]["env"] == []
+
+
+@pytest.mark.parametrize(("expert", "flags"), [(True, ["--enable-expert-parallel"]), (False, []), (None, [])])
+def test_experts_are_spread_where_it_is_said(expert: bool | None, flags: list[str]) -> None:
+    assert words(read(parallelism={"expert": expert})) == flags
+
+
+def test_arguments_from_a_secret_are_asked_about() -> None:
+    secret = {"secretKeyRef": {"name": "a", "key": "b"}}
+    found = read(template=main(env=[{"name": "VLLM_ADDITIONAL_ARGS", "valueFrom": secret}]))
+    assert "VLLM_ADDITIONAL_ARGS" in asked(found)
+    assert not words(found)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "nodes", "asks"),
+    [
+        ({"pipeline": 2}, 2, False),
+        ({"pipeline": 2, "data": 4}, 1, True),
+        ({"tensor": 8}, 1, True),
+        ({"pipeline": 0}, 1, False),
+        ({"pipeline": "2"}, 1, False),
+    ],
+)
+def test_pods_of_one_server_are_counted_by_its_stages(parallelism: dict[str, Any], nodes: int, *, asks: bool) -> None:
+    found = read(worker={"hostname": "x"}, parallelism=parallelism)
+    assert found.nodes == nodes
+    assert ("spec.worker" in asked(found)) is asks
+
+
+def test_the_model_is_served_by_the_name_that_it_has() -> None:
+    args = read().pod["containers"][0]["args"]
+    assert args[args.index("--served-model-name") + 1] == "a/b"
