@@ -10,19 +10,19 @@ import typer
 from specdecode_operator.cli.application import application
 from specdecode_operator.cli.terminal import say_line
 
-RECORDER_HELP: Final = "Folder that the engine has on its PYTHONPATH."
-TERMINATION_LOG_HELP: Final = "Where Kubernetes reads how it went."
+_RECORDER_HELP: Final = "Folder that the engine has on its PYTHONPATH."
+_TERMINATION_LOG_HELP: Final = "Where Kubernetes reads how it went."
 
 capture_job_app = application("Run in the pod of a capture's Job.", hidden=True)
 
-_Termination = Annotated[Path, typer.Option(help=TERMINATION_LOG_HELP)]
+_Termination = Annotated[Path, typer.Option(help=_TERMINATION_LOG_HELP)]
 _TERMINATION_LOG: Final = Path("/dev/termination-log")
 
 
 @capture_job_app.command("prepare")
 def prepare_command(
     *,
-    recorder: Annotated[Path, typer.Option(help=RECORDER_HELP)] = Path("/specdecode/recorder"),
+    recorder: Annotated[Path, typer.Option(help=_RECORDER_HELP)] = Path("/specdecode/recorder"),
     termination_log: _Termination = _TERMINATION_LOG,
 ) -> None:
     """Check the volume, make the attempt's folders, and copy the recorder."""

@@ -12,12 +12,12 @@ from specdecode_operator.cli.terminal import say_line
 if TYPE_CHECKING:
     from specdecode_operator.doctor.findings import Finding
 
-NAMESPACE_HELP: Final = "Namespace that engines will run in; that of the kubeconfig's context."
+_NAMESPACE_HELP: Final = "Namespace that engines will run in; that of the kubeconfig's context."
 
 
 def doctor_command(
     *,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=NAMESPACE_HELP)] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=_NAMESPACE_HELP)] = None,
     context: Context = None,
     output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
 ) -> None:

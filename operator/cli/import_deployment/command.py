@@ -13,17 +13,17 @@ from specdecode_operator.problems import printable
 if TYPE_CHECKING:
     from specdecode_operator.migration.convert import Migration
 
-SOURCE_HELP: Final = (
+_SOURCE_HELP: Final = (
     "KIND/NAME, read from the cluster (deployment, statefulset, pod, leaderworkerset, inferenceservice,"
     " llminferenceservice); with --file, the one to take of several; or, after --, a command line."
 )
-FILE_HELP: Final = (
+_FILE_HELP: Final = (
     "Read it from this file, or from - for standard input: YAML or JSON of these kinds, docker compose, values of the"
     " production-stack chart, or text with vllm serve or docker run."
 )
-NAMESPACE_HELP: Final = "Namespace of the server; that of the kubeconfig's context."
-NEW_NAME_HELP: Final = "Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."
-VERSION_HELP: Final = "vLLM version in the image, such as 0.32, where its tag does not tell."
+_NAMESPACE_HELP: Final = "Namespace of the server; that of the kubeconfig's context."
+_NEW_NAME_HELP: Final = "Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."
+_VERSION_HELP: Final = "vLLM version in the image, such as 0.32, where its tag does not tell."
 
 
 class Form(StrEnum):
@@ -34,13 +34,13 @@ class Form(StrEnum):
 
 
 def import_command(  # noqa: PLR0913  each is an option
-    source: Annotated[list[str] | None, typer.Argument(metavar="KIND/NAME | -- COMMAND...", help=SOURCE_HELP)] = None,
+    source: Annotated[list[str] | None, typer.Argument(metavar="KIND/NAME | -- COMMAND...", help=_SOURCE_HELP)] = None,
     *,
-    file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=FILE_HELP)] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=NAMESPACE_HELP)] = None,
+    file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=_FILE_HELP)] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=_NAMESPACE_HELP)] = None,
     context: Context = None,
-    name: Annotated[str | None, typer.Option(help=NEW_NAME_HELP)] = None,
-    engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
+    name: Annotated[str | None, typer.Option(help=_NEW_NAME_HELP)] = None,
+    engine_version: Annotated[str | None, typer.Option(help=_VERSION_HELP)] = None,
     output: Annotated[Form, typer.Option("--output", "-o", help="yaml or json.")] = Form.YAML,
 ) -> None:
     """Turn an existing vLLM server into a SpecDecodeDeployment that means the same.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from specdecode_operator.cli.render.answers import Rendered
 
-VERSION_HELP: Final = "Render for this vLLM version, such as 0.32, whatever the objects say."
-IMAGE_HELP: Final = "Image of the operator, which captures run too. Absent: the chart's default."
+_VERSION_HELP: Final = "Render for this vLLM version, such as 0.32, whatever the objects say."
+_IMAGE_HELP: Final = "Image of the operator, which captures run too. Absent: the chart's default."
 
 
 class Form(StrEnum):
@@ -36,8 +36,8 @@ def render_command(  # noqa: PLR0913  each is an option
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
-    engine_version: Annotated[str | None, typer.Option(help=VERSION_HELP)] = None,
-    operator_image: Annotated[str | None, typer.Option(help=IMAGE_HELP)] = None,
+    engine_version: Annotated[str | None, typer.Option(help=_VERSION_HELP)] = None,
+    operator_image: Annotated[str | None, typer.Option(help=_IMAGE_HELP)] = None,
     allow_pod_template: options.AllowPodTemplateOption = None,
     output: Annotated[
         Form, typer.Option("--output", "-o", help="yaml, json, or command: the vLLM command line alone.")
