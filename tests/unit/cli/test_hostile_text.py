@@ -150,3 +150,12 @@ class TestModels:
         told = specdecode("models", command, f"{EVIL}{LINES}").stderr
         assert is_plain(told)
         assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("output", ["yaml", "json"])
+def test_an_import_keeps_the_value_and_tells_it(specdecode: Specdecode, output: str) -> None:
+    words = ("vllm", "serve", "Qwen/Qwen3-32B", "--chat-template", f"{EVIL}{LINES}")
+    result = specdecode("import", "-o", output, "--", *words)
+    assert is_plain(result.output)
+    assert yaml.safe_load(result.stdout)["spec"]["engine"]["extraArgs"][1] == words[-1]
+    assert "\nobjects: 1" not in result.output
