@@ -21,6 +21,8 @@ MEGABYTE: Final = 1_000_000
 
 HEAD: Final = "apiVersion: specdecode.io/v1alpha1\nkind: SpecDecodeDeployment\nmetadata: {name: a}\nspec:\n"
 
+NAME: Final = {"metadata": {"name": "a"}}
+
 HOSTILE: Final[Mapping[str, str]] = {
     "nested.json": "[" * MEGABYTE,
     "nested.yaml": "- " * (MEGABYTE // 2),
@@ -37,6 +39,15 @@ HOSTILE: Final[Mapping[str, str]] = {
     "arguments.yaml": HEAD
     + "  engine:\n    extraArgs:\n"
     + "".join(f"    - --k{index:05}\n" for index in range(40_000)),
+    "entries.yaml": HEAD + f"  engine: {{extraArgs: [{'{}, ' * 40_000}]}}\n",
+    "dates.yaml": "- 2001-01-01\n" * (MEGABYTE // 14),
+    "twins.json": json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "List",
+            "items": [{"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"} | NAME] * 8_000,
+        }
+    ),
     "name.yaml": HEAD + f"  target: {{model: {'m' * MEGABYTE}}}\n",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
-from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, place_of, read_text
+from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
 from specdecode_operator.documents.json_text import parse_json_values
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.estimate.gpu_names import full_product
@@ -104,7 +104,7 @@ def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) ->
     sources = tuple(sources)
     found = list(_told_apart(item for source in sources for item in _read(source, kinds)))
     documents = tuple(item for item in found if isinstance(item, Document))
-    errors = tuple(item for item in found if isinstance(item, DocumentError))
+    errors = tuple(first_errors([item for item in found if isinstance(item, DocumentError)]))
     if not documents and not errors:
         others = dict.fromkeys(item.name for item in found if isinstance(item, Other))
         errors = (_nothing_found(sources, kinds, list(others)),)

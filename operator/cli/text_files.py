@@ -5,7 +5,8 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
@@ -21,6 +22,8 @@ _OWN_STREAMS: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _MODE: Final = 0o666
 _FOLDER_MODE: Final = 0o777
 _FIX: Final = "name a file that can be read, or - for standard input"
+_MOST_ERRORS: Final = 50
+"""Of one file: nobody reads more."""
 
 
 class DocumentError(Exception):
@@ -33,6 +36,22 @@ class DocumentError(Exception):
 def place_of(file: str) -> str:
     """Return a file's name as messages say it."""
     return "standard input" if file == STANDARD_INPUT else printable(file)
+
+
+def first_errors(errors: Iterable[DocumentError]) -> Iterator[DocumentError]:
+    """Return the first errors of each file, and how many more there are."""
+    told: Counter[str | None] = Counter()
+    for error in errors:
+        told[error.file] += 1
+        if told[error.file] <= _MOST_ERRORS:
+            yield error
+    for file, count in told.items():
+        if count > _MOST_ERRORS:
+            more = DocumentError(
+                f"{place_of(file or '')}: has {count:,} errors: the first {_MOST_ERRORS} are told: mend them first"
+            )
+            more.file = file
+            yield more
 
 
 def read_text(file: str) -> str:

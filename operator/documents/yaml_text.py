@@ -22,6 +22,7 @@ from specdecode_operator.documents.limits import (
 from specdecode_operator.problems import shown
 
 _TAG: Final = "tag:yaml.org,2002:"
+_TEXT: Final = f"{_TAG}str"
 _TAGS: Final = (None, "!", *(f"{_TAG}{name}" for name in ("str", "map", "seq")))
 _MERGE_KEY: Final = "<<"
 _FLOAT: Final = re.compile(
@@ -30,6 +31,9 @@ _FLOAT: Final = re.compile(
 _INT: Final = re.compile(r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)")
 _MOST_TAG_DIRECTIVES: Final = 8
 """No manifest has one, and each is compared with all before it."""
+
+_VALUES_OF_DOCUMENT: Final = 3
+"""As which a document counts beside those in it: it takes as long to read."""
 
 # The safe loader in C where there is one: folders of GitOps repositories are large.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -81,7 +85,7 @@ class _Counts:
         match event:
             case yaml.DocumentStartEvent():
                 self._sizes = {}
-                self._values += 1
+                self._values += _VALUES_OF_DOCUMENT
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 self._begin(event)
             case yaml.CollectionEndEvent():
@@ -119,6 +123,8 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return {self._key(key): self.construct_object(value, deep=deep) for key, value in node.value}
 
     def _key(self, node: yaml.Node) -> str:
+        if isinstance(node, yaml.ScalarNode) and node.tag == _TEXT:
+            return str(node.value)
         key = self.construct_object(node) if isinstance(node, yaml.ScalarNode) else None
         if key is None:
             raise _problem(node, "a key must be text")

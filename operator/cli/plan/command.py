@@ -58,6 +58,8 @@ def plan_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.described import Description, described_or_read  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
 
+    # Nor is any of it garbage later: a file of a megabyte would have it looked through twenty times.
+    gc.freeze()
     gc.enable()
 
     description = Description(

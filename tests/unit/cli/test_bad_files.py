@@ -31,6 +31,18 @@ def test_one_name_is_one_object(specdecode: Specdecode, write: WriteObject, tmp_
     assert specdecode("plan", kinds).exit_code == 0
 
 
+def test_the_errors_of_a_file_are_told_as_far_as_anybody_reads(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("twins.yaml", *[manifest("a")] * 60)
+    for command in ("plan", "lint"):
+        result = specdecode(command, path)
+        assert result.exit_code == 2
+        told = [
+            line for line in (result.stdout + result.stderr).splitlines() if "twins.yaml" in line and "rror" in line
+        ]
+        assert len(told) == 51, command
+        assert "has 59 errors: the first 50 are told: mend them first" in told[-1]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
