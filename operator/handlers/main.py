@@ -24,7 +24,10 @@ class OneLine(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record pass, as it may be written."""
-        record.msg, record.args = printable(record.getMessage()), None
+        try:
+            record.msg, record.args = printable(record.getMessage()), None
+        except Exception:  # noqa: BLE001  a library's slip: the handler tells of it, and whoever logged goes on
+            return True
         if record.exc_info and not record.exc_text:
             lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
             record.exc_text = "\n".join(f"  {printable(line)}" for line in lines)

@@ -37,6 +37,14 @@ def test_a_value_makes_no_line_of_the_log(log: tuple[logging.Logger, io.StringIO
     assert stream.getvalue() == f"{ESCAPED}: 7 % of it\n"
 
 
+def test_a_line_that_somebody_has_written_wrongly_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """As without the filter: Python's logging says so on stderr, and whoever logged goes on."""
+    handler = logging.StreamHandler(io.StringIO())
+    handler.addFilter(OneLine())
+    handler.handle(logging.LogRecord("library", logging.WARNING, __file__, 1, "%d of it", ("seven",), None))
+    assert "--- Logging error ---" in capsys.readouterr().err
+
+
 def test_lines_of_a_traceback_are_told_from_lines_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     with pytest.raises(OSError, match="boom") as raised:
