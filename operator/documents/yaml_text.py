@@ -118,13 +118,17 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         _refuse_repeated_keys(node)
         return super().construct_document(node)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        # Most values are text, which needs none of the library's bookkeeping.
+        if node.tag == _TEXT and isinstance(node, yaml.ScalarNode):
+            return node.value
+        return super().construct_object(node, deep)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         self.flatten_mapping(node)
         return {self._key(key): self.construct_object(value, deep=deep) for key, value in node.value}
 
     def _key(self, node: yaml.Node) -> str:
-        if isinstance(node, yaml.ScalarNode) and node.tag == _TEXT:
-            return str(node.value)
         key = self.construct_object(node) if isinstance(node, yaml.ScalarNode) else None
         if key is None:
             raise _problem(node, "a key must be text")
@@ -165,7 +169,7 @@ def _refuse_repeated_keys(document: yaml.Node) -> None:
             inside = [value for _, value in node.value]
         for child in inside:
             # Anchors may stand in many places.
-            if id(child) not in seen:
+            if isinstance(child, yaml.CollectionNode) and id(child) not in seen:
                 seen.add(id(child))
                 pending.append(child)
 
