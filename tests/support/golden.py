@@ -20,7 +20,7 @@ from specdecode_operator.cli.render.objects import (
     render_capture,
     render_deployment,
 )
-from specdecode_operator.cli.render.text import yaml_text
+from specdecode_operator.cli.render.text import documents_text
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
@@ -94,7 +94,7 @@ def statuses() -> dict[str, Body]:
 def _documents(path: Path, bodies: list[Body]) -> Iterator[str]:
     yield f"# What the operator makes of examples/{path.name}. Written by `./just golden`; do not edit.\n"
     for body in bodies:
-        yield yaml_text(_objects(body))
+        yield documents_text(_objects(body))
 
 
 if __name__ == "__main__":
