@@ -2,9 +2,11 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.recordings import scheduler_stats
 
 Line = Mapping[str, Any]
 
@@ -30,4 +32,20 @@ def write_trace(path: Path, records: Iterable[Line], meta: Line | None = META) -
     lines = [*([{"meta": meta}] if meta is not None else []), *records]
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def step(
+    ts_ms: float, *, running: int, drafts: int = 0, drafted: int = 0, per_position: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return a line of step statistics."""
+    stats = scheduler_stats(running, list(per_position), drafts, len(per_position))
+    if drafts:
+        stats["spec_decoding_stats"]["num_draft_tokens"] = drafted
+    return {"ts_ms": ts_ms, "scheduler": stats, "engine": 0}
+
+
+def write_steps(path: Path, steps: Iterable[Line]) -> Path:
+    """Write step statistics."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in steps))
     return path

@@ -7,6 +7,7 @@ from specdecode_operator.cli.application import LazyGroup, application
 
 class _Commands(LazyGroup):
     later: ClassVar = {
+        "serve": "replay.serve:serve_command",
         "synth": "replay.synth:synth_command",
     }
 

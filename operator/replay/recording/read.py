@@ -160,10 +160,19 @@ def concatenated(recordings: list[Recording]) -> Recording:
                     f"{printable(str(other.trace))}: {name} is {printable(str(theirs))}, that of {first.trace} "
                     f"{printable(str(mine))}: replay them apart"
                 )
+        k, other_k = first.num_speculative_tokens, other.num_speculative_tokens
+        if k != other_k:
+            raise RecordingError(
+                f"{printable(str(other.trace))}: K is {other_k}, that of {first.trace} {k}: replay them apart"
+            )
     requests, zero_ms = list[RecordedRequest](), 0.0
     for each in recordings:
         requests += [
-            replace(request, arrival_ms=None if request.arrival_ms is None else request.arrival_ms + zero_ms)
+            replace(
+                request,
+                arrival_ms=None if request.arrival_ms is None else request.arrival_ms + zero_ms,
+                scheduled_ms=None if request.scheduled_ms is None else request.scheduled_ms + zero_ms,
+            )
             for request in each.requests
         ]
         zero_ms = max((request.end_ms or 0.0 for request in requests), default=0.0) + 1000

@@ -6,6 +6,7 @@ A capture of 100,000 requests has tens of millions of gaps, so numbers are kept 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from specdecode_operator.capture.files.formats import TraceMeta
@@ -57,10 +58,20 @@ class Recording:
     requests: Sequence[RecordedRequest]
     skipped_lines: int = 0  # that could not be read, where that was allowed
 
-    @property
+    @cached_property
     def num_speculative_tokens(self) -> int:
-        """K: what the header says, or the largest burst without the target's own token. 0: it did not speculate."""
+        """K: what the header says, or the largest burst without the target's own token. 0: it did not speculate.
+
+        Without a header that tells, bursts of one size are the blocks of a diffusion model, which drafts nothing.
+        """
         given = (self.meta.speculative or {}).get("num_speculative_tokens")
         if isinstance(given, int) and given > 0:
             return given
-        return max((max(each.chunk_tokens) for each in self.requests), default=1) - 1
+        if self.meta.schema is not None and self.meta.speculative is None:
+            return 0
+        return 0 if self._of_blocks() else max((max(each.chunk_tokens) for each in self.requests), default=1) - 1
+
+    def _of_blocks(self) -> bool:
+        """Whether every burst but the last one of a request has the same size."""
+        sizes = {tokens for each in self.requests for tokens in each.chunk_tokens[:-1]}
+        return len(sizes) == 1 and all(each.chunk_tokens[-1] <= max(sizes) for each in self.requests)

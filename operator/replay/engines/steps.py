@@ -1,0 +1,205 @@
+"""Plays records back as they are: each request gets its recorded bursts at its recorded gaps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from specdecode_operator.replay.engines.acceptance import AcceptanceDraws
+from specdecode_operator.replay.engines.drafting import Drafting, assumed_drafting
+from specdecode_operator.replay.engines.engine import (
+    Burst,
+    Clock,
+    Incoming,
+    Load,
+    ReplayEngine,
+    Sink,
+    Ticket,
+    UnmatchedRequestError,
+)
+from specdecode_operator.replay.engines.matching import Match
+from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+
+_PLAIN_BURSTS: Final = 65536
+
+
+@lru_cache(_PLAIN_BURSTS)
+def _plain_burst(tokens: int, drafted: int, accepted: int) -> Burst:
+    """Return a burst in the middle of an answer: there are few different ones, and millions of them."""
+    return Burst(tokens=tokens, drafted=drafted, accepted=accepted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsSettings:
+    """How records are played."""
+
+    time_scale: float = 1.0  # 2: everything takes twice as long
+    kv_cache_tokens: int | None = None  # that fit into the KV cache; None: what the largest batch takes
+    acceptance: AcceptanceDraws | None = None  # in place of what was recorded
+    otherwise: ReplayEngine | None = None  # serves what no record is left for; None: that is refused
+
+
+class StepsEngine:
+    """The engine of ``--mode steps``."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        clock: Clock,
+        match: Match,
+        settings: StepsSettings,
+        drafting: Sequence[Drafting] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.settings = settings
+        self.k = recording.num_speculative_tokens
+        # What is there to do, and was done: told by the requests while they are played.
+        self.running = 0
+        self.waiting = 0
+        self.held_tokens = 0
+        self.preemptions = 0
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self._match = match
+        self._requests = recording.requests
+        self._drafting = drafting
+        self._kv_cache_tokens = settings.kv_cache_tokens or largest_batch_tokens(recording)
+
+    def submit(self, request: Incoming, sink: Sink) -> Ticket:
+        """Take a request; its bursts go to the sink."""
+        place = self._match(request)
+        if place is None:
+            if self.settings.otherwise is not None:
+                return self.settings.otherwise.submit(request, sink)
+            raise UnmatchedRequestError("no record is left for it")
+        record = self._requests[place]
+        drafting = self._drafting[place] if self._drafting is not None else assumed_drafting(record, self.k)
+        return _Playing(self, record, drafting, request.max_tokens, sink)
+
+    def load(self) -> Load:
+        """Return what there is to do."""
+        of_others = self.settings.otherwise.load() if self.settings.otherwise is not None else Load()
+        return Load(
+            running=self.running + of_others.running,
+            waiting=self.waiting + of_others.waiting,
+            kv_cache_usage=min(1.0, self.held_tokens / self._kv_cache_tokens + of_others.kv_cache_usage),
+            preemptions=self.preemptions + of_others.preemptions,
+            prefix_cache_queries=self.prefix_cache_queries + of_others.prefix_cache_queries,
+            prefix_cache_hits=self.prefix_cache_hits + of_others.prefix_cache_hits,
+        )
+
+
+def largest_batch_tokens(recording: Recording) -> int:
+    """Return the tokens of the largest batch, all of its requests as long as the longest: what a cache must hold."""
+    longest = max(each.prompt_tokens + each.output_tokens for each in recording.requests)
+    return longest * (recording.meta.max_num_seqs or max(each.concurrency for each in recording.requests) or 1)
+
+
+class _Playing:
+    """A record that is being played, and the ticket of its request."""
+
+    __slots__ = (
+        "_drafting",
+        "_engine",
+        "_given",
+        "_most",
+        "_place",
+        "_record",
+        "_running",
+        "_scale",
+        "_sink",
+        "_step",
+        "_timer",
+        "_when_ms",
+    )
+
+    def __init__(
+        self, engine: StepsEngine, record: RecordedRequest, drafting: Drafting, max_tokens: int, sink: Sink
+    ) -> None:
+        self._engine = engine
+        self._record = record
+        self._drafting = drafting
+        self._sink = sink
+        self._scale = engine.settings.time_scale
+        self._place = 0  # of the next burst
+        self._given = 0  # tokens, so far
+        self._most = min(max_tokens, record.output_tokens)
+        self._step = self._next_burst  # made once, not at every step
+        self._running: bool | None = False  # None: it is over
+        engine.waiting += 1
+        now_ms = engine.clock.now_ms()
+        self._when_ms = now_ms + record.ttft_ms * self._scale
+        self._timer = engine.clock.call_at(now_ms + _queued_ms(record) * self._scale, self._begin)
+
+    def cancel(self) -> None:
+        """End it, as of now."""
+        self._timer.cancel()
+        self._end()
+
+    def _begin(self) -> None:
+        engine, record = self._engine, self._record
+        self._running = True
+        engine.waiting -= 1
+        engine.running += 1
+        engine.held_tokens += record.prompt_tokens
+        engine.preemptions += record.preemptions
+        engine.prefix_cache_queries += record.prompt_tokens
+        engine.prefix_cache_hits += record.cached_tokens
+        self._timer = engine.clock.call_at(self._when_ms, self._step)
+
+    def _end(self) -> None:
+        engine = self._engine
+        if self._running:
+            engine.running -= 1
+            engine.held_tokens -= self._record.prompt_tokens + self._given
+        elif self._running is False:
+            engine.waiting -= 1
+        self._running = None
+
+    def _next_burst(self) -> None:
+        """Give the burst that is due, and set the timer for the one after it."""
+        place, engine, record = self._place, self._engine, self._record
+        draws = engine.settings.acceptance
+        if draws is None or place == 0:
+            tokens = record.chunk_tokens[place]
+            drafted, accepted = self._drafting.drafted[place], self._drafting.accepted[place]
+        else:
+            drafted, accepted = engine.k, draws.accepted(self._when_ms)
+            tokens = 1 + accepted
+        begin = self._given
+        self._given = end = min(begin + tokens, self._most)
+        engine.held_tokens += end - begin
+        if end == self._most:
+            self._end()
+        else:
+            gaps_ms = record.gaps_ms
+            # Another acceptance may take more steps than were recorded: then their gaps begin again.
+            self._when_ms += gaps_ms[place % len(gaps_ms)] * self._scale
+            self._place = place + 1
+            self._timer = engine.clock.call_at(self._when_ms, self._step)
+            if begin and record.token_ids is None:
+                self._sink(_plain_burst(tokens, drafted, accepted))
+                return
+        self._sink(self._burst(begin, end, drafted, accepted))
+
+    def _burst(self, begin: int, end: int, drafted: int, accepted: int) -> Burst:
+        """Return a burst that is the first or the last, or has token ids."""
+        record, finish_reason = self._record, None
+        if end == self._most:
+            cut = end < record.output_tokens
+            finish_reason = "length" if cut else record.finish_reason or "length"
+        return Burst(
+            tokens=end - begin,
+            drafted=drafted,
+            accepted=accepted,
+            token_ids=record.token_ids[begin:end] if record.token_ids is not None else (),
+            cached_tokens=0 if begin else record.cached_tokens,
+            finish_reason=finish_reason,
+        )
+
+
+def _queued_ms(record: RecordedRequest) -> float:
+    """Return how long it waited until the engine first scheduled it, where that was recorded."""
+    if record.scheduled_ms is None or record.arrival_ms is None:
+        return 0.0
+    return min(max(record.scheduled_ms - record.arrival_ms, 0.0), record.ttft_ms)

@@ -1,0 +1,197 @@
+"""The ASGI application: vLLM's paths, its errors, and failures that somebody ordered."""
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from random import Random
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from specdecode_operator.problems import printable
+from specdecode_operator.replay.engines.engine import UnmatchedRequestError
+from specdecode_operator.replay.server.events import error
+from specdecode_operator.replay.server.exposition import Exposition
+from specdecode_operator.replay.server.generation import Engines, Streamed, Whole
+from specdecode_operator.replay.server.requests import Asked, RefusedError, bad_request, read_chat, read_completion
+
+_LARGEST_BODY_BYTES: Final = 64 * 2**20
+_LONGEST_ID: Final = 256
+_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """What is served."""
+
+    engines: Engines
+    exposition: Exposition
+    models: Sequence[str]  # names that requests may have; the first is given to those that have none
+    created: int  # seconds since 1970
+    version: str
+    api_keys: Sequence[str] = ()
+    fail_share: float = 0.0  # of requests that get a 500
+    random: Random
+
+
+def application(service: Service) -> ASGIApp:
+    """Return the application."""
+    app: ASGIApp = Starlette(
+        routes=[
+            Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),
+            Route("/v1/chat/completions", _Answers(service, read_chat), methods=["POST"]),
+            Route("/v1/models", _models(service)),
+            Route("/health", _nothing_wrong, methods=["GET"]),
+            Route("/ping", _nothing_wrong, methods=["GET", "POST"]),
+            Route("/version", _version(service)),
+            Route("/metrics", _metrics(service)),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+    return _Keyed(app, service.api_keys) if service.api_keys else app
+
+
+class _Answers:
+    """A path whose answers come from the engine."""
+
+    def __init__(self, service: Service, read: Callable[[bytes], Asked]) -> None:
+        self._service = service
+        self._read = read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            data = await _body(receive)
+            if data is None:
+                return
+            await self._answer(data, scope, receive, send)
+        except RefusedError as refused:
+            body = error(refused.status, refused.kind, str(refused), refused.parameter)
+            await _json(body, refused.status)(scope, receive, send)
+
+    async def _answer(self, data: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        service, asked = self._service, self._read(data)
+        model = asked.model or service.models[0]
+        if model not in service.models:
+            raise RefusedError(404, "NotFoundError", f"The model `{printable(model)}` does not exist.", "model")
+        _refuse_too_long(asked, service.engines.max_model_len)
+        if service.fail_share and service.random.random() < service.fail_share:
+            raise RefusedError(500, "InternalServerError", "a failure that --fail-share ordered")
+        request_id = Request(scope).headers.get("x-request-id", "")[:_LONGEST_ID] or None
+        if asked.stream:
+            streamed = Streamed(service.engines, asked, model, request_id, send)
+            _begin(streamed)
+            await streamed.respond(receive)
+        else:
+            whole = Whole(service.engines, asked, model, request_id)
+            _begin(whole)
+            await _json(await whole.document(receive), 200)(scope, receive, send)
+
+
+def _begin(generation: Streamed | Whole) -> None:
+    try:
+        generation.begin()
+    except UnmatchedRequestError as unmatched:
+        message = f"{unmatched}: the trace is used up, or has none like it: --unmatched says what comes then"
+        raise RefusedError(409, "ConflictError", message) from unmatched
+
+
+def _refuse_too_long(asked: Asked, max_model_len: int | None) -> None:
+    if max_model_len is None:
+        return
+    prompt_tokens = max(prompt.tokens for prompt in asked.prompts)
+    wanted = asked.max_tokens or 1
+    if prompt_tokens + wanted > max_model_len:
+        raise bad_request(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "
+            f"tokens and your prompt contains at least {prompt_tokens} input tokens. Please reduce the length of the "
+            "input prompt or the number of requested output tokens.",
+            "input_tokens",
+        )
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Return the whole body; None where the client has gone before its end."""
+    data = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        data += message.get("body", b"")
+        if len(data) > _LARGEST_BODY_BYTES:
+            raise RefusedError(413, "BadRequestError", f"the body has more than {_LARGEST_BODY_BYTES} bytes")
+        if not message.get("more_body"):
+            return bytes(data)
+
+
+def _json(body: bytes, status: int) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+def _http_error(_request: Request, raised: Exception) -> Response:
+    """Answer what no path is for."""
+    status = raised.status_code if isinstance(raised, HTTPException) else 500
+    phrase = HTTPStatus(status).phrase
+    return _json(error(status, phrase, phrase), status)
+
+
+async def _nothing_wrong(_request: Request) -> Response:
+    return Response(status_code=200)
+
+
+def _models(service: Service) -> Callable[[Request], Awaitable[Response]]:
+    cards = [
+        {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "vllm",
+            "root": service.models[0],
+            "parent": None,
+            "max_model_len": service.engines.max_model_len,
+        }
+        for name in service.models
+    ]
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": cards})
+
+    return models
+
+
+def _version(service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def version(_request: Request) -> Response:
+        return JSONResponse({"version": service.version})
+
+    return version
+
+
+def _metrics(service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def metrics(_request: Request) -> Response:
+        return Response(service.exposition.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+    return metrics
+
+
+class _Keyed:
+    """Lets only those in who know a key, to paths below /v1: as vLLM does it."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1") or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        kind, _, key = given.partition(b" ")
+        if kind.lower() == b"bearer" and any(secrets.compare_digest(key, each) for each in self._keys):
+            await self._app(scope, receive, send)
+        else:
+            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)

@@ -1,0 +1,277 @@
+"""One request and its answers, n to each prompt: streamed, or as one document."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from starlette.types import Message, Receive, Send
+
+from specdecode_operator.capture.recorder.block_hashes import block_hashes
+from specdecode_operator.replay.engines.engine import Burst, Incoming, ReplayEngine
+from specdecode_operator.replay.server.events import DONE, Events, Head, Piece, error, piece_of, usage_of, whole_answer
+from specdecode_operator.replay.server.meter import Answer, Meter
+from specdecode_operator.replay.server.requests import Asked, Prompt, RefusedError
+from specdecode_operator.replay.server.text import answer_text
+from specdecode_operator.replay.server.wire import Wire
+
+_ENDLESS: Final = 2**31
+_ENGINE_ERROR: Final = "the engine gave it up: it is too large for the KV cache, or ended so when it was recorded"
+_STREAM_HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """What answers are made with."""
+
+    engine: ReplayEngine
+    meter: Meter
+    hash_blocks_of: int | None = None  # tokens in a block; None: nobody asks for hashes of prompts
+    max_model_len: int | None = None
+
+
+class _Choice:
+    """One answer, and how far it has come."""
+
+    __slots__ = ("answer", "cached_tokens", "events", "held", "prompt", "tokens")
+
+    def __init__(self, prompt: Prompt, events: Events) -> None:
+        self.prompt = prompt
+        self.events = events
+        self.answer: Answer | None = None
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.held = ""  # text that may be the beginning of a string that ends it
+
+
+class Generation:
+    """All answers to one request."""
+
+    def __init__(self, engines: Engines, asked: Asked, model: str, request_id: str | None) -> None:
+        self.asked = asked
+        self._engines = engines
+        self._name = request_id or uuid.uuid4().hex
+        prefix = "chatcmpl-" if asked.chat else "cmpl-"
+        self.head = Head(f"{prefix}{self._name}", int(time.time()), model, asked.chat)
+        self.choices = [
+            _Choice(prompt, Events(self.head, number * asked.n + sample))
+            for number, prompt in enumerate(asked.prompts)
+            for sample in range(asked.n)
+        ]
+        self._left = len(self.choices)
+        self._longest_stop = max(map(len, asked.stop), default=0)
+
+    def begin(self) -> None:
+        """Take the request to the engine, all of it or nothing.
+
+        Raises
+        ------
+        UnmatchedRequestError
+            The engine refuses it.
+        """
+        self._engines.meter.request_n.observe(self.asked.n)
+        try:
+            for choice in self.choices:
+                incoming = self._incoming(choice.prompt)
+                take = partial(self.take, choice)
+                choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, take)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Let the engine forget it."""
+        for choice in self.choices:
+            if choice.answer is not None:
+                choice.answer.abort()
+
+    def take(self, choice: _Choice, burst: Burst) -> None:
+        """Take a burst of one of the answers."""
+        if burst.finish_reason == "error":
+            self.fail()
+            return
+        piece = piece_of(burst, choice.tokens)
+        if self._longest_stop:
+            piece = self._up_to_stop(choice, piece)
+        is_first = choice.tokens == 0
+        if is_first:
+            choice.cached_tokens = burst.cached_tokens
+        choice.tokens += burst.tokens
+        self.add(choice, piece, is_first=is_first)
+        if piece.stop_reason is not None and choice.answer is not None:
+            choice.answer.stop(piece.stop_reason)
+        if piece.finish_reason is not None:
+            self._left -= 1
+            if not self._left:
+                self.finish()
+
+    def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:
+        """Take what comes to an answer."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """All answers are whole."""
+        raise NotImplementedError
+
+    def fail(self) -> None:
+        """The engine gave up."""
+        raise NotImplementedError
+
+    def usage(self) -> dict[str, Any]:
+        """Return the tokens of all."""
+        prompt_tokens = sum(each.tokens for each in self.asked.prompts)
+        cached_tokens = self.choices[-1].cached_tokens
+        return usage_of(prompt_tokens, sum(each.tokens for each in self.choices), cached_tokens)
+
+    def _up_to_stop(self, choice: _Choice, piece: Piece) -> Piece:
+        """Hold back what may be the beginning of a string to end at, and end there."""
+        text = choice.held + piece.text
+        found = [(place, each) for each in self.asked.stop if (place := text.find(each)) >= 0]
+        if found:
+            place, stop = min(found)
+            return Piece(text[:place], piece.ids, "stop", stop)
+        sent = len(text) if piece.finish_reason else max(0, len(text) - self._longest_stop + 1)
+        choice.held = text[sent:]
+        return Piece(text[:sent], piece.ids, piece.finish_reason)
+
+    def _incoming(self, prompt: Prompt) -> Incoming:
+        asked, block = self.asked, self._engines.hash_blocks_of
+        room = (self._engines.max_model_len or _ENDLESS) - prompt.tokens
+        return Incoming(
+            request_id=self._name,
+            prompt_tokens=prompt.tokens,
+            max_tokens=room if asked.max_tokens is None else min(asked.max_tokens, room),
+            block_hashes=block_hashes(prompt.token_ids(), block, _no_pause) if block else (),
+            temperature=asked.temperature,
+            ignore_eos=asked.ignore_eos,
+        )
+
+
+class Streamed(Generation):
+    """Answers as events: one a burst, written as it comes."""
+
+    def __init__(self, engines: Engines, asked: Asked, model: str, request_id: str | None, send: Send) -> None:
+        super().__init__(engines, asked, model, request_id)
+        self._wire = Wire(send)
+        self._plain = not (asked.stop or asked.return_token_ids or asked.continuous_usage)
+
+    async def respond(self, receive: Receive) -> None:
+        """Answer until the end, or until the client has gone."""
+        await self._wire.open(_STREAM_HEADERS)
+        async with _unless_gone(receive, self._gone):
+            await self._wire.closed()
+
+    def take(self, choice: _Choice, burst: Burst) -> None:
+        """Take a burst; most are of the plain kind, and quick."""
+        if self._plain and choice.tokens and burst.finish_reason is None and not burst.token_ids:
+            begin = choice.tokens
+            choice.tokens = end = begin + burst.tokens
+            self._wire.write(choice.events.plain(answer_text(begin, end)))
+        else:
+            super().take(choice, burst)
+
+    def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:
+        """Write an event."""
+        asked, prompt = self.asked, choice.prompt
+        prompt_ids = prompt.token_ids() if is_first and asked.return_token_ids else None
+        data = b""
+        if is_first and asked.chat:
+            data = choice.events.role(prompt_ids, usage_of(prompt.tokens, 0) if asked.continuous_usage else None)
+        usage = usage_of(prompt.tokens, choice.tokens) if asked.continuous_usage else None
+        self._wire.write(
+            data + choice.events.event(piece, with_ids=asked.return_token_ids, prompt_ids=prompt_ids, usage=usage)
+        )
+
+    def finish(self) -> None:
+        """Write the end."""
+        usage = self.choices[-1].events.usage(self.usage()) if self.asked.include_usage else b""
+        self._wire.write(usage + DONE)
+        self._wire.end()
+
+    def fail(self) -> None:
+        """Write what went wrong."""
+        self.abort()
+        self._wire.write(b"data: " + error(500, "InternalServerError", _ENGINE_ERROR) + b"\n\n" + DONE)
+        self._wire.end()
+
+    def _gone(self) -> None:
+        self.abort()
+        self._wire.drop()
+
+
+class Whole(Generation):
+    """Answers as one document."""
+
+    def __init__(self, engines: Engines, asked: Asked, model: str, request_id: str | None) -> None:
+        super().__init__(engines, asked, model, request_id)
+        self._pieces: dict[_Choice, list[Piece]] = {choice: [] for choice in self.choices}
+        self._over = asyncio.Event()
+        self._failed = False
+
+    async def document(self, receive: Receive) -> bytes:
+        """Return it when it is whole; nobody reads it where the client has gone.
+
+        Raises
+        ------
+        RefusedError
+            The engine gave up.
+        """
+        async with _unless_gone(receive, self._gone):
+            await self._over.wait()
+        if self._failed:
+            raise RefusedError(500, "InternalServerError", _ENGINE_ERROR)
+        ids = [each.prompt.token_ids() for each in self.choices] if self.asked.return_token_ids else None
+        return whole_answer(self.head, [_joined(each) for each in self._pieces.values()], self.usage(), ids)
+
+    def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:  # noqa: ARG002  the other kind asks for it
+        """Keep it."""
+        self._pieces[choice].append(piece)
+
+    def finish(self) -> None:
+        """Let the document be made."""
+        self._over.set()
+
+    def fail(self) -> None:
+        """Let an error be made in its place."""
+        self._failed = True
+        self.abort()
+        self._over.set()
+
+    def _gone(self) -> None:
+        self.abort()
+        self._over.set()
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    text = "".join(piece.text for piece in pieces)
+    ids = [token_id for piece in pieces for token_id in piece.ids]
+    if not pieces:
+        return Piece(text, ids, "abort")
+    return Piece(text, ids, pieces[-1].finish_reason, pieces[-1].stop_reason)
+
+
+@asynccontextmanager
+async def _unless_gone(receive: Receive, gone: Any) -> AsyncIterator[None]:
+    """Call back when the client goes before the block has ended."""
+
+    async def watch() -> None:
+        message: Message = {"type": ""}
+        while message["type"] != "http.disconnect":
+            message = await receive()
+        gone()
+
+    watching = asyncio.get_running_loop().create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+def _no_pause() -> None:
+    """Hash on: there is one thread, and the prompt is short against the time to its first token."""

@@ -1,0 +1,157 @@
+"""What is counted of the answers on their way from the engine to the clients: all that /metrics says."""
+
+from collections import Counter
+from typing import Final, Protocol
+
+from specdecode_operator.replay.engines.engine import Burst, Clock, Incoming, ReplayEngine, Sink, Ticket
+from specdecode_operator.replay.server.histogram import Histogram
+
+# The bounds are those of vLLM 0.32 (vllm/v1/metrics/buckets.py).
+_LATENCY_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TTFT_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+_ITL_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_TOKENS: Final = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+_ANSWERS: Final = (1, 2, 5, 10, 20)
+_MS_PER_S: Final = 1000
+
+
+class Recorder(Protocol):
+    """Who writes down what is served."""
+
+    def burst(self, answer: "Answer", burst: Burst) -> None:
+        """Take a burst of an answer."""
+
+    def ended(self, answer: "Answer", by: str, finish_reason: str, stop_reason: str | None) -> None:
+        """Take the end of an answer: by whom, and why."""
+
+
+class Meter:
+    """Sums over all answers since the server began."""
+
+    def __init__(self, clock: Clock, num_speculative_tokens: int, recorder: Recorder | None = None) -> None:
+        self.clock = clock
+        self.recorder = recorder
+        self.in_flight = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self.draft_tokens = 0
+        # Drafts by how many of their tokens were accepted; nothing is ever drafted where there is one entry.
+        self.drafts_by_accepted = [0] * (num_speculative_tokens + 1)
+        self.ttft_s = Histogram(_TTFT_S)
+        self.itl_s = Histogram(_ITL_S)
+        self.tpot_s = Histogram(_ITL_S)
+        self.latency_s = Histogram(_LATENCY_S)
+        self.prefill_s = Histogram(_LATENCY_S)
+        self.decode_s = Histogram(_LATENCY_S)
+        self.request_prompt_tokens = Histogram(_TOKENS)
+        self.request_generation_tokens = Histogram(_TOKENS)
+        self.request_max_tokens = Histogram(_TOKENS)
+        self.request_n = Histogram(_ANSWERS)
+
+
+class Answer:
+    """One answer while it is generated: passes bursts on, and counts them."""
+
+    __slots__ = (
+        "_last_ms",
+        "_meter",
+        "_over",
+        "_sink",
+        "_ticket",
+        "arrival_ms",
+        "concurrency",
+        "first_ms",
+        "request",
+        "tokens",
+    )
+
+    def __init__(self, meter: Meter, engine: ReplayEngine, request: Incoming, sink: Sink) -> None:
+        """Take the request to the engine.
+
+        Raises
+        ------
+        UnmatchedRequestError
+            The engine refuses it.
+        """
+        self._meter = meter
+        self._sink = sink
+        self.request = request
+        self.arrival_ms = meter.clock.now_ms()
+        self.first_ms: float | None = None
+        self._last_ms = 0.0
+        self.tokens = 0
+        self.concurrency = meter.in_flight + 1
+        self._over = False
+        self._ticket: Ticket | None = None
+        # An engine that cannot take it may say so before it returns.
+        meter.in_flight += 1
+        try:
+            self._ticket = engine.submit(request, self._take)
+        except BaseException:
+            meter.in_flight -= 1
+            raise
+        meter.request_max_tokens.observe(request.max_tokens)
+
+    def abort(self) -> None:
+        """Let the engine forget it, as its client did; nothing happens where it is over."""
+        self._end("abort", "abort", None)
+
+    def stop(self, text: str) -> None:
+        """End it, as its text has what it was to end at."""
+        self._end("stop_string", "stop", text)
+
+    def _take(self, burst: Burst) -> None:
+        meter, now_ms = self._meter, self._meter.clock.now_ms()
+        if self.first_ms is not None:
+            meter.itl_s.observe((now_ms - self._last_ms) / _MS_PER_S)
+        elif burst.tokens:
+            self._begin(burst, now_ms)
+        self._last_ms = now_ms
+        self.tokens += burst.tokens
+        meter.generation_tokens += burst.tokens
+        if burst.drafted:
+            meter.draft_tokens += burst.drafted
+            meter.drafts_by_accepted[burst.accepted] += 1
+        if meter.recorder is not None:
+            meter.recorder.burst(self, burst)
+        self._sink(burst)
+        if burst.finish_reason is not None:
+            self._end("engine", burst.finish_reason, None)
+
+    def _begin(self, burst: Burst, now_ms: float) -> None:
+        meter = self._meter
+        self.first_ms = now_ms
+        meter.ttft_s.observe((now_ms - self.arrival_ms) / _MS_PER_S)
+        meter.prompt_tokens += self.request.prompt_tokens
+        meter.cached_tokens += burst.cached_tokens
+
+    def _end(self, by: str, finish_reason: str, stop_reason: str | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._ticket is not None:
+            self._ticket.cancel()
+        meter = self._meter
+        meter.in_flight -= 1
+        meter.finished[finish_reason] += 1
+        if self.first_ms is not None:
+            decode_s = (self._last_ms - self.first_ms) / _MS_PER_S
+            meter.latency_s.observe((self._last_ms - self.arrival_ms) / _MS_PER_S)
+            meter.prefill_s.observe((self.first_ms - self.arrival_ms) / _MS_PER_S)
+            meter.decode_s.observe(decode_s)
+            meter.request_prompt_tokens.observe(self.request.prompt_tokens)
+            meter.request_generation_tokens.observe(self.tokens)
+            if self.tokens > 1:
+                meter.tpot_s.observe(decode_s / (self.tokens - 1))
+        if meter.recorder is not None:
+            meter.recorder.ended(self, by, finish_reason, stop_reason)

@@ -1,0 +1,214 @@
+"""Bodies of requests, as vLLM's API server takes them, and what is refused of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from specdecode_operator.problems import printable
+from specdecode_operator.replay.server.text import count_tokens, token_ids
+
+_COMPLETION_TOKENS: Final = 16
+"""What vLLM gives a completion that does not say how many tokens it wants."""
+_MOST_ANSWERS: Final = 1024
+_SHOWN: Final = 200
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error, in OpenAI's form."""
+
+    def __init__(self, status: int, kind: str, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.parameter = parameter
+
+
+def bad_request(message: str, parameter: str | None = None) -> RefusedError:
+    """Return what is told of a field with a value that cannot be."""
+    return RefusedError(400, "BadRequestError", message, parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be gone on from: text, or tokens."""
+
+    text: str | None
+    ids: Sequence[int] | None
+
+    @property
+    def tokens(self) -> int:
+        """How many it has."""
+        return len(self.ids) if self.ids is not None else count_tokens(self.text or "")
+
+    def token_ids(self) -> Sequence[int]:
+        """Return its tokens."""
+        return self.ids if self.ids is not None else token_ids(self.text or "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that can be served."""
+
+    chat: bool
+    model: str | None
+    prompts: Sequence[Prompt]
+    n: int
+    max_tokens: int | None  # None: as many as there are
+    stop: Sequence[str]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    temperature: float | None
+    ignore_eos: bool
+
+
+class _StreamOptions(Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+_Positive = Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class _Body(Struct, kw_only=True):
+    """What completions and chats have in common; other fields make no difference without a model."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=_MOST_ANSWERS)] | None = None
+    max_tokens: _Positive | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    echo: bool | None = None
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+
+
+class _CompletionBody(_Body):
+    prompt: str | list[Any] | None = None
+
+
+class _Message(Struct):
+    role: str
+    content: str | list[Any] | None = None
+
+
+class _ChatBody(_Body):
+    messages: list[_Message]
+    max_completion_tokens: _Positive | None = None
+
+
+_BodyT = TypeVar("_BodyT", bound=_Body)
+
+_COMPLETION: Final = msgspec.json.Decoder(_CompletionBody)
+_CHAT: Final = msgspec.json.Decoder(_ChatBody)
+
+
+def read_completion(data: bytes) -> Asked:
+    """Return what the body of /v1/completions asks for.
+
+    Raises
+    ------
+    RefusedError
+        It cannot be read, or asks for what no replay can give.
+    """
+    body = _decoded(_COMPLETION, data)
+    return _asked(body, _prompts(body.prompt), body.max_tokens or _COMPLETION_TOKENS, chat=False)
+
+
+def read_chat(data: bytes) -> Asked:
+    """Return what the body of /v1/chat/completions asks for.
+
+    Raises
+    ------
+    RefusedError
+        It cannot be read, or asks for what no replay can give.
+    """
+    body = _decoded(_CHAT, data)
+    if not body.messages:
+        raise bad_request("messages must not be empty", "messages")
+    text = "".join(f"{message.role}\n{_content(message.content)}\n" for message in body.messages)
+    return _asked(body, [Prompt(text, None)], body.max_completion_tokens or body.max_tokens, chat=True)
+
+
+def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, chat: bool) -> Asked:
+    _refuse_what_takes_a_model(body)
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
+    n = body.n or 1
+    if n * len(prompts) > _MOST_ANSWERS:
+        raise bad_request(f"n: {n} answers to {len(prompts)} prompts: at most {_MOST_ANSWERS} in one request", "n")
+    return Asked(
+        chat=chat,
+        model=body.model,
+        prompts=prompts,
+        n=n,
+        max_tokens=max_tokens,
+        stop=[each for each in ([body.stop] if isinstance(body.stop, str) else body.stop or ()) if each],
+        stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        return_token_ids=bool(body.return_token_ids),
+        temperature=body.temperature,
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def _refuse_what_takes_a_model(body: _Body) -> None:
+    for name in ("echo", "logprobs", "prompt_logprobs", "structured_outputs"):
+        if getattr(body, name) not in (None, False):
+            raise bad_request(f"{name}: a replay has no model that could answer it: leave it out", name)
+    kind = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
+    if kind not in (None, "text"):
+        raise bad_request("response_format: a replay has no model that could keep to it: leave it out")
+
+
+def _decoded(decoder: "msgspec.json.Decoder[_BodyT]", data: bytes) -> _BodyT:
+    try:
+        return decoder.decode(data)
+    except RecursionError as error:
+        raise bad_request("the body is nested too deep") from error
+    except UnicodeDecodeError as error:
+        raise bad_request(f"the body is no UTF-8 at byte {error.start}") from error
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        parameter = where.rstrip("`") or None
+        raise bad_request(printable(f"{parameter}: {what}" if parameter else what)[:_SHOWN], parameter) from error
+    except msgspec.DecodeError as error:
+        raise bad_request(f"the body is no JSON: {printable(str(error))[:_SHOWN]}") from error
+
+
+def _prompts(prompt: str | list[Any] | None) -> Sequence[Prompt]:
+    """Return the prompts: one or several, each as text or as token ids."""
+    if prompt is None or not prompt:
+        raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        if not all(isinstance(each, str | list) and each for each in prompt):
+            raise bad_request("prompt: each must be a text or a list of token ids, and not empty", "prompt")
+        return [_prompt(each) for each in prompt]
+    return [_prompt(prompt)]
+
+
+def _prompt(prompt: str | list[Any]) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(prompt, None)
+    if not all(type(token) is int and 0 <= token < 2**32 for token in prompt):
+        raise bad_request("prompt: token ids are whole numbers from 0 to 2^32 - 1", "prompt")
+    return Prompt(None, prompt)
+
+
+def _content(content: str | list[Any] | None) -> str:
+    """Return the text of a message; of images and the like nothing is counted."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content or ""

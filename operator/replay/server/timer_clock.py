@@ -1,0 +1,150 @@
+"""Real time for engines, to a fraction of a millisecond: the event loop's own timers only know whole ones."""
+
+import asyncio
+import ctypes
+import heapq
+import os
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Final, Protocol
+
+from specdecode_operator.replay.engines.engine import Ticket
+
+_NS_PER_MS: Final = 1_000_000
+_NS_PER_S: Final = 1_000_000_000
+
+
+class _Timer:
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class _Alarm(Protocol):
+    def ring_at(self, moment_ns: int) -> None:
+        """Call back once, at that moment of CLOCK_MONOTONIC, in place of any other moment."""
+
+    def close(self) -> None:
+        """Never call back again."""
+
+
+class TimerClock:
+    """A clock on the running event loop. Milliseconds since it was made; stopped, nothing more happens."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.zero_ns = time.monotonic_ns()
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._numbers = count()
+        self._armed_ms = float("inf")  # for when the alarm is set; -inf: it need not be
+        self._stopped = False
+        make = _TimerFd if sys.platform == "linux" else _LoopTimer
+        self._alarm: _Alarm = make(loop, self._ring)
+
+    def now_ms(self) -> float:
+        """Return what time it is."""
+        return (time.monotonic_ns() - self.zero_ns) / _NS_PER_MS
+
+    def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
+        """Call back at that moment, or in the loop's next turn where it is over."""
+        timer = _Timer(callback)
+        heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
+        if when_ms < self._armed_ms:
+            self._arm(when_ms)
+        return timer
+
+    def stop(self) -> None:
+        """Let no timer go off any more."""
+        self._stopped = True
+        self._armed_ms = float("-inf")
+        self._alarm.close()
+
+    def _arm(self, when_ms: float) -> None:
+        self._armed_ms = when_ms
+        self._alarm.ring_at(self.zero_ns + int(when_ms * _NS_PER_MS))
+
+    def _ring(self) -> None:
+        timers, now_ms, due = self._timers, self.now_ms(), []
+        while timers and timers[0][0] <= now_ms:
+            due.append(heapq.heappop(timers)[2])
+        # What these set waits for the next turn, so that the loop reads and writes between one token and the next.
+        self._armed_ms = float("-inf")
+        for timer in due:
+            if timer.callback is not None:
+                timer.callback()
+        if self._stopped:
+            return
+        self._armed_ms = float("inf")
+        if timers:
+            self._arm(timers[0][0])
+
+
+class _TimerFd:
+    """Linux' timer as a file, which the loop watches like a socket."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        # Both constants are those of open(2): TFD_NONBLOCK, TFD_CLOEXEC.
+        self._file = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "no timer: the kernel gives none")
+        self._spec = _TimerSpec()
+        loop.add_reader(self._file, self._readable)
+
+    def ring_at(self, moment_ns: int) -> None:
+        # A moment of 0 would switch it off.
+        self._spec.seconds, self._spec.nanoseconds = divmod(max(moment_ns, 1), _NS_PER_S)
+        self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(self._spec), None)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            self._loop.remove_reader(self._file)
+            os.close(self._file)
+            self._file = -1
+
+    def _readable(self) -> None:
+        try:
+            os.read(self._file, 8)
+        except BlockingIOError:  # set to a later moment after it had gone off
+            return
+        self._ring()
+
+
+_ABSOLUTE: Final = 1
+"""TFD_TIMER_ABSTIME."""
+
+
+class _TimerSpec(ctypes.Structure):
+    """Struct itimerspec: every so often, and the first time."""
+
+    _fields_ = (
+        ("every_seconds", ctypes.c_long),
+        ("every_nanoseconds", ctypes.c_long),
+        ("seconds", ctypes.c_long),
+        ("nanoseconds", ctypes.c_long),
+    )
+
+
+class _LoopTimer:
+    """The loop's own timers, to a millisecond: for systems without timers as files."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._handle: asyncio.TimerHandle | None = None
+
+    def ring_at(self, moment_ns: int) -> None:
+        self.close()
+        delay_s = max(0.0, (moment_ns - time.monotonic_ns()) / _NS_PER_S)
+        self._handle = self._loop.call_later(delay_s, self._ring)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
