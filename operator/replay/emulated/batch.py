@@ -1,7 +1,7 @@
 """What a forward pass would have known of each request, and what it would have returned; without clock and vLLM."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
@@ -43,12 +43,10 @@ class Batch:
     ``scheduled`` is vLLM's SchedulerOutput.
     """
 
-    def __init__(
-        self, acceptance: Acceptance | None, text: tuple[int, int], closing: Sequence[int], random: Random
-    ) -> None:
+    def __init__(self, acceptance: Acceptance | None, text: tuple[int, int], endings: Endings, random: Random) -> None:
         self._acceptance = acceptance
         self._text = text
-        self._closing = closing
+        self._endings = endings
         self._random = random
         self._running: dict[str, Running] = {}
 
@@ -143,7 +141,7 @@ class Batch:
 
     def _token(self, running: Running, position: int, constraint: Constraint | None) -> int:
         if constraint is not None and position < len(constraint.rows):
-            endings = Endings(running.stop, self._closing)
+            endings = replace(self._endings, stop=running.stop)
             allowed = pick(constraint.rows[position], endings, self._random)
             if allowed is not None:
                 return allowed

@@ -12,6 +12,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
 
 from .batch import Batch, Sampled
+from .grammar import Endings
 from .kv_specs import kv_cache_specs
 from .lateness import Lateness
 from .outputs import constraints_of, model_output
@@ -23,11 +24,15 @@ logger = logging.getLogger("vllm.specdecode_emulated")
 STEPS_FILE: Final = "steps.jsonl"
 VERDICT_FILE: Final = "lateness.txt"
 
+_TELL_EVERY_S: Final = 2.0
+
 _SLICE_S: Final = 0.0002
 """A sleep ends late by about so much; what is left then is waited for in slices."""
 
-_CLOSING: Final = ("}", "]", '"', ",")
+_CLOSING: Final = ('"', "}", "]", ",")
 """What closes a part of JSON, in the order in which it is tried."""
+
+_BLANK: Final = (" ", "\n", "\t", "\r", "  ", "\n\n")
 
 _NOTHING_TO_DO: Final = frozenset({
     "reset_mm_cache",
@@ -64,26 +69,31 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         if self.speculative_config is not None and settings.acceptance is None:
             raise ValueError("emulated: this model file has no acceptance: fit it to a capture with speculation")
         self._random = Random(settings.seed)  # noqa: S311  nothing is secret here
-        self._batch = Batch(settings.acceptance, settings.text, self._closing_tokens(), self._random)
+        self._batch = Batch(settings.acceptance, settings.text, self._endings(), self._random)
         self._free_at = 0.0
         self._scheduled: tuple[Any, StepShape, float, float, float] | None = None
         self._drafts: Any = None
         self._lateness = Lateness()
         self._warned: set[str] = set()
         self._steps: TextIO | None = None
-        if settings.folder is not None:
+        self._told_at = 0.0
+        if settings.folder is not None and settings.tells_steps:
             self._steps = (settings.folder / STEPS_FILE).open("w", buffering=1, encoding="utf-8")
         ahead = self.scheduler_config.async_scheduling
         logger.info("Emulated: no model is computed; steps are scheduled ahead: %s", "yes" if ahead else "no")
 
-    def _closing_tokens(self) -> list[int]:
+    def _endings(self) -> Endings:
+        """Return the tokens that close parts of JSON, and those that are blank."""
         if self.model_config.skip_tokenizer_init:
-            return []
+            return Endings()
         from vllm.tokenizers import cached_tokenizer_from_config  # noqa: PLC0415
 
         tokenizer = cached_tokenizer_from_config(self.model_config)
-        ids = [tokenizer.encode(each, add_special_tokens=False) for each in _CLOSING]
-        return [each[0] for each in ids if len(each) == 1]
+        closing, blank = (
+            [ids[0] for ids in (tokenizer.encode(each, add_special_tokens=False) for each in texts) if len(ids) == 1]
+            for texts in (_CLOSING, _BLANK)
+        )
+        return Endings(closing=closing, blank=frozenset(blank))
 
     # What the engine core asks before it serves.
 
@@ -151,14 +161,13 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         _sleep_until(ends)
         delivered = time.monotonic()
         self._lateness.add(ends - begins, delivered - ends + idle_s)
-        if self._lateness.is_hopeless and "late" not in self._warned:
-            self._warned.add("late")
-            logger.warning("%s", self._lateness.verdict())
+        if delivered > self._told_at + _TELL_EVERY_S:
+            self._tell(delivered)
         self._drafts = DraftTokenIds(sampled.req_ids, sampled.drafts)
         if self._steps:
             line = vars(shape) | {"begins": begins, "ends": ends, "delivered": delivered, "idle_s": idle_s}
             self._steps.write(json.dumps(line | {"tokens": sum(map(len, sampled.tokens))}) + "\n")
-        return model_output(sampled, self.model_config.get_vocab_size(), self._random)
+        return model_output(sampled, self._settings.text, self._random)
 
     def _is_held_up(self, scheduled: Any) -> bool:
         """Decide whether an accelerator that stands idle before a step waits for this machine.
@@ -193,12 +202,21 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
 
     def shutdown(self) -> None:
         """Say whether this machine was fast enough."""
-        if self._steps and self._settings.folder is not None:
+        self._tell(time.monotonic())
+        logger.log(logging.INFO if self._lateness.is_believable else logging.WARNING, "%s", self._lateness.verdict())
+        if self._steps:
             self._steps.close()
             self._steps = None
-            verdict = self._lateness.verdict()
+
+    def _tell(self, now: float) -> None:
+        """Keep the verdict in a file, for whoever started this; warn once where it is clear already."""
+        self._told_at = now
+        verdict = self._lateness.verdict()
+        if self._settings.folder is not None:
             (self._settings.folder / VERDICT_FILE).write_text(f"{verdict}\n", encoding="utf-8")
-            logger.log(logging.INFO if self._lateness.is_believable else logging.WARNING, "%s", verdict)
+        if self._lateness.is_hopeless and "late" not in self._warned:
+            self._warned.add("late")
+            logger.warning("%s", verdict)
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:

@@ -4,7 +4,7 @@ vLLM says what is allowed as rows of bits, one row for each position that a step
 leans to tokens that end something, so that what is generated ends, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -31,6 +31,7 @@ class Endings:
 
     stop: Sequence[int] = ()
     closing: Sequence[int] = ()
+    blank: Collection[int] = ()  # taken only where nothing else is allowed: grammars of JSON allow any number of them
 
 
 def allows(row: Row, token: int) -> bool:
@@ -47,10 +48,18 @@ def pick(row: Row, endings: Endings, random: Random) -> int | None:
     for token in endings.closing:
         if allows(row, token) and random.random() < _CLOSE:
             return token
+    return _any(row, endings.blank, random)
+
+
+def _any(row: Row, blank: Collection[int], random: Random) -> int | None:
+    """Return an allowed token, of those from a random word on that has one; one that is blank where no other is."""
     start = random.randrange(len(row)) if row else 0
-    for offset in range(len(row)):
-        place = (start + offset) % len(row)
-        if word := row[place]:
-            bits = [bit for bit in range(_BITS) if word >> bit & 1]
-            return place * _BITS + random.choice(bits)
-    return None
+    last: int | None = None
+    for place in (*range(start, len(row)), *range(start)):
+        word = row[place]
+        tokens = [place * _BITS + bit for bit in range(_BITS) if word >> bit & 1] if word else []
+        written: list[int] = [token for token in tokens if token not in blank]
+        if written:
+            return random.choice(written)
+        last = tokens[0] if tokens else last
+    return last

@@ -1,6 +1,7 @@
 """What a step gives, in vLLM's own classes."""
 
 from collections.abc import Sequence
+from itertools import accumulate, islice
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ from .batch import Sampled
 from .grammar import Constraint
 
 
-def model_output(sampled: Sampled, vocabulary: int, random: Random) -> Any:
+def model_output(sampled: Sampled, text: tuple[int, int], random: Random) -> Any:
     """Return the output of a step."""
     output = ModelRunnerOutput(
         req_ids=sampled.req_ids,
@@ -19,7 +20,7 @@ def model_output(sampled: Sampled, vocabulary: int, random: Random) -> Any:
         sampled_token_ids=sampled.tokens,
     )
     if sampled.logprobs is not None:
-        output.logprobs = _logprobs(sampled.tokens, sampled.logprobs, vocabulary, random)
+        output.logprobs = _logprobs(sampled.tokens, sampled.logprobs, text, random)
     return output
 
 
@@ -40,19 +41,17 @@ def constraints_of(grammar: Any, scheduled: Any) -> dict[str, Constraint]:
     return found
 
 
-def _logprobs(tokens: Sequence[Sequence[int]], wanted: int, vocabulary: int, random: Random) -> Any:
-    """Return logprobs that look like some: the sampled token is the likeliest, halves follow it."""
+def _logprobs(tokens: Sequence[Sequence[int]], wanted: int, text: tuple[int, int], random: Random) -> Any:
+    """Return logprobs that look like some: the sampled token is the likeliest, each one after it half as likely."""
+    first, last = text
+    size = max(last - first + 1, wanted + 2)
     flat = [token for row in tokens for token in row]
-    wanted = min(wanted, vocabulary - 1)
     ids = np.empty((len(flat), wanted + 1), dtype=np.int32)
-    falling = np.log(0.5) * (np.arange(wanted + 1, dtype=np.float32) + 1)
     for row, token in enumerate(flat):
-        # Distinct tokens, and none of them the sampled one.
-        ids[row] = (token + random.randrange(1, vocabulary - wanted) + np.arange(wanted + 1) - 1) % vocabulary
-        ids[row, 0] = token
-    starts = [0]
-    for each in tokens:
-        starts.append(starts[-1] + len(each))
-    return LogprobsLists(
-        ids, np.tile(falling, (len(flat), 1)), np.ones(len(flat), dtype=np.int32), cu_num_generated_tokens=starts
-    )
+        start = random.randrange(size)
+        near = (first + (start + offset) % size for offset in range(wanted + 1))
+        ids[row] = [token, *islice((other for other in near if other != token), wanted)]
+    falling = np.log(0.5) * (np.arange(wanted + 1, dtype=np.float32) + 1)
+    starts = list(accumulate((len(each) for each in tokens), initial=0))
+    ranks = np.ones(len(flat), dtype=np.int32)
+    return LogprobsLists(ids, np.tile(falling, (len(flat), 1)), ranks, cu_num_generated_tokens=starts)

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 
 _KEPT: Final = (
@@ -30,6 +31,10 @@ class EmulatedPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM ships types o
         params = named.get("params", given[-1] if given else None)
         wanted = getattr(params, "logprobs", None)
         if getattr(params, "prompt_logprobs", None) is not None:
-            raise ValueError("prompt_logprobs: an emulated engine has none: leave them out")
+            _refuse("prompt_logprobs", "has none: leave them out")
         if getattr(params, "logprob_token_ids", None) or (wanted is not None and wanted < 0):
-            raise ValueError("logprobs: an emulated engine has made-up ones for a number of tokens only: ask for those")
+            _refuse("logprobs", "makes them up, for a number of tokens: ask for 0 or more")
+
+
+def _refuse(parameter: str, message: str) -> None:
+    raise VLLMValidationError(f"{parameter}: an emulated engine {message}", parameter=parameter)

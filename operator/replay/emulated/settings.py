@@ -43,6 +43,7 @@ class Settings:
     text: tuple[int, int] = (300, 1000)  # first and last token id of what is generated; no token between them ends it
     seed: int = 0
     folder: Path | None = None  # for what is told of the steps
+    tells_steps: bool = False  # each of them, beside the verdict on all
 
 
 def read_settings(additional_config: Any) -> Settings:
@@ -66,4 +67,5 @@ def settings_from_json(given: Mapping[str, Any]) -> Settings:
         text=(first, last),
         seed=given.get("seed", 0),
         folder=None if folder is None else Path(folder),
+        tells_steps=given.get("tells_steps", False),
     )

@@ -138,16 +138,23 @@ def _check(pair: Pair, row: Row, model: FittedModel) -> None:
         raise NotEmulatedError("the model has no acceptance: fit it to a capture of an engine that speculates")
 
 
-def transfer_warnings(emulated: Emulation, tensor: int, gpu: str) -> list[str]:
-    """Return in which ways the model was fitted to something else than the plan, each in one line."""
-    origin = emulated.model.origin
-    found = []
-    for what, fitted, planned in (
-        ("GPU", origin.gpu, gpu),
-        ("tensor parallelism", origin.tp, tensor),
-    ):
-        if fitted is not None and fitted != planned:
-            found.append(f"{what}: fitted on {fitted}, planned {planned}: step times are those of {fitted}")
+def transfer_warnings(emulated: Emulation, tensor: int, product: str) -> list[str]:
+    """Return in which ways a model was fitted to something else than what is planned, each in one line."""
+    origin, acceptance = emulated.model.origin, emulated.model.acceptance
+    fitted = {"GPU": (origin.gpu, product), "tensor parallelism": (origin.tp, tensor)}
+    found = [
+        f"the model was fitted on {what} {seen}, and the plan has {wanted}: step times are those of {seen}"
+        for what, (seen, wanted) in fitted.items()
+        if seen is not None and seen != wanted
+    ]
+    speculation = emulated.settings.speculation
+    if speculation is not None and acceptance is not None:
+        width, seen_width = speculation.num_speculative_tokens, acceptance["num_speculative_tokens"]
+        if width > seen_width:
+            found.append(
+                f"the model was fitted on K {seen_width}, and the plan has {width}: positions after {seen_width} are"
+                " accepted as the last one, which nobody measured"
+            )
     return found
 
 

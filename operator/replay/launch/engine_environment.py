@@ -50,7 +50,7 @@ class EngineEnvironment:
         NotEmulatedError
             When it has none.
         """
-        look = "import importlib.metadata as m, importlib.util as u; print(m.version('vllm') if u.find_spec('vllm') else '')"
+        look = "import importlib.metadata as m, importlib.util as u; print(u.find_spec('vllm') and m.version('vllm'))"
         try:
             done = subprocess.run(  # noqa: S603  what the user names is what runs
                 [self.python, "-c", look],
@@ -63,7 +63,7 @@ class EngineEnvironment:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotEmulatedError(f"--engine {self.python}: cannot be run: name the python that has vLLM") from error
         version = done.stdout.strip()
-        if done.returncode or not version:
+        if done.returncode or not version[:1].isdigit():
             place = self.packages or self.python
             raise NotEmulatedError(f"--engine {place}: has no vLLM: name the python, or the packages, that have it")
         return version
@@ -77,7 +77,7 @@ class EngineEnvironment:
 
     def serve(self, arguments: Sequence[str], variables: Mapping[str, str]) -> int:
         """Run vLLM's server until it ends, with the signals that this process gets; return its exit status."""
-        command = [self.python, "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
+        command = [str(self.python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
         process = subprocess.Popen(command, env=dict(variables), start_new_session=True)  # noqa: S603  as above
 
         def forward(number: int, _: FrameType | None) -> None:

@@ -21,7 +21,7 @@ class EngineFolder:
 def write_engine_folder(
     folder: Path, emulated: Emulation, *, tokenizer: Path | None = None, seed: int = 0
 ) -> EngineFolder:
-    """Write models without weights, the plugins, and what they are told; recorder and emulation do not need each other."""
+    """Write models without weights, the plugins, of which the recorder is one, and what they are told."""
     plugins, told = folder / "plugins", folder / "told"
     told.mkdir(parents=True)
     PLUGIN.write(plugins)

@@ -6,7 +6,7 @@ import pytest
 
 from specdecode_operator.replay.emulated.acceptance import Acceptance, from_rates
 from specdecode_operator.replay.emulated.batch import Batch
-from specdecode_operator.replay.emulated.grammar import Constraint
+from specdecode_operator.replay.emulated.grammar import Constraint, Endings
 from specdecode_operator.replay.emulated.step_time import StepShape
 from tests.support.scheduled_steps import new, step
 
@@ -16,7 +16,7 @@ PLACEHOLDERS = [-1] * 4
 
 
 def _batch(acceptance: Acceptance | None = None) -> Batch:
-    return Batch(acceptance, (300, 1000), (), Random(0))
+    return Batch(acceptance, (300, 1000), Endings(), Random(0))
 
 
 def test_a_prompt_in_chunks_gives_its_token_with_the_last_of_them() -> None:

@@ -39,3 +39,10 @@ def test_nothing_is_picked_where_nothing_is_allowed() -> None:
     assert pick(_row(), Endings(stop=(1,)), Random(0)) is None
     assert pick([], Endings(), Random(0)) is None
     assert not allows([], 5)
+
+
+def test_what_is_blank_is_picked_only_where_nothing_else_is_allowed() -> None:
+    random = Random(3)
+    endings = Endings(blank=frozenset({7, 100}))
+    assert {pick(_row(7, 8, 50, 100), endings, random) for _ in range(100)} == {8, 50}
+    assert pick(_row(7), endings, random) == 7
