@@ -119,13 +119,14 @@ engine-versions: setup
     @{{ python }} -m tests.engine.engine_versions
     @{{ python }} -m tests.engine.suffix_package
 
-# Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object, cost of the recorder
+# Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, cost of the recorder
 [group('checks')]
 bench: setup
     @{{ python }} bench/accuracy.py
     @{{ python }} bench/speed.py
     @{{ python }} -m bench.input
     @{{ python }} -m bench.rendering
+    @{{ python }} -m bench.report
     @{{ python }} -m bench.recorder
     @{{ python }} -m bench.recorder_overhead
 

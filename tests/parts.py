@@ -24,6 +24,7 @@ from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.install import prepare_images
+from tests.support import browser
 
 _DEADLINE_S = 75 * 60
 """For a part that hangs: before CI ends everything, and the part's output with it."""
@@ -92,7 +93,7 @@ LANES = (
     (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
         Part("typing", (str(REPOSITORY / "just"), "typing"), 200),
-        tests("unit", 250),
+        tests("unit", 250, browser.provide),
         tests("engine", 400, install_engine_environment),
         tests("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
     ),

@@ -26,6 +26,7 @@ DEBIAN_PACKAGES = {
     "unshare": "util-linux",
     "buildah": "buildah",
     "mmdebstrap": "mmdebstrap",
+    "chromium-headless-shell": "chromium-headless-shell",
 }
 CONTROL_PLANE = ("openssl",)
 NAMESPACE = (*CONTROL_PLANE, "ip", "nsenter", "unshare")

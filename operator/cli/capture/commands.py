@@ -225,6 +225,36 @@ def validate_command(
     raise typer.Exit(validate(paths, as_json=output is TextOrJson.JSON))
 
 
+@capture_app.command("report")
+def report_command(  # noqa: PLR0913  each is an option
+    captures: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="A capture's folder, a folder with captures in it, or a trace."),
+    ],
+    *,
+    replayed: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="A replay's capture, to set beside. May be repeated.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as PNG.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as SVG.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requests and counters as JSON for ui.perfetto.dev.")
+    ] = None,
+) -> None:
+    """Draw captures into one page that opens anywhere: bursts, acceptance, latency, KV cache, requests.
+
+    Several are drawn into the same figures. What there is nothing for is left
+    out, with the reason. Lines that cannot be read are left out and named.
+
+    For example: specdecode capture report captures/demo -o report.html
+    """
+    # Drawing takes longer to load than the rest of the command line, and needs an extra.
+    from specdecode_operator.cli.capture.report import report  # noqa: PLC0415
+
+    report(captures, replayed or [], output, png=png, svg=svg, perfetto=perfetto)
+
+
 @contextmanager
 def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
     """Turn what may go wrong into one line and exit status 1, and Ctrl-C into what it has left."""

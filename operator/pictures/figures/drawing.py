@@ -1,0 +1,177 @@
+"""How all pictures look: colours, marks and hatches that hold in grey and for every colour vision; words on axes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from specdecode_operator.pictures.seen.capture import Capture
+from specdecode_operator.problems import shown
+
+WIDTH_IN: Final = 8.0
+HEIGHT_IN: Final = 3.4
+GRID: Final = "#D9D9D9"
+INK: Final = "#222222"
+QUIET: Final = "#666666"
+_LABEL: Final = 48
+_WHOLE: Final = 100
+"""Numbers from here on are shown without decimals."""
+
+_ONE_DECADE, _FEW_DECADES = 30, 2000
+"""Ratios of an axis' ends that ask for more ticks, and for fewer."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one capture is drawn in every picture."""
+
+    colour: str
+    marker: str
+    line: str | tuple[int, tuple[int, ...]]
+    hatch: str
+
+
+# Colours that people with any colour vision can tell apart (Okabe and Ito, 2008); marks, lines and hatches for print.
+STYLES: Final = (
+    Style("#0072B2", "o", "-", ""),
+    Style("#D55E00", "s", "--", "////"),
+    Style("#009E73", "^", "-.", "\\\\\\\\"),
+    Style("#CC79A7", "D", ":", "xxxx"),
+    Style("#E69F00", "v", (0, (6, 2, 1, 2, 1, 2)), "----"),
+    Style("#56B4E9", "P", (0, (1, 1)), "||||"),
+    Style("#000000", "X", (0, (8, 3)), "++"),
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure, and what it shows in a sentence with its numbers."""
+
+    name: str  # of its file, without a suffix
+    title: str
+    sentence: str
+    figure: Figure
+    captures: tuple[Capture, ...]  # those that it is drawn of
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A figure that there is nothing for, and why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One capture of a report, with its name in legends and its looks."""
+
+    capture: Capture
+    label: str
+    style: Style
+
+
+def series_of(captures: Sequence[Capture]) -> list[Series]:
+    """Return captures as they are drawn; names that two of them share get a number."""
+    names = [f"{shown(each.identity.name, _LABEL)}{' (replayed)' if each.replayed else ''}" for each in captures]
+    numbered = [
+        f"{name} #{names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
+    return [Series(*each) for each in zip(captures, numbered, STYLES, strict=False)]
+
+
+@contextmanager
+def looks() -> Iterator[None]:
+    """Draw as in print: no mathematics in names that others wrote, text as text, the same bytes each time."""
+    settings: Any = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "axes.edgecolor": QUIET,
+        "axes.labelcolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.titlesize": 9,
+        "axes.titlelocation": "left",
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "hatch.linewidth": 0.7,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 5,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "specdecode",
+        "text.parse_math": False,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def new_figure(rows: int = 1, columns: int = 1, *, height_in: float = HEIGHT_IN, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure and its axes. Without pyplot no display is needed and nothing is kept."""
+    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def legend_above(figure: Figure, axes: Axes, *, columns: int = 3) -> None:
+    """Put the names over the figure, where they hide nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        widest = max(map(len, labels))
+        fitting = max(1, 110 // (widest + 8))
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, fitting, len(labels)))
+
+
+def number(value: float) -> str:
+    """Return a number as it stands at an axis or in a sentence: 12,000, 340, 7.5, 0.03."""
+    if abs(value) >= _WHOLE:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def counted(count: float, what: str) -> str:
+    """Return how many of something there are: 1 request, 12 requests."""
+    return f"{number(count)} {what}{'' if count == 1 else 's'}"
+
+
+def plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with plain numbers at its ticks."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    ratio = high / low
+    subs = (1, 1.5, 2, 3, 5, 7) if ratio < _ONE_DECADE else (1, 2, 5) if ratio < _FEW_DECADES else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
+
+
+def percent_axis(axes: Axes, label: str, largest: float = 1.0) -> None:
+    """Show shares from 0 as percent."""
+    axes.set_ylim(0, min(1.0, largest) * 1.04)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
+    axes.set_ylabel(f"{label} (%)")
+
+
+def whole_ticks(axes: Axes) -> None:
+    """Put ticks at whole numbers alone."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+
+
+def per_series(series: Sequence[Series], words: Callable[[Series], str]) -> str:
+    """Return a sentence about each capture: with the names where there are several."""
+    if len(series) == 1:
+        only = words(series[0])
+        return f"{only[:1].upper()}{only[1:]}."
+    return f"{'; '.join(f'{each.label}: {words(each)}' for each in series)}."

@@ -1,0 +1,107 @@
+"""When each request waited, was prefilled and decoded; and how many did at a time."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from specdecode_operator.pictures.figures.drawing import (
+    LeftOut,
+    Picture,
+    Series,
+    counted,
+    legend_above,
+    new_figure,
+    number,
+)
+from specdecode_operator.pictures.seen.requests import RequestSums
+from specdecode_operator.pictures.seen.sums import Floats, Integers
+
+_MOST_ROWS: Final = 60
+"""More requests in one picture are lines that nobody can follow: those around the busiest moment are drawn."""
+
+_MOMENTS: Final = 400
+_STATES: Final = (("waiting", "#D55E00", "////"), ("prefill", "#F0E442", "\\\\\\\\"), ("decoding", "#0072B2", ""))
+
+
+def timelines(series: Sequence[Series]) -> list[Picture | LeftOut]:
+    """Draw each capture's requests, one picture a capture."""
+    return [_timeline(each, "" if len(series) == 1 else f"-{place}") for place, each in enumerate(series, 1)]
+
+
+def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
+    title = f"Timeline of requests{f': {each.label}' if suffix else ''}"
+    rows = moments(each.capture.requests, each.capture.zero_ms) / 1000
+    rows = rows[~np.isnan(rows).any(axis=1)]
+    if not len(rows):
+        return LeftOut(title, "no request has its moment of arrival")
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    figure, (upper, lower) = new_figure(2, 1, height_in=5.4, height_ratios=(1, 2.2))
+    most = _draw_states(upper, rows)
+    busiest = int(np.argmax(_in_flight(rows)))
+    first = max(0, min(busiest - _MOST_ROWS // 2, len(rows) - _MOST_ROWS))
+    drawn = rows[first : first + _MOST_ROWS]
+    _draw_rows(lower, drawn)
+    if len(drawn) < len(rows):
+        upper.axvspan(drawn[0, 0], drawn[:, 3].max(), color="#000000", alpha=0.13, linewidth=0, label="drawn below")
+    lower.set_xlabel("time since the run's zero (s)")
+    whole = f"\n({first + 1:,} to {first + len(drawn):,} of {len(rows):,})" if len(drawn) < len(rows) else ""
+    lower.set_ylabel(f"requests in order of arrival{whole}")
+    legend_above(figure, upper, columns=4)
+    span_s, preemptions = float(rows[:, 3].max() - rows[0, 0]), sum(each.capture.requests.preemptions)
+    sentence = (
+        f"{counted(len(rows), 'request')} in {number(span_s)} s, at most {most:,} at a time; on average "
+        f"a request waited {number(_mean_ms(rows, 0))} ms, was prefilled in {number(_mean_ms(rows, 1))} ms and "
+        f"decoded for {number(_mean_ms(rows, 2))} ms; {counted(preemptions, 'preemption')}."
+    )
+    return Picture(f"timeline{suffix}", title, sentence, figure, (each.capture,))
+
+
+def moments(requests: RequestSums, zero_ms: float) -> Floats:
+    """Return a row a request: its arrival, when it was scheduled, its first token and its last, in ms."""
+    arrival = np.asarray(requests.arrival_ms) - zero_ms
+    first = arrival + np.asarray(requests.ttft_ms)
+    scheduled = np.asarray(requests.scheduled_ms) - zero_ms
+    scheduled = np.clip(np.where(np.isnan(scheduled), arrival, scheduled), arrival, first)
+    return np.column_stack((arrival, scheduled, first, first + np.asarray(requests.decode_ms)))
+
+
+def _mean_ms(rows: Floats, state: int) -> float:
+    return float((rows[:, state + 1] - rows[:, state]).mean() * 1000)
+
+
+def _draw_states(axes: Axes, rows: Floats) -> int:
+    """Draw how many requests were in each state; return how many there were at most."""
+    at = np.linspace(rows[0, 0], rows[:, 3].max(), _MOMENTS)
+    passed = [np.searchsorted(np.sort(rows[:, column]), at, side="right") for column in range(4)]
+    counts = [passed[state] - passed[state + 1] for state in range(3)]
+    bottom = np.zeros(_MOMENTS)
+    for (name, colour, hatch), count in zip(reversed(_STATES), reversed(counts), strict=True):
+        if count.any():
+            axes.fill_between(
+                at, bottom, bottom + count, facecolor=colour, hatch=hatch, edgecolor="#333333", linewidth=0, label=name,
+                step="mid",
+            )  # fmt: skip
+        bottom += count
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("requests at a time")
+    axes.set_xlim(rows[0, 0], rows[:, 3].max())
+    return int(_in_flight(rows).max())
+
+
+def _in_flight(rows: Floats) -> Integers:
+    """Return how many requests there were at each arrival, that one included; rows are in order of arrival."""
+    return np.arange(1, len(rows) + 1) - np.searchsorted(np.sort(rows[:, 3]), rows[:, 0], side="left")
+
+
+def _draw_rows(axes: Axes, rows: Floats) -> None:
+    places = np.arange(len(rows))
+    thick = max(0.8, min(6.0, 180 / len(rows)))
+    for state, (_, colour, _) in enumerate(_STATES):
+        # Told apart by thickness in grey, too.
+        width = thick * (0.5, 1.6, 1.0)[state]
+        axes.hlines(places, rows[:, state], rows[:, state + 1], colors=colour, linewidth=width)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.grid(visible=False, axis="y")
