@@ -43,17 +43,21 @@ class CacheStats(Struct, kw_only=True, frozen=True):
 
 
 class SpeculationStats(Struct, kw_only=True, frozen=True):
-    """Counters of drafting in one step."""
+    """Counters of drafting in one step; the last one is not asked for by the reader, and as vLLM wrote it."""
 
     num_spec_tokens: Count
     num_drafts: Count
     num_draft_tokens: Count
     num_accepted_tokens: Count
     num_accepted_tokens_per_pos: list[Count]
+    num_draft_tokens_per_pos: Any = None
 
 
 class SchedulerStats(Struct, kw_only=True, frozen=True):
-    """What a reader needs of vLLM's statistics; the last three are for builds for older engines."""
+    """What a reader needs of vLLM's statistics, and what was in the step, as vLLM wrote it.
+
+    The last three are for builds for older engines.
+    """
 
     num_running_reqs: Count
     num_waiting_reqs: Count
@@ -65,6 +69,7 @@ class SchedulerStats(Struct, kw_only=True, frozen=True):
     num_skipped_waiting_reqs: Count = 0
     connector_prefix_cache_stats: CacheStats | None = None
     spec_decoding_stats: SpeculationStats | None = None
+    iteration_details: Any = None
     encoder_cache_usage: float = 0.0
     waiting_lora_adapters: dict[str, Count] = {}
     running_lora_adapters: dict[str, Count] = {}

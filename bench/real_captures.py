@@ -1,0 +1,223 @@
+"""Captures of a real vLLM on the CPU, made without a cluster: what replay's fits and forecasts are measured with.
+
+    .venv/bin/python -m bench.real_captures FOLDER [NAME …]
+
+Below FOLDER each capture gets a folder as `specdecode capture fetch` leaves it; one that is there already is not made
+anew. The engine is unmodified; the recorder, the load generator and the Job's own code do the rest. The pair is
+larger than the tiny one of the examples, so that a step takes 10 to 60 ms on one core, far more than the host's
+part of it; one thread computes, which leaves the other core to the API server and the client.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from devcluster.images.engine_environment import install_engine_environment
+from specdecode_operator.capture.job.main import Job
+from specdecode_operator.capture.validation.summary import summary_text
+from tests.engine.engine_process import Engine
+from tests.engine.recorder_server import REPOSITORY, serving
+
+MODEL: Final = "bench-pair"
+SHAPE: Final = {"HIDDEN": 512, "HEADS": 8, "INTERMEDIATE": 1536, "TARGET_LAYERS": 12}
+AGREEMENT_NOISE: Final = 0.08
+USUAL_TOKENS, RARE_SCALE, ATTENTION_SCALE = 64, 0.3, 0.02
+"""What makes the answers repeat themselves, so that ngram finds drafts that are sometimes right: few tokens that are
+likely at all, and so little attention that the last tokens nearly decide the next one."""
+
+VOCABULARY: Final = 1024
+MAX_MODEL_LEN: Final = 2048
+MAX_NUM_SEQS: Final = 32
+OUTPUT_TOKENS: Final = 200
+PROMPT_TOKENS, LONG_PROMPT_TOKENS = 96, 384
+TEMPERATURES: Final = [{"temperature": "0.0", "sharePercent": 100}]
+"""Greedy: with other temperatures in its batch, a vLLM 0.32 for the CPU accepts next to no draft of any request."""
+
+_MAKE_PAIR: Final = """
+import pathlib, sys
+sys.path.insert(0, {examples!r})
+import tiny_pair
+for name, value in {shape}.items():
+    setattr(tiny_pair, name, value)
+usual_weights = tiny_pair.pair_weights
+def pair_weights(parameters):
+    pair = usual_weights(parameters)
+    for weights in pair:
+        for name in weights:
+            if name.endswith("o_proj.weight"):
+                weights[name] *= {attention}
+        head = weights["lm_head.weight"]
+        head[:8] *= {rare}
+        head[8 + {usual} :] *= {rare}
+    return pair
+tiny_pair.pair_weights = pair_weights
+tiny_pair.make_pair(pathlib.Path(sys.argv[1]), tiny_pair.PairParameters(agreement_noise={noise}))
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one capture sends: so many clients, one phase after the other, each for so long."""
+
+    concurrency: tuple[int, ...]
+    prompt_tokens: int = PROMPT_TOKENS
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One capture: how the engine speculates, and what it is sent."""
+
+    method: str
+    k: int
+    load: Load
+
+    def speculation(self, models: Path) -> dict[str, Any]:
+        """Return vLLM's --speculative-config."""
+        given: dict[str, Any] = {"method": self.method, "num_speculative_tokens": self.k}
+        if self.method == "draft_model":
+            return given | {"model": str(models / "draft")}
+        return given | {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where captures are made, and for how long each load is sent."""
+
+    engine: Engine
+    models: Path
+    out: Path
+    seconds: int
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine gets that is not the usual one."""
+
+    arguments: Sequence[str] = ()
+    packages: Sequence[Path] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+FIT, MORE, LONG = Load((4, 8)), Load((2, 16)), Load((8,), LONG_PROMPT_TOKENS)
+
+
+def _again(load: Load) -> Load:
+    return Load(load.concurrency, load.prompt_tokens, seed=2)
+
+
+CAPTURES: Final = {
+    "draft-fit": Planned("draft_model", 3, FIT),
+    "draft-more": Planned("draft_model", 3, MORE),
+    "draft-long": Planned("draft_model", 3, LONG),
+    "draft-k5": Planned("draft_model", 5, Load((8,))),
+    "draft-more-again": Planned("draft_model", 3, _again(MORE)),
+    "draft-long-again": Planned("draft_model", 3, _again(LONG)),
+    "draft-k5-again": Planned("draft_model", 5, _again(Load((8,)))),
+    "ngram-fit": Planned("ngram", 4, FIT),
+    "ngram-more": Planned("ngram", 4, MORE),
+    "ngram-long": Planned("ngram", 4, LONG),
+    "ngram-more-again": Planned("ngram", 4, _again(MORE)),
+    "ngram-long-again": Planned("ngram", 4, _again(LONG)),
+}
+
+
+def make_models(engine: Engine, folder: Path) -> Path:
+    """Write target and draft below a folder, where they are not there yet."""
+    script = _MAKE_PAIR.format(
+        examples=str(REPOSITORY / "examples"),
+        shape=SHAPE,
+        attention=ATTENTION_SCALE,
+        rare=RARE_SCALE,
+        usual=USUAL_TOKENS,
+        noise=AGREEMENT_NOISE,
+    )
+    engine.run("-c", script, str(folder))
+    return folder
+
+
+def settings(name: str, load: Load, volume: Path, url: str, seconds: int) -> dict[str, Any]:
+    """Return what the operator would give the capture's Job."""
+    return {
+        "namespace": "bench",
+        "capture": name,
+        "root": str(volume),
+        "engine": {"url": url, "model": "tiny", "max_model_len": MAX_MODEL_LEN, "vocab_size": VOCABULARY},
+        "workload": {
+            "prompts": {"synthetic": {"promptTokens": load.prompt_tokens, "outputTokens": OUTPUT_TOKENS}},
+            "phases": [
+                {"name": f"closed-{clients}", "pattern": "Closed", "concurrency": clients, "durationSeconds": seconds}
+                for clients in load.concurrency
+            ],
+            "temperatures": TEMPERATURES,
+            "warmupRequests": 8,
+        },
+        "seed": load.seed,
+        "deadline_seconds": 600,
+        "context": {"image": "test"},
+    }
+
+
+def capture(place: Place, name: str, planned: Planned, engine: EngineOptions = EngineOptions()) -> Path:
+    """Start an engine, record a load on it, and leave the published files in a folder."""
+    with tempfile.TemporaryDirectory(dir=place.out) as scratch_name:
+        scratch = Path(scratch_name)
+        volume = scratch / "volume"
+        volume.mkdir()
+
+        def job(url: str) -> Job:
+            given = settings(name, planned.load, volume, url, place.seconds)
+            return Job({"SPECDECODE_CAPTURE": json.dumps(given), "SPECDECODE_ATTEMPT": "uid-1"})
+
+        prepared = job("http://127.0.0.1:1")
+        prepared.prepare(scratch / "bundle")
+        usual = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-seqs={MAX_NUM_SEQS}", "--block-size=32")
+        variables = {
+            "SPECDECODE_RECORD_DIR": str(prepared.places.segments),
+            "OBSERVER_DIR": "",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        try:
+            with serving(
+                place.engine,
+                place.models,
+                scratch / "engine",
+                *usual,
+                *engine.arguments,
+                speculation=planned.speculation(place.models),
+                packages=engine.packages,
+                **variables | engine.environment,
+            ) as server:
+                published = job(server.url).run()
+        finally:
+            shutil.copy(scratch / "engine" / "vllm.log", place.out / f"{name}.log")
+        sys.stdout.write(f"{name}\n{summary_text(published.summary)}\n")
+        sys.stdout.flush()
+        return Path(shutil.copytree(prepared.places.final, place.out / name))
+
+
+def main() -> None:
+    """Make the captures that the command line names."""
+    parser = argparse.ArgumentParser(description="Make captures of a real vLLM on the CPU.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CAPTURES)}; absent: all")
+    parser.add_argument("--seconds", type=int, default=40, help="for each number of clients (default: %(default)s)")
+    arguments = parser.parse_args()
+    engine = Engine.at(install_engine_environment())
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    models = make_models(engine, arguments.folder / MODEL)
+    place = Place(engine, models, arguments.folder, arguments.seconds)
+    for name in arguments.names or CAPTURES:
+        if not (arguments.folder / name).is_dir():
+            capture(place, name, CAPTURES[name])
+
+
+if __name__ == "__main__":
+    main()

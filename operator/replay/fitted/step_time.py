@@ -1,0 +1,218 @@
+"""Fits how long a step takes to what was in it: the section ``step_time`` of a model file.
+
+What is fitted are periods, from the end of one step to that of the next: they are what a client waits for. On an
+engine that plans steps ahead they are the accelerator's time, on others the host's is in them, and ``host_ms`` says
+how much, so that an emulated engine does not add its own to it.
+
+Most of what varies hangs together (twice the requests have twice the tokens and context), and a machine has moments in
+which everything takes longer. So all terms are 0 or more, a term stays only where the steps cannot be told without it,
+and steps that took far longer than others like them count for less; their share of time comes back with the residuals.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from specdecode_operator.replay.emulated.step_time import StepShape
+from specdecode_operator.replay.fitted.measured_steps import MeasuredSteps, Numbers
+from specdecode_operator.replay.recording.recording import Recording
+
+LEAST_STEPS: Final = 50
+"""Fewer cannot carry a fit."""
+
+_LEAST_IN_SEGMENT: Final = 30
+"""Steps between two knots of the curve."""
+
+_HUBER: Final = 1.5
+"""Of the usual deviation: what deviates more counts less, as is usual for robust fits."""
+
+_ROUNDS: Final = 12
+_WORTH: Final = 0.003
+"""By how much, of the squared deviations, a term must make the fit better to stay."""
+
+_RESIDUALS: Final = 101
+_QUANTILES: Final = (0.001, 0.999)
+_HOST_QUANTILE: Final = 0.9
+"""Of the time between steps: what is slower there is this machine's noise, which the residuals have already."""
+
+_UNITS: Final = {
+    "request_us": 1e-3,
+    "prefill_token_us": 1e-3,
+    "context_ns": 1e-6,
+    "prefill_pair_ps": 1e-9,
+    "draft_ms": 1.0,
+    "draft_request_us": 1e-3,
+}
+"""Milliseconds in each."""
+
+_NOTHING: Final = 1e-14
+
+_DOUBTFUL: Final = ("prefill_pair_ps", "context_ns", "prefill_token_us", "draft_request_us", "request_us")
+"""Terms that are left out if they make little difference, the first ones first."""
+
+
+def fit_step_time(recordings: Iterable[Recording], *, draft_share: float = 0.0) -> dict[str, Any] | None:
+    """Return the section; None where too few steps say what was in them.
+
+    Parameters
+    ----------
+    draft_share
+        What one pass of the draft reads, by what one of the target does. It is needed to forecast another K from
+        recordings of one: what the draft takes cannot be told from them then. Ignored where K varies.
+    """
+    return fit_measured_steps(MeasuredSteps.of(recordings), draft_share=draft_share)
+
+
+def fit_measured_steps(steps: MeasuredSteps, *, draft_share: float = 0.0) -> dict[str, Any] | None:
+    """Return the section that describes some steps; see `fit_step_time`."""
+    if len(steps) < LEAST_STEPS:
+        return None
+    knots = _knots(steps.scheduled_tokens)
+    table = _columns(steps, knots, draft_share)
+    names = list(table)
+    columns = np.column_stack([table[name] for name in names])
+    kept = _choose(columns, steps.ms, names)
+    found = dict.fromkeys(names, 0.0) | dict(
+        zip(kept, _robust(columns[:, _places(names, kept)], steps.ms), strict=True)
+    )
+    modelled = columns @ np.array([found[name] for name in names])
+    ratio = steps.ms / np.maximum(modelled, 1e-9)
+    low, high = np.quantile(ratio, _QUANTILES)
+    ratio = np.clip(ratio, low, high)
+    level = float(np.average(ratio, weights=modelled))
+    section = _section(found, knots, steps, draft_share, level)
+    quantiles = np.quantile(ratio, np.linspace(0, 1, _RESIDUALS)) / level
+    # Evaluated on straight lines between the quantiles, whose mean is not quite theirs.
+    mean = float((quantiles[:-1] + quantiles[1:]).mean() / 2)
+    return section | {"residuals": [round(float(each) / mean, 4) for each in quantiles]}
+
+
+def _knots(tokens: Numbers) -> list[float]:
+    """Return where the curve may bend: twice the tokens from knot to knot, as long as there are steps between."""
+    low, high = float(tokens.min()), float(tokens.max())
+    knots, step = [low], max(low, 8.0) * 2
+    while step < high:
+        between = ((tokens > knots[-1]) & (tokens <= step)).sum()
+        if between >= _LEAST_IN_SEGMENT and (tokens > step).sum() >= _LEAST_IN_SEGMENT:
+            knots.append(step)
+        step *= 2
+    return [*knots, high] if high > low else knots
+
+
+def _columns(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> dict[str, Numbers]:
+    varies = bool(np.ptp(steps.drafted) > 0 and len(np.unique(steps.drafted[steps.drafted > 0])) > 1)
+    base = np.ones(len(steps)) if varies else 1 + draft_share * steps.drafted
+    segments = {
+        f"segment {index}": np.clip(steps.scheduled_tokens - low, 0, high - low)
+        for index, (low, high) in enumerate(pairwise(knots))
+    }
+    terms = {
+        "request_us": steps.requests,
+        "prefill_token_us": steps.prefill_tokens,
+        "context_ns": steps.context_tokens,
+        "prefill_pair_ps": steps.prefill_pairs,
+    }
+    if varies:
+        terms |= {"draft_ms": steps.drafted, "draft_request_us": steps.drafted * steps.requests}
+    return {"base": base, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
+
+
+def _choose(columns: Numbers, ms: Numbers, names: Sequence[str]) -> list[str]:
+    """Return the terms without which the steps cannot be told."""
+    kept = list(names)
+    best = _cost(columns[:, _places(names, kept)], ms)
+    for name in _DOUBTFUL:
+        fewer = [each for each in kept if each != name]
+        if len(fewer) < len(kept) and (cost := _cost(columns[:, _places(names, fewer)], ms)) <= best * (1 + _WORTH):
+            kept, best = fewer, cost
+    return kept
+
+
+def _places(names: Sequence[str], kept: Sequence[str]) -> list[int]:
+    return [list(names).index(name) for name in kept]
+
+
+def _cost(columns: Numbers, ms: Numbers) -> float:
+    """Return how badly the best fit describes the steps, with Huber's measure of deviations."""
+    modelled = np.maximum(columns @ _robust(columns, ms), 1e-9)
+    deviation = np.abs(ms / modelled - 1)
+    bound = _HUBER * _usual(ms / modelled - 1)
+    return float(np.where(deviation <= bound, deviation**2, bound * (2 * deviation - bound)).sum())
+
+
+def _robust(columns: Numbers, ms: Numbers) -> Numbers:
+    """Return the terms, none negative, that describe most steps, by relative deviations."""
+    modelled = np.full(len(ms), float(np.median(ms)))
+    terms = np.zeros(columns.shape[1])
+    for _ in range(_ROUNDS):
+        deviation = ms / modelled - 1
+        bound = _HUBER * _usual(deviation)
+        weights = np.minimum(1.0, bound / np.maximum(np.abs(deviation), 1e-12)) ** 0.5 / modelled
+        terms = non_negative(columns * weights[:, None], ms * weights)
+        # A step is compared with its own kind from the second round on; the floor keeps weights finite.
+        modelled = np.maximum(columns @ terms, 0.05 * float(np.median(ms)))
+    return terms
+
+
+def _usual(deviation: Numbers) -> float:
+    return max(1e-6, float(np.median(np.abs(deviation - np.median(deviation)))) * 1.4826)
+
+
+def non_negative(columns: Numbers, values: Numbers) -> Numbers:
+    """Return the least squares solution of which nothing is negative (Lawson and Hanson 1974, chapter 23)."""
+    scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+    normal = (columns / scale).T @ (columns / scale) + 1e-10 * np.eye(columns.shape[1])
+    right = (columns / scale).T @ values
+    solution = np.zeros(len(right))
+    free = np.zeros(len(right), dtype=bool)
+    tolerance = 1e-10 * max(1.0, float(np.abs(right).max()))
+    for _ in range(3 * len(right)):
+        gradient = np.where(free, -np.inf, right - normal @ solution)
+        if gradient.max() <= tolerance:
+            break
+        free[int(gradient.argmax())] = True
+        solution = _within_bounds(normal, right, solution, free)
+    found: Numbers = solution / scale
+    return found
+
+
+def _within_bounds(normal: Numbers, right: Numbers, solution: Numbers, free: Any) -> Numbers:
+    """Return the solution of the free terms; those that would be negative are freed no more."""
+    while True:
+        trial = np.zeros(len(right))
+        trial[free] = np.linalg.solve(normal[np.ix_(free, free)], right[free])
+        negative = free & (trial <= 0)
+        if not negative.any():
+            return np.asarray(trial, dtype=np.float64)
+        step = np.min(solution[negative] / (solution[negative] - trial[negative] + 1e-300))
+        moved: Numbers = solution + step * (trial - solution)
+        free &= moved > _NOTHING
+        solution = np.where(free, moved, 0.0)
+        if not free.any():
+            return np.zeros(len(right))
+
+
+def _section(
+    found: dict[str, float], knots: Sequence[float], steps: MeasuredSteps, draft_share: float, level: float
+) -> dict[str, Any]:
+    height = found["base"]
+    curve = [(knots[0], height)]
+    for index, (low, high) in enumerate(pairwise(knots)):
+        height += found[f"segment {index}"] * (high - low)
+        curve.append((high, height))
+    terms = {name: found.get(name, 0.0) for name in _UNITS}
+    if "draft_ms" not in found:
+        terms["draft_ms"] = draft_share * found["base"]
+    host = steps.host_ms[np.isfinite(steps.host_ms)]
+    return {
+        "curve": [[tokens, round(float(level * ms), 5)] for tokens, ms in curve],
+        **{name: round(float(level * value), 5) for name, value in terms.items() if value},
+        "host_ms": round(float(np.quantile(host, _HOST_QUANTILE)), 4) if len(host) else 0.0,
+        "ranges": {
+            field.name: [float(getattr(steps, field.name).min()), float(getattr(steps, field.name).max())]
+            for field in fields(StepShape)
+        },
+    }
