@@ -48,6 +48,9 @@ class EngineCounters(Struct, kw_only=True, frozen=True):
     drafts: int | None = None
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
+    # What the engine allocated for the KV cache, of the smallest rank; null where it does not say.
+    num_gpu_blocks: int | None = None
+    kv_cache_tokens: int | None = None
 
 
 class AccountingEntry(Struct, kw_only=True, frozen=True):

@@ -234,6 +234,8 @@ def _counters(metrics: MetricsDelta | NoMetrics) -> EngineCounters | None:
         drafts=speculation.drafts if speculation else None,
         draft_tokens=speculation.draft_tokens if speculation else None,
         accepted_tokens=speculation.accepted_tokens if speculation else None,
+        num_gpu_blocks=metrics.num_gpu_blocks,
+        kv_cache_tokens=metrics.kv_cache_tokens,
     )
 
 

@@ -31,6 +31,9 @@ class MetricsDelta:
     generation_tokens: int  # over all ranks
     # Drafts and what was accepted of them; None for an engine that does not speculate.
     speculation: SpeculationReading | None
+    # What the engine allocated for the KV cache, of the smallest rank; None where it does not say.
+    num_gpu_blocks: int | None = None
+    kv_cache_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def metrics_delta(before: EngineReading | NoMetrics, after: EngineReading | NoMe
     speculation = _difference(before.speculation, after.speculation)
     if tokens < 0 or (speculation is not None and speculation.drafts < 0):
         return NoMetrics("the engine's counters went back: it was restarted during the run")
-    return MetricsDelta(tokens, speculation)
+    return MetricsDelta(tokens, speculation, after.num_gpu_blocks, after.kv_cache_tokens)
 
 
 def _difference(before: SpeculationReading | None, after: SpeculationReading | None) -> SpeculationReading | None:

@@ -104,6 +104,16 @@ class TestPublished:
         assert failure.reason == "ValidationFailed"
         assert "(1, 4, 3) on /metrics" in failure.message
 
+    def test_what_the_engine_allocated_is_kept(self, pod: Pod) -> None:
+        async def load(settings: RunSettings, folder: Path, stop: Stop) -> Result:
+            await pod.load(settings, folder, stop)
+            return Result(MetricsDelta(240, None, num_gpu_blocks=70, kv_cache_tokens=1120))
+
+        pod.start()
+        counters = pod.job.run(load).manifest.engine_counters
+        assert counters is not None
+        assert (counters.num_gpu_blocks, counters.kv_cache_tokens) == (70, 1120)
+
     def test_why_there_are_no_counters_is_noted(self, pod: Pod) -> None:
         pod.start()
         assert any("not compared: not asked" in note for note in pod.job.run(pod.load).manifest.notes)

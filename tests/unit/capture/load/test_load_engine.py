@@ -40,6 +40,7 @@ def _metrics(drafts: int | None, *, tokens: int = 0, running: int = 0) -> tuple[
             "spec_decode_num_accepted_tokens_total": 2 * drafts,
         }
     lines = [f'vllm:{name}{{engine="0"}} {value}' for name, value in values.items()]
+    lines.append('vllm:cache_config_info{engine="0",num_gpu_blocks="70",kv_cache_size_tokens="1120"} 1')
     for position, accepted in enumerate([drafts, drafts, 0, 0] if drafts is not None else []):
         name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
         lines.append(f'{name}{{engine="0",position="{position}"}} {accepted}')
@@ -154,4 +155,4 @@ async def test_the_counters_of_a_run_are_those_of_its_measured_requests(
     speculation = SpeculationReading(
         drafts=50, draft_tokens=200, accepted_tokens=100, accepted_per_position=(50, 50, 0, 0)
     )
-    assert result.metrics == MetricsDelta(30, speculation if speculates else None)
+    assert result.metrics == MetricsDelta(30, speculation if speculates else None, 70, 1120)
