@@ -183,6 +183,7 @@ def capture(place: Place, name: str, planned: Planned, engine: EngineOptions = E
             "OBSERVER_DIR": "",
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "NUMBA_NUM_THREADS": "1",
         }
         try:
             with serving(

@@ -1,0 +1,165 @@
+"""What becomes of drafts is found again from recordings of known engines, and from those of a real one."""
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.replay.emulated.acceptance import (
+    Acceptance,
+    Difficulty,
+    acceptance_from_json,
+    from_rates,
+)
+from specdecode_operator.replay.emulated.step_time import StepTime
+from specdecode_operator.replay.fitted.acceptance import fit_acceptance
+from specdecode_operator.replay.fitted.model import Limits
+from specdecode_operator.replay.recording.read import read_recording
+from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+from specdecode_operator.replay.synth.arrivals import parse_arrivals
+from specdecode_operator.replay.synth.given import GivenBehaviour
+from specdecode_operator.replay.synth.lengths import Lengths
+from specdecode_operator.replay.synth.prompts import Prompts
+from specdecode_operator.replay.synth.run import VirtualRun
+
+REAL = Path(__file__).parents[3] / "data" / "captures"
+OUTCOMES = [(2, 0), (2, 1), (2, 2)]
+HARD, EASY = (0.7, 0.2, 0.1), (0.1, 0.1, 0.8)
+
+
+def drawn(acceptance: Acceptance, requests: int, output_tokens: int, temperature: float | None = 0.0) -> Recording:
+    """Return requests whose drafts fared as the acceptance says, each cut where its answer ends."""
+    random = Random(7)
+    made = []
+    for _ in range(requests):
+        difficulty = acceptance.draw_class(temperature, random)
+        chunks, before = [1], None
+        while sum(chunks) < output_tokens:
+            before = acceptance.draw(difficulty, before, random)
+            chunks.append(min(acceptance.outcomes[before][1] + 1, output_tokens - sum(chunks)))
+        made.append(
+            RecordedRequest(
+                arrival_ms=0.0,
+                prompt_tokens=10,
+                cached_tokens=0,
+                ttft_ms=1.0,
+                chunk_tokens=array("I", chunks),
+                gaps_ms=array("d", [1.0] * (len(chunks) - 1)),
+                temperature=temperature,
+            )
+        )
+    return recording(made)
+
+
+def recording(requests: Sequence[RecordedRequest], k: int = 2) -> Recording:
+    meta = TraceMeta(speculative={"method": "eagle3", "num_speculative_tokens": k})
+    return Recording(trace=Path("trace.jsonl"), steps=None, meta=meta, requests=requests)
+
+
+def section(*recordings: Recording) -> dict[str, Any]:
+    found = fit_acceptance(recordings)
+    assert found is not None
+    return found
+
+
+def tokens_per_step(requests: Sequence[RecordedRequest]) -> "list[float]":
+    return [(each.output_tokens - 1) / len(each.gaps_ms) for each in requests]
+
+
+def test_easy_and_hard_requests_are_told_apart() -> None:
+    known = Acceptance(2, OUTCOMES, [Difficulty(0.7, HARD), Difficulty(0.3, EASY)])
+    real = drawn(known, 300, 200)
+    found = section(real)
+    assert sorted(each["share"] for each in found["classes"]) == pytest.approx([0.3, 0.7], abs=0.06)
+    by_share = sorted(found["classes"], key=lambda each: each["share"])
+    assert by_share[0]["outcomes"] == pytest.approx(EASY, abs=0.02)
+    assert by_share[1]["outcomes"] == pytest.approx(HARD, abs=0.02)
+    again = drawn(acceptance_from_json(found), 300, 200)
+    deciles = range(10, 100, 10)
+    assert np.percentile(tokens_per_step(again.requests), deciles) == pytest.approx(
+        np.percentile(tokens_per_step(real.requests), deciles), rel=0.06
+    )
+
+
+def test_requests_that_are_alike_are_one_class() -> None:
+    found = section(drawn(from_rates((0.7, 0.5)), 200, 200))
+    assert len(found["classes"]) == 1
+    assert "after" not in found["classes"][0]
+    # No bias of answers that end in the middle of a draft.
+    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.01)
+
+
+def test_short_answers_do_not_hide_long_drafts() -> None:
+    found = section(drawn(from_rates((0.7, 0.5)), 3000, 12))
+    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.015)
+
+
+def test_a_small_capture_is_not_read_for_more_than_it_says() -> None:
+    known = Acceptance(2, OUTCOMES, [Difficulty(0.5, (0.45, 0.3, 0.25)), Difficulty(0.5, (0.35, 0.3, 0.35))])
+    assert len(section(drawn(known, 6, 60))["classes"]) == 1
+
+
+def test_easy_passages_follow_each_other() -> None:
+    after = ((0.8, 0.1, 0.1), (0.5, 0.25, 0.25), (0.1, 0.1, 0.8))
+    known = Acceptance(2, OUTCOMES, [Difficulty(1.0, (0.4, 0.2, 0.4), after)])
+    found = section(drawn(known, 200, 200))
+    assert len(found["classes"]) == 1
+    assert np.array(found["classes"][0]["after"]) == pytest.approx(np.array(after), abs=0.03)
+
+
+def test_temperatures_have_their_own_classes() -> None:
+    cold, hot = from_rates((0.9, 0.8)), from_rates((0.3, 0.1))
+    found = section(drawn(cold, 50, 100, 0.0), drawn(hot, 50, 100, 1.0))
+    assert [(each["temperature"], each["share"]) for each in found["classes"]] == [(0.0, 0.5), (1.0, 0.5)]
+    made = acceptance_from_json(found)
+    assert tokens_per_step(drawn(made, 1, 3000, 0.9).requests) == pytest.approx([1.4], abs=0.1)
+    # Too few of one temperature are taken together with the others.
+    assert [
+        each.get("temperature") for each in section(drawn(cold, 50, 100, 0.0), drawn(hot, 1, 9, 1.0))["classes"]
+    ] == [None]
+
+
+def test_a_drafter_that_finds_nothing_at_times(tmp_path: Path) -> None:
+    prompts = Prompts(
+        prompt_tokens=Lengths(50, 50), output_tokens=Lengths(150, 150), shared_prefix_tokens=0, block_size=16, seed=3
+    )
+    run = VirtualRun(
+        behaviour=GivenBehaviour(StepTime(curve=((1, 8.0),)), from_rates((0.6, 0.4, 0.3), 0.4), 1),
+        limits=Limits(max_num_seqs=64, block_size=16),
+        meta=TraceMeta(schema=1, block_size=16, speculative={"method": "ngram", "num_speculative_tokens": 3}),
+    )
+    run.phases(tmp_path, prompts, [parse_arrivals("closed:8", 100, None)], "test")
+    found = section(read_recording(tmp_path))
+    drafting = sum(
+        chance
+        for each in found["classes"]
+        for (drafted, _), chance in zip(found["outcomes"], each["outcomes"], strict=True)
+        if drafted
+    )
+    assert drafting / len(found["classes"]) == pytest.approx(0.4, abs=0.02)
+    assert acceptance_from_json(found).rates(3) == pytest.approx((0.6, 0.4, 0.3), abs=0.03)
+
+
+def test_what_did_not_speculate_has_no_section() -> None:
+    request = drawn(from_rates((0.0, 0.0)), 5, 100).requests[0]
+    assert fit_acceptance([recording([request], k=0)]) is None
+    assert fit_acceptance([]) is None
+    assert fit_acceptance([recording([])]) is None
+
+
+@pytest.mark.parametrize("name", ["draft_model", "ngram"])
+def test_a_real_engine_is_told_by_its_own_counters(name: str) -> None:
+    real = read_recording(REAL / name)
+    found = acceptance_from_json(section(real))
+    again = drawn(found, 200, 200, 0.0)
+    steps, tokens = (sum(map(len, (each.gaps_ms for each in real.requests))), 0)
+    tokens = sum(each.output_tokens - 1 for each in real.requests)
+    of_again = sum(each.output_tokens - 1 for each in again.requests) / sum(
+        len(each.gaps_ms) for each in again.requests
+    )
+    assert of_again == pytest.approx(tokens / steps, rel=0.04)
