@@ -116,6 +116,9 @@ def _gpu() -> str | None:
     from vllm.platforms import current_platform  # noqa: PLC0415 (only inside an engine)
 
     try:
+        # An emulated engine (replay/emulated) says so of itself; of other platforms the name is unknown.
+        if emulated := vars(type(current_platform)).get("specdecode_emulated"):
+            return f"emulated {emulated}"
         return None if current_platform.is_cpu() else str(current_platform.get_device_name())
     except Exception:  # noqa: BLE001 (whatever a driver raises: it is one word in the header)
         return None

@@ -16,7 +16,7 @@ from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.problems import printable
 from specdecode_operator.replay.fitted.model import ModelFileError, read_model
 from specdecode_operator.replay.launch.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
-from specdecode_operator.replay.launch.engine_environment import EngineEnvironment
+from specdecode_operator.replay.launch.engine_environment import EngineEnvironment, free_port
 from specdecode_operator.replay.launch.folder import EngineFolder, write_engine_folder
 
 RECORD_VARIABLE: Final = "SPECDECODE_RECORD_DIR"
@@ -30,12 +30,13 @@ VERDICT_FILE: Final = "lateness.txt"
 class Asked:
     """What a user asks for."""
 
-    model: Path  # as `specdecode replay fit` wrote it
-    plan: str  # file with one SpecDecodeDeployment
+    models: Sequence[Path]  # one, as `specdecode replay fit` wrote it
+    plan: str | None  # file with one SpecDecodeDeployment
     rendering: Options  # how it is planned
     engine: Path | None = None  # python, or folder of packages, that has vLLM; None: this python
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = 8000  # 0: a free one
+    served_model_names: Sequence[str] = ()  # in the place of those of the plan
     tokenizer: Path | None = None  # folder with the model's own
     seed: int = 0
     record: Path | None = None  # folder for what the recorder writes
@@ -46,13 +47,22 @@ class Asked:
 def serve_emulated(asked: Asked) -> int:
     """Serve until a signal comes; return the exit status."""
     try:
+        if len(asked.models) != 1:
+            fail(f"--mode emulated takes one fitted model, not {len(asked.models)}: fit it to all captures together")
+        model = read_model(asked.models[0])
         launch = _planned(asked)
-        emulated = emulation(launch, read_model(asked.model))
+        emulated = emulation(launch, model)
         engine = EngineEnvironment.at(asked.engine)
         version = engine.version()
         with ExitStack() as stack:
             folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdecode-emulated-")))
-            written = write_engine_folder(folder / "engine", emulated, tokenizer=asked.tokenizer, seed=asked.seed)
+            written = write_engine_folder(
+                folder / "engine",
+                emulated,
+                tokenizer=asked.tokenizer,
+                seed=asked.seed,
+                tells_steps=asked.keep is not None,
+            )
             _say_what_is_served(emulated, launch, version)
             status = _serve(asked, engine, written)
             _say_verdict(written)
@@ -65,6 +75,8 @@ def serve_emulated(asked: Asked) -> int:
 
 def _planned(asked: Asked) -> Launch:
     """Return the plan of the only deployment in a file."""
+    if asked.plan is None:
+        fail("--mode emulated needs --plan FILE: the SpecDecodeDeployment whose engine it is")
     found, errors = render([asked.plan], asked.rendering)
     problems: list[DocumentError | str] = [*errors]
     problems += [f"{each.document.name}: {each.refusal}" for each in found if each.refusal]
@@ -84,7 +96,12 @@ def _serve(asked: Asked, engine: EngineEnvironment, written: EngineFolder) -> in
     if asked.record is not None:
         asked.record.mkdir(parents=True, exist_ok=True)
         more[RECORD_VARIABLE] = str(asked.record.resolve())
-    arguments = [*written.arguments, "--host", asked.host, "--port", str(asked.port), *asked.more]
+    port = asked.port or free_port(asked.host)
+    arguments = [*written.arguments, "--host", asked.host, "--port", str(port)]
+    if asked.served_model_names:
+        arguments += ["--served-model-name", *asked.served_model_names]
+    arguments += asked.more
+    say_line(f"emulated: serving at http://{asked.host}:{port}", err=True)
     return engine.serve(arguments, engine.variables([written.plugins], more))
 
 

@@ -1,12 +1,15 @@
 """`specdecode replay serve`: a capture as an OpenAI-compatible server."""
 
 import os
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specdecode_operator.cli import options
+from specdecode_operator.cli.replay import emulated_options as emulated
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.replay.engines.acceptance import AcceptanceSchedule
 from specdecode_operator.replay.engines.matching import Matching, Unmatched
@@ -15,11 +18,25 @@ from specdecode_operator.replay.recording.read import RecordingError
 _EXTRA = ("starlette", "uvicorn", "uvloop", "httptools", "numpy")
 
 
+class Mode(StrEnum):
+    """What answers requests."""
+
+    STEPS = "steps"
+    EMULATED = "emulated"
+
+
 def serve_command(  # noqa: PLR0913  each is an option
+    context: typer.Context,
     traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", help="Folders of captures, or traces, one after the other.")
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Folders of captures, or traces, one after the other. emulated: a fitted model."
+        ),
     ],
     *,
+    mode: Annotated[
+        Mode, typer.Option(help="steps: as recorded. emulated: vLLM's own server, with a fitted model for its GPUs.")
+    ] = Mode.STEPS,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[
@@ -55,6 +72,16 @@ def serve_command(  # noqa: PLR0913  each is an option
         int, typer.Option(help="Seconds that answers may take to their end after SIGTERM.", min=0)
     ] = 60,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    plan: emulated.Plan = None,
+    engine: emulated.Engine = None,
+    tokenizer: emulated.Tokenizer = None,
+    record: emulated.Record = None,
+    keep: emulated.Keep = None,
+    engine_arg: emulated.EngineArgument = None,
+    nodes: options.NodesOption = None,
+    model_config: options.ModelConfigOption = None,
+    hub: options.HubOption = False,
+    calibration: options.CalibrationOption = None,
 ) -> None:
     """Serve a capture: every request gets the tokens of a recorded one, in its bursts and at its gaps.
 
@@ -63,8 +90,36 @@ def serve_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode replay serve captures/demo --port 8000
 
+    With --mode emulated it starts vLLM itself, which needs no GPU and no weights for it: its HTTP server, scheduler,
+    prefix cache and KV blocks serve the deployment of --plan, and a model that `specdecode replay fit` made says how
+    long a step takes and what is accepted. At its end it says whether this machine was fast enough to be believed.
+
+    For example: specdecode replay serve --mode emulated model.json --plan deployment.yaml --engine venv/bin/python
+
     Ends with 0 after SIGTERM or Ctrl-C, when what was being answered is answered; with 2 where nothing can be served.
     """
+    emulated.refuse_options(context, emulated=mode is Mode.EMULATED)
+    if mode is Mode.EMULATED:
+        from specdecode_operator.cli.options import hub_models  # noqa: PLC0415
+        from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
+        from specdecode_operator.cli.replay.emulated import Asked, serve_emulated  # noqa: PLC0415
+
+        rendering = Options(nodes, model_config or [], calibration, models=hub_models(wanted=hub))
+        asked = Asked(
+            models=traces,
+            plan=plan,
+            rendering=rendering,
+            engine=engine,
+            host=host,
+            port=port,
+            served_model_names=tuple(served_model_name or ()),
+            tokenizer=tokenizer,
+            seed=seed,
+            record=record,
+            keep=keep,
+            more=engine_arg or [],
+        )
+        raise typer.Exit(serve_emulated(asked))
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
         names = ", ".join(missing)
         raise typer.BadParameter(f"needs the extra replay ({names}): install 'specdecode-operator[replay]'")

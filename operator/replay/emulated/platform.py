@@ -5,6 +5,8 @@ from typing import Any, Final
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 
+from .settings import KEY, read_settings
+
 _KEPT: Final = (
     ("scheduler_config", ("async_scheduling", "enable_chunked_prefill", "max_num_batched_tokens")),
     ("cache_config", ("block_size", "enable_prefix_caching", "mamba_ssm_cache_dtype")),
@@ -15,12 +17,17 @@ _KEPT: Final = (
 class EmulatedPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM ships types only where it is installed
     """What differs from a CPU is what is scheduled, and what requests may ask for."""
 
+    specdecode_emulated: str | None = None
+    """What is emulated: the recorder marks its captures with it."""
+
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """Let the CPU's platform do its part, and keep what was chosen for a GPU."""
         chosen = [(getattr(vllm_config, part), name) for part, names in _KEPT for name in names]
         before = [getattr(config, name, None) for config, name in chosen]
         super().check_and_update_config(vllm_config)
+        if KEY in (vllm_config.additional_config or {}):
+            cls.specdecode_emulated = read_settings(vllm_config.additional_config).gpu
         for (config, name), value in zip(chosen, before, strict=True):
             if hasattr(config, name):
                 setattr(config, name, value)

@@ -42,6 +42,7 @@ class Settings:
     acceptance: Acceptance | None = None  # None without speculation
     text: tuple[int, int] = (300, 1000)  # first and last token id of what is generated; no token between them ends it
     seed: int = 0
+    gpu: str | None = None  # what is emulated: captures name it so
     folder: Path | None = None  # for what is told of the steps
     tells_steps: bool = False  # each of them, beside the verdict on all
 
@@ -66,6 +67,7 @@ def settings_from_json(given: Mapping[str, Any]) -> Settings:
         acceptance=None if acceptance is None else acceptance_from_json(acceptance),
         text=(first, last),
         seed=given.get("seed", 0),
+        gpu=given.get("gpu"),
         folder=None if folder is None else Path(folder),
         tells_steps=given.get("tells_steps", False),
     )

@@ -61,9 +61,10 @@ class Emulation:
     layers: Sequence[dict[str, Any]]  # What each layer keeps on a rank, as replay/emulated/settings.py reads it
     num_blocks: int  # Of the KV cache, as planned
     kv_cache_bytes: int  # On each rank
+    gpu: str  # Product of the plan, or CPU
     model: FittedModel
 
-    def plugin_settings(self, text: tuple[int, int], seed: int, folder: Path) -> dict[str, Any]:
+    def plugin_settings(self, text: tuple[int, int], seed: int) -> dict[str, Any]:
         """Return what the plugin is told."""
         return {
             "step_time": self.model.step_time,
@@ -72,7 +73,7 @@ class Emulation:
             "kv_cache_bytes": self.kv_cache_bytes,
             "text": list(text),
             "seed": seed,
-            "folder": str(folder),
+            "gpu": self.gpu,
         }
 
     def arguments(self, target: Path, draft: Path | None, told: Path) -> list[str]:
@@ -120,6 +121,7 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
         layers=[_kept(run, page, facts.pair) for run, page in cache_pages(facts.pair, row.tensor)],
         num_blocks=row.budget.num_blocks,
         kv_cache_bytes=row.budget.num_blocks * grouping.bytes_per_block,
+        gpu=row.product,
         model=model,
     )
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,3 +90,10 @@ class EngineEnvironment:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def free_port(host: str) -> int:
+    """Return a port at which nobody listens now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -19,7 +19,7 @@ class EngineFolder:
 
 
 def write_engine_folder(
-    folder: Path, emulated: Emulation, *, tokenizer: Path | None = None, seed: int = 0
+    folder: Path, emulated: Emulation, *, tokenizer: Path | None = None, seed: int = 0, tells_steps: bool = False
 ) -> EngineFolder:
     """Write models without weights, the plugins, of which the recorder is one, and what they are told."""
     plugins, told = folder / "plugins", folder / "told"
@@ -31,6 +31,7 @@ def write_engine_folder(
     if emulated.draft_config is not None:
         draft = folder / "draft"
         write_model_folder(draft, emulated.draft_config, tokenizer, is_draft=True)
+    told_where = {"folder": str(told), "tells_steps": tells_steps}
     settings = folder / "settings.json"
-    settings.write_text(json.dumps(emulated.plugin_settings(text, seed, told)), encoding="utf-8")
+    settings.write_text(json.dumps(emulated.plugin_settings(text, seed) | told_where), encoding="utf-8")
     return EngineFolder(plugins, told, emulated.arguments(folder / "target", draft, settings))
