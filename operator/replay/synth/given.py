@@ -26,17 +26,25 @@ class _Course:
         acceptance, random = self.behaviour.acceptance, self.behaviour.random
         assert acceptance is not None  # noqa: S101  there is no difficulty without
         self.before = acceptance.draw(self.difficulty, self.before, random)
-        return acceptance.outcomes[self.before]
+        return acceptance.for_width(self.before, self.behaviour.num_speculative_tokens, random)
 
 
 class GivenBehaviour:
     """Steps of given length, drafts accepted by given chances."""
 
-    def __init__(self, step_time: StepTime, acceptance: Acceptance | None, seed: int, lead_ms: float = 0.0) -> None:
-        """Without acceptance nothing is drafted."""
+    def __init__(
+        self,
+        step_time: StepTime,
+        acceptance: Acceptance | None,
+        seed: int,
+        *,
+        lead_ms: float = 0.0,
+        width: int | None = None,
+    ) -> None:
+        """Without acceptance nothing is drafted; a width is K where it is not that of the acceptance."""
         self._step_time = step_time
         self.acceptance = acceptance
-        self.num_speculative_tokens = acceptance.num_speculative_tokens if acceptance else 0
+        self.num_speculative_tokens = (width or acceptance.num_speculative_tokens) if acceptance else 0
         self.random = Random(f"{seed}/steps")  # noqa: S311  not for secrets
         self._lead_ms = lead_ms
 

@@ -32,6 +32,7 @@ class VirtualLoad:
     watcher: Watcher
     prompts: Prompts
     name: str
+    turnaround_ms: float = 0.0  # from a client's last token to its next request
 
     def run(self, phase: Phase) -> None:
         """Send a phase and wait for its end."""
@@ -110,7 +111,11 @@ class _Clients:
             self._say(self.conversations - 1, 0, self.load.prompts.shared_prefix_tokens)
         else:
             self.sent += 1
-            self.load.send(self.load.first(self.phase, self.sent - 1), self.phase.name, self._begin)
+            self.load.send(self.load.first(self.phase, self.sent - 1), self.phase.name, self._next)
+
+    def _next(self) -> None:
+        clock = self.load.clock
+        clock.call_at(clock.now_ms() + self.load.turnaround_ms, self._begin)
 
     def _say(self, conversation: int, turn: int, said_before: int) -> None:
         """Send a turn: all that was said before, and some tokens more."""
@@ -132,11 +137,11 @@ class _Clients:
         )
         last = turn + 1 == needed(self.phase.turns)
         load.send(
-            request, self.phase.name, self._begin if last else partial(self._think, conversation, turn, tokens + output)
+            request, self.phase.name, self._next if last else partial(self._think, conversation, turn, tokens + output)
         )
 
     def _think(self, conversation: int, turn: int, said: int) -> None:
-        when_ms = self.load.clock.now_ms() + 1000 * (self.phase.think_seconds or 0)
+        when_ms = self.load.clock.now_ms() + 1000 * (self.phase.think_seconds or 0) + self.load.turnaround_ms
         self.load.clock.call_at(when_ms, partial(self._say, conversation, turn + 1, said))
 
     def _goes_on(self) -> bool:

@@ -34,12 +34,20 @@ class VirtualRun:
     behaviour: Behaviour
     limits: Limits
     meta: TraceMeta
+    turnaround_ms: float = 0.0  # of clients, from their last token to their next request
 
     def phases(self, folder: Path, prompts: Prompts, phases: Iterable[Phase], name: str) -> Outcome:
         """Run phases of a load, one after another."""
 
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
-            load = VirtualLoad(clock=clock, engine=engine, watcher=recorder, prompts=prompts, name=name)
+            load = VirtualLoad(
+                clock=clock,
+                engine=engine,
+                watcher=recorder,
+                prompts=prompts,
+                name=name,
+                turnaround_ms=self.turnaround_ms,
+            )
             for phase in phases:
                 load.run(phase)
 

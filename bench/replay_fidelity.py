@@ -1,0 +1,297 @@
+"""How near replay comes to a real engine under loads that it was not fitted to.
+
+    .venv/bin/python -m bench.replay_fidelity FOLDER [--methods draft ngram] [--seconds 25]
+
+On a quiet machine: everything is measured in seconds of this machine, and what else runs on it is in all figures. The
+captures that are not in FOLDER yet are made (`bench/real_captures.py`): a real vLLM for the CPU at 4 and 8 clients,
+which is fitted, and at 2 and 16, with prompts four times as long, and with another K, which are held out. Each of
+these is recorded twice: how far the two are apart is the floor, which no forecast can beat. Then every load is
+forecast in virtual time from the fitted step times and acceptance (``model``), by the donors of `replay fit`
+(``modelled``), and sent to vLLM with the emulated executor (``emulated``).
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.real_captures import (
+    CAPTURES,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    MODEL,
+    OUTPUT_TOKENS,
+    SHAPE,
+    VOCABULARY,
+    EngineOptions,
+    Place,
+    Planned,
+    capture,
+    make_models,
+)
+from devcluster.images.engine_environment import install_engine_environment
+from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.replay.emulated.acceptance import acceptance_from_json
+from specdecode_operator.replay.emulated.settings import KEY
+from specdecode_operator.replay.emulated.step_time import step_time_from_json
+from specdecode_operator.replay.engines.behaviour import Behaviour
+from specdecode_operator.replay.fitted.acceptance import fit_acceptance
+from specdecode_operator.replay.fitted.model import Limits
+from specdecode_operator.replay.fitted.step_time import fit_step_time
+from specdecode_operator.replay.launch.emulation import PLUGIN
+from specdecode_operator.replay.recording.read import read_recording
+from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+from specdecode_operator.replay.synth.arrivals import parse_arrivals
+from specdecode_operator.replay.synth.given import GivenBehaviour
+from specdecode_operator.replay.synth.lengths import Lengths
+from specdecode_operator.replay.synth.prompts import Prompts
+from specdecode_operator.replay.synth.run import VirtualRun
+from tests.engine.engine_process import Engine
+
+BLOCK_TOKENS: Final = 32
+TOKEN_BYTES: Final = 2 * 2 * 64 * 2
+"""Of a layer: keys and values of two heads of 64, in bf16."""
+
+LIMITS: Final = Limits(
+    max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=2048, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_TOKENS
+)
+
+_LAYER: Final = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536
+_HEAD: Final = 512 * VOCABULARY
+DRAFT_SHARE: Final = (_LAYER + _HEAD) / (SHAPE["TARGET_LAYERS"] * _LAYER + _HEAD)
+"""Weights that a pass of the draft reads, by those of the target."""
+
+VIRTUAL_SECONDS: Final = 600
+"""A load in virtual time costs nothing: so long that chance has no part in it."""
+
+SEED: Final = 11
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was fitted to a capture, and what is not the engine's: how soon clients and scheduler see something."""
+
+    step_time: dict[str, Any]
+    acceptance: dict[str, Any]
+    lead_ms: float
+    turnaround_ms: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What clients of one phase saw."""
+
+    tpot_ms: np.ndarray
+    ttft_ms: np.ndarray
+    tokens_per_second: float
+    tokens_per_step: float
+
+    def rows(self) -> dict[str, float]:
+        """Return the figures by name."""
+        found = {}
+        for name, values in (("TPOT", self.tpot_ms), ("TTFT", self.ttft_ms)):
+            found[f"{name} mean, ms"] = float(values.mean())
+            found |= {f"{name} P{each}, ms": float(np.percentile(values, each)) for each in (50, 90, 99)}
+        return found | {"tokens/s": self.tokens_per_second, "tokens/step": self.tokens_per_step}
+
+
+def phases_of(recording: Recording) -> dict[str, list[RecordedRequest]]:
+    """Return the requests of each phase."""
+    found: dict[str, list[RecordedRequest]] = {}
+    for request in recording.requests:
+        found.setdefault(request.phase or "", []).append(request)
+    return found
+
+
+def figures(requests: Sequence[RecordedRequest]) -> Figures:
+    """Return the figures of some requests; the throughput is that of the time in which all clients have one."""
+    ends_ms = np.array([request.end_ms or 0.0 for request in requests])
+    arrivals_ms = np.array([request.arrival_ms or 0.0 for request in requests])
+    decoding_ms = np.array([sum(request.gaps_ms) for request in requests])
+    tokens = np.array([request.output_tokens for request in requests])
+    steps = sum(len(request.gaps_ms) for request in requests)
+    begin_ms, stop_ms = float(arrivals_ms.min()), float(arrivals_ms.max())
+    in_time = sum(_tokens_until(request, stop_ms) for request in requests)
+    return Figures(
+        tpot_ms=decoding_ms / np.maximum(1, tokens - 1),
+        ttft_ms=np.array([request.ttft_ms for request in requests]),
+        tokens_per_second=1000 * in_time / max(1e-9, min(stop_ms, float(ends_ms.max())) - begin_ms),
+        tokens_per_step=float((tokens - 1).sum() / max(1, steps)),
+    )
+
+
+def _tokens_until(request: RecordedRequest, moment_ms: float) -> int:
+    chunk_ms = (request.arrival_ms or 0.0) + request.ttft_ms + np.concatenate(([0.0], np.cumsum(request.gaps_ms)))
+    return int(np.array(request.chunk_tokens)[chunk_ms <= moment_ms].sum())
+
+
+def fit(folder: Path, draft_share: float) -> Fitted:
+    """Return what is fitted to a capture."""
+    recording = read_recording(folder)
+    step_time = fit_step_time([recording], draft_share=draft_share)
+    acceptance = fit_acceptance([recording])
+    if step_time is None or acceptance is None:
+        raise RuntimeError(f"{folder}: too little was recorded to fit it")
+    leads_ms = [
+        request.scheduled_ms - request.arrival_ms
+        for request in recording.requests
+        if request.scheduled_ms and request.arrival_ms
+    ]
+    return Fitted(step_time, acceptance, float(np.percentile(leads_ms, 5)), _turnaround_ms(recording))
+
+
+def _turnaround_ms(recording: Recording) -> float:
+    """Return how soon a client asks again: the n-th answer of a phase, and the n-th request after the first ones."""
+    waits = []
+    for name, requests in phases_of(recording).items():
+        clients = int(name.rpartition("-")[2])
+        arrivals = sorted(request.arrival_ms or 0.0 for request in requests)[clients:]
+        ends = sorted(request.end_ms or 0.0 for request in requests)
+        waits += [arrival - end for arrival, end in zip(arrivals, ends, strict=False)]
+    return max(0.0, float(np.median(waits)))
+
+
+def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: Fitted, limits: Limits, out: Path) -> Recording:
+    """Return what an engine does with a load, in no time."""
+    load = planned.load
+    prompts = Prompts(
+        prompt_tokens=Lengths(load.prompt_tokens, load.prompt_tokens),
+        output_tokens=Lengths(OUTPUT_TOKENS, OUTPUT_TOKENS),
+        shared_prefix_tokens=0,
+        block_size=BLOCK_TOKENS,
+        seed=SEED,
+    )
+    speculation = {"method": planned.method, "num_speculative_tokens": planned.k}
+    meta = TraceMeta(schema=1, block_size=BLOCK_TOKENS, max_num_seqs=limits.max_num_seqs, speculative=speculation)
+    run = VirtualRun(behaviour=behaviour, limits=limits, meta=meta, turnaround_ms=fitted.turnaround_ms)
+    phases = [parse_arrivals(f"closed:{each}", None, VIRTUAL_SECONDS, f"closed-{each}") for each in load.concurrency]
+    out.mkdir(parents=True)
+    run.phases(out, prompts, phases, "bench")
+    return read_recording(out)
+
+
+def emulated_options(fitted: Fitted, folder: Path) -> EngineOptions:
+    """Return what makes a vLLM an emulated one, with the scheduling of the CPU's: nothing is scheduled ahead."""
+    plugins, told = folder / "plugins", folder / "told"
+    told.mkdir(parents=True)
+    PLUGIN.write(plugins)
+    kept = {
+        "kind": "full",
+        "block_size": BLOCK_TOKENS,
+        "token_bytes": TOKEN_BYTES,
+        "head_width": 64,
+        "element_bytes": 2,
+    }
+    kept["page_bytes"] = BLOCK_TOKENS * TOKEN_BYTES
+    settings = {
+        "step_time": fitted.step_time,
+        "acceptance": fitted.acceptance,
+        "layers": [kept | {"count": SHAPE["TARGET_LAYERS"]}, kept | {"count": 1, "of_draft": True}],
+        "kv_cache_bytes": 2**30,
+        "text": [8, VOCABULARY - 8],
+        "seed": SEED,
+        "folder": str(told),
+    }
+    path = folder / "settings.json"
+    path.write_text(json.dumps(settings))
+    arguments = ("--load-format=dummy", "--no-async-scheduling", f"--additional-config={json.dumps({KEY: str(path)})}")
+    backend = "--distributed-executor-backend=specdecode_emulated.executor.EmulatedExecutor"
+    return EngineOptions((*arguments, backend), (plugins,))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All recordings of one load."""
+
+    name: str
+    real: Recording
+    others: dict[str, Recording]  # by the column that they stand in
+
+    def table(self) -> str:
+        """Return a table for each phase: the real engine's figures, and by how much others differ."""
+        return "\n".join(self._of_phase(phase, requests) for phase, requests in phases_of(self.real).items())
+
+    def _of_phase(self, phase: str, requests: Sequence[RecordedRequest]) -> str:
+        real = figures(requests).rows()
+        columns = {name: figures(phases_of(each)[phase]).rows() for name, each in self.others.items()}
+        lines = [
+            f"| {self.name}, {phase} | real | {' | '.join(columns)} |",
+            f"| --- | ---: {'| ---: ' * len(columns)}|",
+        ]
+        for figure, value in real.items():
+            errors = [f"{100 * (column[figure] / value - 1):+.1f} %" for column in columns.values()]
+            lines.append(f"| {figure} | {value:.4g} | {' | '.join(errors)} |")
+        return "\n".join([*lines, ""])
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where everything is, and what was fitted to."""
+
+    place: Place
+    work: Path
+    fitted: Fitted
+
+    def forecast(self, name: str) -> Recording:
+        """Return a load in virtual time, by fitted step times and acceptance."""
+        planned = CAPTURES[name]
+        step_time, acceptance = step_time_from_json(self.fitted.step_time), acceptance_from_json(self.fitted.acceptance)
+        lead_ms = self.fitted.lead_ms
+        behaviour = GivenBehaviour(step_time, acceptance, SEED, lead_ms=lead_ms, width=planned.k)
+        return in_virtual_time(behaviour, planned, self.fitted, LIMITS, self.work / f"{name}-model")
+
+    def emulated(self, name: str) -> Recording:
+        """Return what an emulated engine does with a load; it takes as long as the real one."""
+        out = self.work / f"{name}-emulated"
+        out.mkdir()
+        with tempfile.TemporaryDirectory() as folder:
+            options = emulated_options(self.fitted, Path(folder))
+            place = Place(self.place.engine, self.place.models, out, self.place.seconds)
+            found = capture(place, name, CAPTURES[name], options)
+            verdict = Path(folder) / "told" / "lateness.txt"
+            sys.stdout.write(verdict.read_text() if verdict.exists() else "no verdict of lateness\n")
+        return read_recording(found)
+
+    def measure(self, name: str) -> Measured:
+        """Return all that there is of a load."""
+        others: dict[str, Recording] = {}
+        if (again := self.place.out / f"{name}-again").is_dir():
+            others["again"] = read_recording(again)
+        others |= {"model": self.forecast(name), "emulated": self.emulated(name)}
+        return Measured(name, read_recording(self.place.out / name), others)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description="Measure replay against a real vLLM on the CPU.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--methods", nargs="+", choices=("draft", "ngram"), default=("draft", "ngram"))
+    parser.add_argument("--seconds", type=int, default=25, help="for each number of clients (default: %(default)s)")
+    arguments = parser.parse_args()
+    engine = Engine.at(install_engine_environment())
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    place = Place(engine, make_models(engine, arguments.folder / MODEL), arguments.folder, arguments.seconds)
+    work = arguments.folder / "forecasts"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for method in arguments.methods:
+        names = [name for name in CAPTURES if name.startswith(method)]
+        for name in names:
+            if not (place.out / name).is_dir():
+                capture(place, name, CAPTURES[name])
+        bench = Bench(place, work, fit(place.out / f"{method}-fit", DRAFT_SHARE if method == "draft" else 0.0))
+        for name in names:
+            if not name.endswith(("-fit", "-again")):
+                sys.stdout.write(f"{bench.measure(name).table()}\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
