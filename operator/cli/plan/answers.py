@@ -246,7 +246,7 @@ def _candidate(row: Row, labels: Mapping[Row, str], facts: Facts) -> Candidate:
 
 def _labels(rows: Sequence[Row], *, on_cpu: bool) -> dict[Row, str]:
     """What to call each row: ``2 x H100, TP 2``, with the precisions where the plan may choose them."""
-    names = _short_names({row.product for row in rows})
+    names = short_names({row.product for row in rows})
     if on_cpu:
         return {row: names[row.product] + (f", {row.split.label}" if row.tensor > 1 else "") for row in rows}
     several = len({(row.target_precision, row.draft_precision) for row in rows}) > 1
@@ -280,7 +280,14 @@ def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts
     )
 
 
-def _short_names(products: set[str]) -> dict[str, str]:
+def shown_precisions(answer: Answer, facts: Facts) -> list[MatrixRow]:
+    """Return the rows of all precisions but the small floats, which are there where a checkpoint holds them."""
+    held = {model.checkpoint_precision for model in (facts.pair.target, facts.pair.draft) if model is not None}
+    shown = {*_MATRIX_PRECISIONS, *held, None}
+    return [row for row in answer.precisions if row.target_precision in shown and row.draft_precision in shown]
+
+
+def short_names(products: set[str]) -> dict[str, str]:
     """What people call products: H100 for NVIDIA-H100-80GB-HBM3, unless two would have the same name."""
     short = {product: product.removeprefix("NVIDIA-").partition("-")[0] for product in products}
     names = list(short.values())

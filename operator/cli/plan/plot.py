@@ -1,9 +1,9 @@
-"""Draws the memory of each candidate as stacked bars; needs the extra `plot`."""
+"""Draws the memory of each candidate as stacked bars, and what its KV cache holds; needs the extra `plot`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from specdecode_operator.cli.plan.answers import Answer, Candidate
 from specdecode_operator.cli.plan.text import heading
@@ -26,6 +26,7 @@ _LABEL_SHARE: Final = 0.03
 """Parts below this share of the picture's height have no room for their number."""
 
 _DOTS_PER_INCH: Final = 150
+_LENGTHS_WIDTH_IN: Final = 5.5
 
 
 class PlotError(Exception):
@@ -67,7 +68,7 @@ _TOO_MUCH: Final = "#B00020"
 
 
 def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
-    """Write a picture with one bar for each candidate.
+    """Write a picture: a bar for each candidate, and what it holds by length; of a matrix all precisions and places.
 
     Raises
     ------
@@ -76,29 +77,51 @@ def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
     """
     if file.suffix.lower() not in SUFFIXES:
         raise PlotError(f"{file}: no such format: end the name in {' or '.join(SUFFIXES)}")
+    try:
+        import matplotlib.figure  # noqa: F401, PLC0415  heavy, and an extra
+    except ImportError as error:
+        raise PlotError("matplotlib is not installed: pip install '.[plot]' in a clone") from error
     bars = [(answer, candidate) for answer in answers for candidate in (answer.matrix if matrix else answer.candidates)]
     if not bars:
         raise PlotError(f"{file}: there is no candidate to draw")
-    if len(bars) > _MOST_BARS:
-        raise PlotError(f"{file}: {len(bars)} bars are too many, {_MOST_BARS} are the most: plan fewer objects")
-    figure, axes = _figure(len(bars))
-    _draw_bars(axes, bars, several=len(answers) > 1)
-    figure.legend(loc="outside lower center", ncols=3)
-    _draw_title(figure, axes, answers, matrix=matrix)
+    figure = (_draw_matrix(answers, file) if matrix else None) or _draw_candidates(answers, bars, file, matrix=matrix)
     try:
         figure.savefig(file, dpi=_DOTS_PER_INCH)
     except OSError as error:
         raise PlotError(f"{file}: {error.strerror}: name a file that can be written") from error
 
 
-def _figure(bars: int) -> tuple[Any, "Axes"]:
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
-    except ImportError as error:
-        raise PlotError("matplotlib is not installed: pip install '.[plot]' in a clone") from error
+def _draw_matrix(answers: Sequence[Answer], file: Path) -> "Figure | None":
+    from specdecode_operator.cli.plan.plot_matrix import MOST_ROWS, draw_matrix, rows_of  # noqa: PLC0415
+
+    if (rows := rows_of(answers)) > MOST_ROWS:
+        raise PlotError(f"{file}: {rows} rows are too many, {MOST_ROWS} are the most: plan fewer objects")
+    return draw_matrix(answers)
+
+
+def _draw_candidates(
+    answers: Sequence[Answer], bars: Sequence[tuple[Answer, Candidate]], file: Path, *, matrix: bool
+) -> "Figure":
+    from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
+
+    from specdecode_operator.cli.plan.plot_lengths import draw_lengths, lengths_of  # noqa: PLC0415
+
+    if len(bars) > _MOST_BARS:
+        raise PlotError(f"{file}: {len(bars)} bars are too many, {_MOST_BARS} are the most: plan fewer objects")
+    lines = [] if matrix else lengths_of(bars, several=len(answers) > 1)
+    width = max(7, 2.5 + 1.35 * len(bars))
     # Without pyplot no display is needed and nothing is kept.
-    figure = Figure(figsize=(max(7, 2.5 + 1.35 * bars), 5.5), layout="constrained")
-    return figure, figure.add_subplot()
+    if lines:
+        figure = Figure(figsize=(width + _LENGTHS_WIDTH_IN, 5.5), layout="constrained")
+        axes, lengths = figure.subplots(1, 2, width_ratios=(width, _LENGTHS_WIDTH_IN))
+        draw_lengths(lengths, lines)
+    else:
+        figure = Figure(figsize=(width, 5.5), layout="constrained")
+        axes = figure.add_subplot()
+    _draw_bars(axes, bars, several=len(answers) > 1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    _draw_title(figure, axes, answers, matrix=matrix)
+    return figure
 
 
 def _draw_title(figure: "Figure", axes: "Axes", answers: Sequence[Answer], *, matrix: bool) -> None:
@@ -136,7 +159,8 @@ def _draw_bars(axes: "Axes", bars: Sequence[tuple[Answer, Candidate]], *, severa
     axes.set_xticks(places, [_bar_label(*bar, several=several) for bar in bars])
     if len(bars) > _FEW_BARS:
         axes.tick_params("x", labelsize="small")
-    axes.set_ylabel("GiB per GPU")
+    on_cpu = all(answer.facts is not None and answer.facts.on_cpu for answer, _ in bars)
+    axes.set_ylabel("GiB" if on_cpu else "GiB per GPU")
     axes.set_ylim(0, top * 1.08)
     axes.spines[["top", "right"]].set_visible(False)
 

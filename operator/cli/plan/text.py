@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, Answer, Candidate
+from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, Answer, Candidate, shown_precisions
 from specdecode_operator.cli.plan.tables import aligned
 from specdecode_operator.cli.terminal import folded
 from specdecode_operator.deployment.spec.checkpoints import short_name
@@ -16,9 +16,6 @@ from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.choice.ranking import best_places
 from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.model.precision import precision_name
-from specdecode_operator.vocabulary import Precision
-
-_MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 
 _ON_GPU: Final = ("GiB per GPU", "budget ({percent} %)", "state, activation, graphs, NCCL", "left for KV cache")
 _ON_CPU: Final = ("GiB per replica", "memory needed", "engine", "KV cache")
@@ -158,11 +155,8 @@ def _matrix(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _shown(answer: Answer, facts: Facts) -> list[MatrixRow]:
-    """The best split of all precisions on each product; the small floats only where a checkpoint holds them."""
-    held = {model.checkpoint_precision for model in (facts.pair.target, facts.pair.draft) if model is not None}
-    shown = {*_MATRIX_PRECISIONS, *held, None}
-    best = best_places(answer.precisions, facts.options.objective)
-    return [row for row in best if row.target_precision in shown and row.draft_precision in shown]
+    """The best split of all precisions on each product."""
+    return best_places(shown_precisions(answer, facts), facts.options.objective)
 
 
 def _precisions(rows: Sequence[MatrixRow]) -> list[str]:

@@ -1,11 +1,15 @@
 """`specdecode plan --plot`: the memory of each candidate as a picture."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
@@ -26,7 +30,7 @@ def test_bars_are_as_high_as_the_memory_and_say_what_is_over_the_budget(
     monkeypatch.setattr(figure_class, "savefig", lambda self, *_, **__: figures.append(self))
     path = write("a.yaml", manifest("a"))
     assert specdecode("plan", "-f", path, "--plot", tmp_path / "plan.png").exit_code == 0
-    (axes,) = figures[0].axes
+    axes, _ = figures[0].axes
     memory = [139.80, 79.19]
     # The margin is hatched over the KV cache.
     stacked = [part for part in axes.containers if part.get_label() != "margin"]
@@ -41,6 +45,50 @@ def test_bars_are_as_high_as_the_memory_and_say_what_is_over_the_budget(
         "2 x H100, TP 2",
     ]
     assert axes.get_ylabel() == "GiB per GPU"
+
+
+def drawn(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: object) -> Figure:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    assert specdecode("plan", *arguments, "--plot", tmp_path / "plan.png").exit_code == 0
+    return figures[0]
+
+
+def test_lines_show_the_tokens_that_each_length_leaves_and_ring_the_one_asked_for(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("a.yaml", manifest("a"))
+    _, axes = drawn(specdecode, monkeypatch, tmp_path, "-f", path).axes
+    fits, ring = axes.lines[:2]
+    assert fits.get_label() == "2 x H200, TP 2", "H100 holds nothing and has no line"
+    best = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)["objects"][0]["candidates"][0]
+    assert list(ring.get_ydata()) == [best["kv_cache_tokens"]]
+    assert list(ring.get_xdata()) == [8192]
+    assert list(fits.get_xdata()) == [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
+    assert (axes.get_xlabel().split()[0], axes.get_ylabel()) == ("maxModelLen", "KV cache (tokens)")
+
+
+def test_a_matrix_is_a_map_of_requests_with_what_does_not_fit_hatched(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("a.yaml", manifest("a"))
+    axes, scale = drawn(specdecode, monkeypatch, tmp_path, "-f", path, "--matrix").axes
+    rows = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)["objects"][0]["precisions"]
+    shown = [row for row in rows if {row["target"], row["draft"]} <= {"BF16", "FP8", "INT8", "INT4"}]
+    assert len(axes.patches) == len(shown)
+    assert sum(patch.get_hatch() is not None for patch in axes.patches) == sum(
+        row["verdict"] == "DoesNotFit" for row in shown
+    )
+    numbers = {f"{row['max_concurrency']:,.1f}" for row in shown if row["verdict"] != "DoesNotFit"}
+    assert {text.get_text().strip("~*") for text in axes.texts} == numbers
+    assert any(text.get_text().endswith("*") for text in axes.texts), "INT8 needs a checkpoint"
+    assert scale.get_ylabel() == "requests of 8,192 tokens at once"
+
+
+def test_a_matrix_on_cpu_is_bars(specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(specdecode, monkeypatch, tmp_path, "-f", EXAMPLES / "tiny-cpu.yaml", "--matrix")
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "GiB"
 
 
 @pytest.mark.parametrize(("option", "named"), [([], True), (["--matrix"], False)])
