@@ -14,6 +14,7 @@ from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
+from tests.engine.emulated_server import Emulated, emulating_both
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import NEWEST, OLDER, find_packages
 from tests.engine.kv_draws import CASES, as_question, case
@@ -110,7 +111,14 @@ def small_cache(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathF
         yield server
 
 
-BEGUN_AHEAD = ("h100", "cpu", "models", "small_cache", "kv_begun")
+@pytest.fixture(scope="session")
+def emulated_begun(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Emulated, Emulated]]:
+    """Two engines without model and GPU that have begun to start."""
+    with emulating_both(engine, tmp_path_factory.mktemp("emulated")) as both:
+        yield both
+
+
+BEGUN_AHEAD = ("h100", "cpu", "models", "small_cache", "emulated_begun", "kv_begun")
 """What takes long and is waited for late, in the order in which it is begun."""
 
 

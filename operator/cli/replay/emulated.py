@@ -113,7 +113,7 @@ def _say_what_is_served(emulated: Emulation, launch: Launch, version: str) -> No
         f"emulated: {place}, {budget.num_blocks} KV blocks, {budget.kv_cache_tokens} tokens, vLLM {version}", err=True
     )
     planned = emulated.profile.version
-    if not version.startswith(planned.rpartition(".")[0]):
+    if version.split(".")[:2] != planned.split(".")[:2]:
         say_line(f"warning: the plan is for vLLM {planned}: name an engine of that version with --engine", err=True)
     for line in transfer_warnings(emulated, row.tensor, row.product):
         say_line(f"warning: {line}", err=True)

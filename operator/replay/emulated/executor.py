@@ -197,6 +197,10 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
             return [None] * self.parallel_config.world_size
         raise NotImplementedError(f"emulated: there are no workers to call {method} on")
 
+    def supports_draft_weight_updates(self) -> bool:
+        """There are no weights (asked at the start by some versions)."""
+        return False
+
     def check_health(self) -> None:
         """It is as healthy as its process."""
 
