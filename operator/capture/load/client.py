@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -16,6 +18,18 @@ from specdecode_operator.problems import Problem
 _ENCODER = msgspec.json.Encoder()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Where completions come from."""
+
+    host: str
+    port: int
+    model: str
+    path: str = "/v1"  # what the names of its paths begin with
+    api_key: str | None = None
+    tls: ssl.SSLContext | None = None  # None: plain HTTP
+
+
 @dataclass(frozen=True)
 class CompletionRequest:
     """One request, ready to be sent."""
@@ -23,7 +37,7 @@ class CompletionRequest:
     request_id: str  # goes as X-Request-Id, and so into the engine's own records
     prompt: Prompt
     max_tokens: int
-    temperature: float
+    temperature: float | None  # None: the server's own
     ignore_eos: bool  # the answer is ``max_tokens`` long whatever the model says
     keep_answer: bool = False  # for the next turn of a conversation
 
@@ -33,7 +47,7 @@ class CompletionRequest:
             "model": model,
             "prompt": self.prompt.content,
             "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
+            **({} if self.temperature is None else {"temperature": self.temperature}),
             "n": 1,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -47,13 +61,10 @@ class CompletionRequest:
 class EngineClient:
     """Sends requests, each on a connection of its own, as many at a time as it is asked to."""
 
-    def __init__(self, engine: EngineAddress, timeout_s: float, environment: Mapping[str, str] = os.environ) -> None:
-        url = urlsplit(engine.url)
-        assert url.hostname and url.port  # noqa: S101, PT018 - the settings' pattern
-        self._host, self._port = url.hostname, url.port
-        self._model = engine.model
+    def __init__(self, server: Server, timeout_s: float) -> None:
+        self._server = server
         self._timeout_s = timeout_s
-        self._headers = _headers(url.netloc, _api_key(engine, environment))
+        self._headers = _headers(server)
         self._open: set[Exchange] = set()
         self._cancelled: str | None = None
 
@@ -64,7 +75,7 @@ class EngineClient:
 
     def prepare(self, request: CompletionRequest) -> bytes:
         """Return the bytes of a request, made before its time so that making them does not delay it."""
-        body = request.body(self._model)
+        body = request.body(self._server.model)
         own = f"X-Request-Id: {request.request_id}\r\nContent-Length: {len(body)}\r\n\r\n"
         return self._headers + own.encode() + body
 
@@ -82,7 +93,7 @@ class EngineClient:
             f"not complete after {self._timeout_s:g} s",
         )
         try:
-            await exchange.run(self._host, self._port)
+            await exchange.run(self._server.host, self._server.port, self._server.tls)
         finally:
             timer.cancel()
             self._open.discard(exchange)
@@ -95,10 +106,35 @@ class EngineClient:
             exchange.end("cancelled", reason)
 
 
-def _headers(host: str, api_key: str | None) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", f"Host: {host}", "Content-Type: application/json", "Connection: close"]
-    if api_key is not None:
-        lines.append(f"Authorization: Bearer {api_key}")
+def server_of(engine: EngineAddress, environment: Mapping[str, str] = os.environ) -> Server:
+    """Return the engine of a capture.
+
+    Raises
+    ------
+    InvalidSettingsError
+        Its key is not in the environment.
+    """
+    url = urlsplit(engine.url)
+    assert url.hostname and url.port  # noqa: S101, PT018 - the settings' pattern
+    return Server(host=url.hostname, port=url.port, model=engine.model, api_key=_api_key(engine, environment))
+
+
+def allow_many_connections() -> None:
+    """Use as many file descriptors as this process may: every request in flight has one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _headers(server: Server) -> bytes:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    lines = [
+        f"POST {server.path}/completions HTTP/1.1",
+        f"Host: {host}:{server.port}",
+        "Content-Type: application/json",
+        "Connection: close",
+    ]
+    if server.api_key is not None:
+        lines.append(f"Authorization: Bearer {server.api_key}")
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 

@@ -13,6 +13,7 @@ kept connection that the server is just closing.
 """
 
 import asyncio
+import ssl
 import time
 
 import h11
@@ -68,9 +69,9 @@ class Exchange(asyncio.Protocol):
         """The answer's status; None if none arrived."""
         return self._response.status
 
-    async def run(self, host: str, port: int) -> None:
+    async def run(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Connect, send, and wait for the end; what goes wrong is an outcome, never an exception."""
-        connecting = self._loop.create_task(self._loop.create_connection(lambda: self, host, port))
+        connecting = self._loop.create_task(self._loop.create_connection(lambda: self, host, port, ssl=tls))
         try:
             await asyncio.wait([connecting, self._ended], return_when=asyncio.FIRST_COMPLETED)
             if connecting.done() and (error := connecting.exception()):

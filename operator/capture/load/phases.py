@@ -10,7 +10,7 @@ from specdecode_operator.api.capture_workload import Pattern, Phase
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
 from specdecode_operator.capture.load.exchange import Exchange
 from specdecode_operator.capture.load.prompts import Prompt
-from specdecode_operator.capture.load.sender import Sender, Turn
+from specdecode_operator.capture.load.sender import PhaseSender, Turn
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import needed
 
@@ -22,7 +22,7 @@ CONNECT_AHEAD_S = 0.5
 """How long before its planned time a request gets its connection."""
 
 
-async def run_phase(phase: Phase, sender: Sender, seed: int, stop: Stop) -> None:
+async def run_phase(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
     """Send the requests of a phase, and return when all have ended.
 
     When the run is stopped nothing more is sent; ending what is in flight is
@@ -37,7 +37,7 @@ async def run_phase(phase: Phase, sender: Sender, seed: int, stop: Stop) -> None
             await _run_open(phase, sender, seed, stop)
 
 
-async def _run_open(phase: Phase, sender: Sender, seed: int, stop: Stop) -> None:
+async def _run_open(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
     """Send every request at its time, however many are in flight: a late one is sent at once, and none is left out."""
     started_s = time.monotonic() + CONNECT_AHEAD_S
     planned = enumerate(arrival_offsets_s(phase, seed))
@@ -54,7 +54,7 @@ async def _run_open(phase: Phase, sender: Sender, seed: int, stop: Stop) -> None
 class _ClosedLoop:
     """Clients that send one request after another, until the phase's time is over or its requests are used up."""
 
-    def __init__(self, phase: Phase, sender: Sender, stop: Stop) -> None:
+    def __init__(self, phase: Phase, sender: PhaseSender, stop: Stop) -> None:
         self._sender = sender
         self._stop = stop
         self._clients = needed(phase.concurrency)
@@ -97,7 +97,7 @@ class _Clients(_ClosedLoop):
 class _Conversations(_ClosedLoop):
     """Clients that hold one conversation after another."""
 
-    def __init__(self, phase: Phase, sender: Sender, stop: Stop) -> None:
+    def __init__(self, phase: Phase, sender: PhaseSender, stop: Stop) -> None:
         super().__init__(phase, sender, stop)
         self._phase = phase.name
         self._turns = needed(phase.turns)

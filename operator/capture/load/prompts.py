@@ -19,6 +19,21 @@ Special tokens lie there: at most 1000 of 131072 at the beginning (Mistral's Tek
 _LEAST_SPECIAL = 8
 
 
+class TokenIds:
+    """The ids of a vocabulary that prompts are made of: no special ones."""
+
+    def __init__(self, vocab_size: int) -> None:
+        special = max(_LEAST_SPECIAL, vocab_size * _SPECIAL_PERCENT // 100)
+        self._lowest, self._count = special, vocab_size - 2 * special
+
+    def of(self, random_bytes: bytes) -> list[int]:
+        """Return a token for each four bytes."""
+        # 32 random bits a token and the rest of a division: several times faster than a choice for each token,
+        # and the ids are still even to one in 10,000.
+        lowest, count = self._lowest, self._count
+        return [lowest + draw % count for draw in memoryview(random_bytes).cast("I")]
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What a request asks: token ids, or text where it comes from a dataset."""
@@ -56,8 +71,7 @@ class SyntheticSource:
     def __init__(self, settings: SyntheticPrompts, vocab_size: int, seed: int) -> None:
         self._settings = settings
         self._seed = seed
-        special = max(_LEAST_SPECIAL, vocab_size * _SPECIAL_PERCENT // 100)
-        self._lowest, self._count = special, vocab_size - 2 * special
+        self._ids = TokenIds(vocab_size)
         self._prefix = self._tokens("prefix", settings.shared_prefix_tokens)
 
     def first(self, phase: str, index: int) -> Prompt:
@@ -73,12 +87,8 @@ class SyntheticSource:
         return self._tokens(f"{phase}/{index}", length)
 
     def _tokens(self, purpose: str, length: int) -> list[int]:
-        # 32 random bits a token and the rest of a division: several times faster than a choice for each token,
-        # and the ids are still even to one in 10,000.
         random = Random(f"{self._seed}/{purpose}/prompt")  # noqa: S311 - not for secrets
-        draws = memoryview(random.randbytes(4 * length)).cast("I")
-        lowest, count = self._lowest, self._count
-        return [lowest + draw % count for draw in draws]
+        return self._ids.of(random.randbytes(4 * length))
 
 
 class DatasetSource:

@@ -1,11 +1,9 @@
 """Runs a capture's load: warm-up, then the phases one after the other."""
 
 import asyncio
-import contextlib
-import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +12,15 @@ from specdecode_operator.capture.files.formats import Outcome
 from specdecode_operator.capture.files.recorded import RecordedRequests
 from specdecode_operator.capture.files.segments import FOLDER
 from specdecode_operator.capture.load.arrivals import phase_requests
-from specdecode_operator.capture.load.client import EngineClient
+from specdecode_operator.capture.load.client import EngineClient, allow_many_connections, server_of
 from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, read_dataset
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
 from specdecode_operator.capture.load.phases import run_phase
 from specdecode_operator.capture.load.progress import PhaseResult, Progress, print_line
 from specdecode_operator.capture.load.prompts import DatasetSource, PromptSource, SyntheticSource
-from specdecode_operator.capture.load.sender import RunParts, Sender
-from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.capture.load.sender import PhaseSender, RunParts
+from specdecode_operator.capture.load.stop import Stop, beside
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
 
 _WARMUP_CLIENTS = 4
@@ -73,14 +71,15 @@ async def run_load(
         client.jsonl.part cannot be written.
     """
     prompts = await asyncio.to_thread(_prompt_source, settings, dataset_mount)
-    client = EngineClient(settings.engine, settings.workload.timeout_seconds)
-    _allow_many_connections()
+    client = EngineClient(server_of(settings.engine), settings.workload.timeout_seconds)
+    allow_many_connections()
     log = ClientLog(attempt_folder, stop.set_from_thread)
     progress = Progress(lambda: client.in_flight, RecordedRequests(attempt_folder / FOLDER).count, emit)
-    run = _Run(RunParts(settings, prompts, client, log, time.monotonic()), time.time(), stop, progress)
+    parts = RunParts(client=client, log=log, zero_s=time.monotonic(), settings=settings, prompts=prompts)
+    run = _Run(parts, time.time(), stop, progress)
     try:
         async with (
-            _background(run.follow_stop(), run.progress.run(stop)),
+            beside(run.follow_stop(), run.progress.run(stop)),
             EngineMonitor(settings.engine.url) as monitor,
         ):
             return await run.everything(monitor)
@@ -136,7 +135,7 @@ class _Run:
         )
 
     async def _run_phase(self, phase: Phase, later: Sequence[Phase]) -> None:
-        sender = Sender(phase.name, self._parts)
+        sender = PhaseSender(phase.name, self._parts)
         self.progress.begin(phase, sender.tally, later)
         started_s = time.monotonic()
         await run_phase(phase, sender, self._parts.settings.seed, self._stop)
@@ -149,21 +148,3 @@ class _Run:
                 outcomes=dict(sender.tally.outcomes),
             )
         )
-
-
-@contextlib.asynccontextmanager
-async def _background(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run something beside the body, until the body ends."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _allow_many_connections() -> None:
-    """Use as many file descriptors as this process may: every request in flight has one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Sends the requests of a phase and writes down what became of each."""
+"""Sends requests and writes down what became of each."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,10 @@ from specdecode_operator.capture.load.prompts import Prompt, PromptSource, Tempe
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
 
 
-@dataclass(frozen=True)
-class RunParts:
-    """What all phases of a run share."""
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """What all requests of a run share."""
 
-    settings: RunSettings
-    prompts: PromptSource
     client: EngineClient
     log: ClientLog
     zero_s: float  # on the monotonic clock
@@ -24,6 +22,14 @@ class RunParts:
     def since_zero_ms(self, time_s: float) -> float:
         """Return a time of the monotonic clock as the files have it."""
         return _ms(time_s - self.zero_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts(Sending):
+    """What all phases of a run share."""
+
+    settings: RunSettings
+    prompts: PromptSource
 
 
 @dataclass(frozen=True)
@@ -38,35 +44,19 @@ class Turn:
 class Prepared:
     """A request made ready before its time."""
 
+    phase: str
     index: int
     request: CompletionRequest
     wire: bytes
-    turn: Turn | None
+    turn: Turn | None = None
 
 
 class Sender:
-    """Makes the requests of one phase, sends them and logs them."""
+    """Sends requests and logs them."""
 
-    def __init__(self, phase: str, parts: RunParts) -> None:
+    def __init__(self, parts: Sending) -> None:
         self.tally = Tally()
-        self.prompts = parts.prompts
-        self._phase = phase
         self._parts = parts
-        self._temperatures = TemperatureMix(parts.settings.workload.temperatures, parts.settings.seed)
-
-    def prepare(self, index: int, prompt: Prompt | None = None, turn: Turn | None = None) -> Prepared:
-        """Return a request of the phase, with the phase's own prompt unless one is given."""
-        prompts = self._parts.settings.workload.prompts
-        request = CompletionRequest(
-            request_id=f"{self._parts.settings.capture}-{self._phase}-{index}",
-            prompt=prompt or self.prompts.first(self._phase, index),
-            max_tokens=(prompts.synthetic or needed(prompts.dataset)).output_tokens,
-            temperature=self._temperatures.at(self._phase, index),
-            # Random tokens have no end that means anything; an answer to a real question has.
-            ignore_eos=prompts.synthetic is not None,
-            keep_answer=turn is not None,
-        )
-        return Prepared(index, request, self._parts.client.prepare(request), turn)
 
     async def send(self, prepared: Prepared, scheduled_s: float) -> Exchange:
         """Send a request at a time of the monotonic clock, or late; write down how it ended, and return that."""
@@ -88,10 +78,10 @@ class Sender:
         first_s, last_s, tokens = stream.first_token_s, stream.last_token_s, request.prompt.tokens
         return ClientRecord(
             id=request.request_id,
-            phase=self._phase,
+            phase=prepared.phase,
             index=prepared.index,
             outcome=exchange.outcome,
-            warmup=self._phase == WARMUP_PHASE,
+            warmup=prepared.phase == WARMUP_PHASE,
             scheduled_ms=self._parts.since_zero_ms(scheduled_s),
             sent_ms=self._parts.since_zero_ms(sent_s),
             late_ms=_ms(sent_s - scheduled_s),
@@ -110,6 +100,31 @@ class Sender:
             session=None if prepared.turn is None else prepared.turn.session,
             turn=None if prepared.turn is None else prepared.turn.turn,
         )
+
+
+class PhaseSender(Sender):
+    """Makes the requests of one phase, too."""
+
+    def __init__(self, phase: str, parts: RunParts) -> None:
+        super().__init__(parts)
+        self.prompts = parts.prompts
+        self._phase = phase
+        self._settings = parts.settings
+        self._temperatures = TemperatureMix(parts.settings.workload.temperatures, parts.settings.seed)
+
+    def prepare(self, index: int, prompt: Prompt | None = None, turn: Turn | None = None) -> Prepared:
+        """Return a request of the phase, with the phase's own prompt unless one is given."""
+        prompts = self._settings.workload.prompts
+        request = CompletionRequest(
+            request_id=f"{self._settings.capture}-{self._phase}-{index}",
+            prompt=prompt or self.prompts.first(self._phase, index),
+            max_tokens=(prompts.synthetic or needed(prompts.dataset)).output_tokens,
+            temperature=self._temperatures.at(self._phase, index),
+            # Random tokens have no end that means anything; an answer to a real question has.
+            ignore_eos=prompts.synthetic is not None,
+            keep_answer=turn is not None,
+        )
+        return Prepared(self._phase, index, request, self._parts.client.prepare(request), turn)
 
 
 def _ms(seconds: float) -> float:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+from collections.abc import AsyncIterator, Coroutine
 
 
 class Stop:
@@ -49,3 +50,15 @@ def stop_on_signals(stop: Stop) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set, f"{signal.Signals(number).name} received")
+
+
+@contextlib.asynccontextmanager
+async def beside(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run something beside the body, until the body ends."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,6 +8,7 @@ from specdecode_operator.cli.application import LazyGroup, application
 class _Commands(LazyGroup):
     later: ClassVar = {
         "serve": "replay.serve:serve_command",
+        "drive": "replay.drive:drive_command",
         "synth": "replay.synth:synth_command",
     }
 

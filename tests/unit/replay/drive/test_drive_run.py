@@ -1,0 +1,226 @@
+"""Whole runs against a real HTTP server: what is sent, and what is written of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode_operator.capture.load.prompts import TokenIds
+from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.replay.drive import run
+from specdecode_operator.replay.drive.plan import Planned, planned
+from specdecode_operator.replay.drive.prompts import BlockPrompts
+from specdecode_operator.replay.drive.run import Drive, Driven
+from specdecode_operator.replay.drive.summary import summarize, summary_text
+from specdecode_operator.replay.drive.target import Address, find_target
+from specdecode_operator.replay.recording.read import RecordingError, read_recording
+from tests.support.completion_server import (
+    CompletionServer,
+    Received,
+    answer_in_full,
+    answer_with,
+    completion_server,
+    never_answer,
+    rejection,
+)
+from tests.support.sequences import common_length
+from tests.support.traces import Line, record, write_trace
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[CompletionServer]:
+    async with completion_server() as state:
+        state.pages["/v1/models"] = (200, json.dumps({"data": [{"id": "tiny"}]}))
+        yield state
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CONNECT_AHEAD_S", 0.01)
+
+
+def plan_of(folder: Path, records: Iterable[Line], time_scale: float = 1.0, most: int | None = None) -> list[Planned]:
+    return [*planned(read_recording(write_trace(folder / "trace.jsonl", records)), time_scale, most)]
+
+
+async def drive(
+    server: CompletionServer, plan: list[Planned], folder: Path, stop: Stop | None = None
+) -> tuple[Driven, list[dict[str, Any]]]:
+    """Send a plan; return what became of it, and the lines of its one file."""
+    address = Address.parse(server.url)
+    target = await find_target(address, None, "tiny", "secret")
+    prompts = BlockPrompts(TokenIds(32_000), 16, 0)
+    sending = Drive(server=target, monitor_url=address.root, prompts=prompts, timeout_s=30)
+    out = folder / "out"
+    out.mkdir()
+    driven = await sending.run(plan, out, stop or Stop())
+    return driven, [json.loads(line) for line in driven.client_file.read_text().splitlines()]
+
+
+async def test_a_request_is_as_it_was_recorded(server: CompletionServer, tmp_path: Path) -> None:
+    records = [
+        record(arrival_ms=5000.0, request_id="demo-one-7", phase="one", temperature=0.7, prompt_tokens=33),
+        record(arrival_ms=5020.0, output_tokens=9, itl_ms=[1.0] * 8, itl_tokens=None),
+    ]
+    driven, lines = await drive(server, plan_of(tmp_path, records), tmp_path)
+    first, second = server.received
+    assert len(first.body.pop("prompt")) == 33
+    assert first.body == {
+        "model": "tiny",
+        "max_tokens": 6,
+        "temperature": 0.7,
+        "n": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    assert (first.id, second.id) == ("demo-one-7", "replay-1")
+    assert first.headers["authorization"] == "Bearer secret"
+    assert "temperature" not in second.body
+    assert [(line["id"], line["phase"], line["index"], line["outcome"]) for line in lines] == [
+        ("demo-one-7", "one", 0, "completed"),
+        ("replay-1", "replay", 1, "completed"),
+    ]
+    # The first one's moment is the zero, however late in the recording that was.
+    assert [line["scheduled_ms"] for line in lines] == [0, 20]
+    assert driven.stop_reason is None
+    assert driven.waits_s == {}
+
+
+def test_moments_are_scaled_and_only_the_first_are_taken(tmp_path: Path) -> None:
+    records = [record(arrival_ms=arrival_ms) for arrival_ms in (400.0, 100.0, 200.0)] + [record(arrival_ms=None)]
+    assert [each.offset_s for each in plan_of(tmp_path, records, 0.5)] == [0, 0.05, 0.15]
+    assert [each.offset_s for each in plan_of(tmp_path, records, 1, 2)] == [0, 0.1]
+
+
+def test_a_recording_without_moments_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="no record has arrival_ms, so nobody knows when to send them"):
+        plan_of(tmp_path, [record(arrival_ms=None)])
+
+
+@pytest.mark.parametrize("recorded", ["a\r\nX-Other: b", "a b", "ä", "", "x" * 129])
+def test_ids_that_no_header_can_carry_are_not_sent(tmp_path: Path, recorded: str) -> None:
+    [only] = plan_of(tmp_path, [record(request_id=recorded, phase="warmup")])
+    assert only.request_id == "replay-0"
+    assert only.phase == "replay"
+
+
+def conversation(**second: Any) -> list[Line]:
+    """Return a turn of 20 tokens answered with 6, and one that goes on from it."""
+    return [
+        record(prompt_tokens=20, block_hashes=[1]),
+        record(**{"prompt_tokens": 40, "block_hashes": [1, 2], "arrival_ms": 60.0, **second}),
+    ]
+
+
+async def test_a_turn_waits_for_the_one_before_and_has_its_answer(server: CompletionServer, tmp_path: Path) -> None:
+    answered = asyncio.Event()
+
+    async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.id == "replay-0":
+            await answered.wait()
+        await answer_in_full(request, writer)
+
+    server.answer = answer
+    records = [*conversation(), record(arrival_ms=80.0)]
+    running = asyncio.create_task(drive(server, plan_of(tmp_path, records), tmp_path))
+    # What goes on from nothing does not wait, though it comes later.
+    await server.wait_for_requests(2)
+    assert [request.id for request in server.received] == ["replay-0", "replay-2"]
+    answered.set()
+    driven, lines = await running
+    first, second = server.request("replay-0").body, server.request("replay-1").body
+    assert second["prompt"][:26] == [*first["prompt"], *range(1000, 1006)]
+    assert len(second["prompt"]) == 40
+    assert [first.get("return_token_ids"), second.get("return_token_ids")] == [True, None]
+    assert list(driven.waits_s) == [1]
+    [line] = [line for line in lines if line["index"] == 1]
+    assert line["scheduled_ms"] == pytest.approx(60 + 1000 * driven.waits_s[1], abs=0.01)
+
+
+@pytest.mark.parametrize("second", [{"prompt_tokens": 40}, {"prompt_tokens": 25, "block_hashes": [1, 2]}])
+async def test_a_turn_is_sent_though_the_one_before_failed(
+    server: CompletionServer, tmp_path: Path, second: dict[str, Any]
+) -> None:
+    async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.id == "replay-0":
+            writer.write(rejection(503, b"{}"))
+        else:
+            await answer_in_full(request, writer)
+
+    server.answer = answer
+    _, lines = await drive(server, plan_of(tmp_path, conversation(**second)), tmp_path)
+    assert [line["outcome"] for line in lines] == ["http_rejected", "completed"]
+    bodies = [request.body["prompt"] for request in server.received]
+    assert [len(body) for body in bodies] == [20, second["prompt_tokens"]]
+    assert common_length(*bodies) == 16
+
+
+async def test_a_turn_without_all_that_was_answered_begins_as_the_recorded_one_did(
+    server: CompletionServer, tmp_path: Path
+) -> None:
+    records = conversation(prompt_tokens=24, block_hashes=[1, 2], arrival_ms=60.0)
+    _, lines = await drive(server, plan_of(tmp_path, records), tmp_path)
+    one, other = (request.body["prompt"] for request in server.received)
+    assert (common_length(one, other), len(other)) == (16, 24)
+    assert [line["outcome"] for line in lines] == ["completed", "completed"]
+
+
+async def test_a_run_that_is_stopped_accounts_for_what_was_sent(server: CompletionServer, tmp_path: Path) -> None:
+    server.answer = never_answer
+    stop = Stop()
+    records = [*conversation(), *[record(arrival_ms=arrival_ms) for arrival_ms in (61.0, 3_600_000.0)]]
+    plan = plan_of(tmp_path, records)
+    running = asyncio.create_task(drive(server, plan, tmp_path, stop))
+    await server.wait_for_requests(2)
+    stop.set("SIGINT received")
+    driven, lines = await running
+    assert [(line["id"], line["outcome"], line["error"]) for line in lines] == [
+        ("replay-0", "cancelled", "SIGINT received"),
+        ("replay-2", "cancelled", "SIGINT received"),
+    ]
+    summary = summarize(plan, driven)
+    assert (summary.planned, summary.sent, summary.outcomes) == (4, 2, {"cancelled": 2})
+    text = " ".join(summary_text(summary).split())
+    assert "requests 2 of 4 sent: 2 cancelled stopped SIGINT received: 2 never left" in text
+    assert "first failure" not in text
+
+
+async def test_the_summary_has_what_came_beside_what_was_recorded(server: CompletionServer, tmp_path: Path) -> None:
+    async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.id == "replay-1":
+            await answer_with(rejection(400, b'{"error": {"message": "token out of vocabulary"}}'))(request, writer)
+        else:
+            await answer_in_full(request, writer)
+
+    server.answer = answer
+    records = [record(arrival_ms=0.0), record(arrival_ms=1.0, ttft_ms=999.0), record(arrival_ms=52.5)]
+    plan = plan_of(tmp_path, records)
+    driven, _ = await drive(server, plan, tmp_path)
+    summary = summarize(plan, driven)
+    assert summary.outcomes == {"completed": 2, "http_rejected": 1}
+    assert summary.first_failure == "replay-1: http rejected 400: token out of vocabulary"
+    # Both are of the same requests: those that were answered.
+    assert (summary.recorded.ttft_ms.count, summary.recorded.ttft_ms.p99) == (2, 30)  # type: ignore[union-attr]
+    assert summary.recorded.tpot_ms.p50 == 4.5  # type: ignore[union-attr]
+    assert summary.recorded.latency_ms.p50 == 52.5  # type: ignore[union-attr]
+    assert (summary.recorded.seconds, summary.recorded.output_tokens_per_second) == (0.105, 114.29)
+    assert (summary.driven.ttft_ms.count, summary.driven.output_tokens) == (2, 12)  # type: ignore[union-attr]
+    assert summary.acceptance is None
+    text = summary_text(summary)
+    assert "3 of 3 sent: 2 completed, 1 http rejected" in text
+    assert "first failure replay-1: http rejected 400: token out of vocabulary" in text
+
+
+async def test_answers_of_other_lengths_are_told(server: CompletionServer, tmp_path: Path) -> None:
+    async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
+        request.body["max_tokens"] -= 1
+        await answer_in_full(request, writer)
+
+    server.answer = answer
+    plan = plan_of(tmp_path, [record()])
+    driven, _ = await drive(server, plan, tmp_path)
+    assert "1 answers had another number of tokens than recorded" in summary_text(summarize(plan, driven))
