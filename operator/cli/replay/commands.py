@@ -9,6 +9,8 @@ class _Commands(LazyGroup):
     later: ClassVar = {
         "serve": "replay.serve:serve_command",
         "drive": "replay.drive:drive_command",
+        "compare": "replay.compare:compare_command",
+        "fit": "replay.fit:fit_command",
         "synth": "replay.synth:synth_command",
     }
 

@@ -5,7 +5,7 @@ the reading with the file, the line and what to do.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -151,6 +151,30 @@ def concatenated(recordings: list[Recording]) -> Recording:
     RecordingError
         They are of different models or have different K: what is recorded of one says nothing of the other.
     """
+    refuse_different(recordings)
+    first = recordings[0]
+    requests, zero_ms = list[RecordedRequest](), 0.0
+    for each in recordings:
+        requests += [
+            replace(
+                request,
+                arrival_ms=None if request.arrival_ms is None else request.arrival_ms + zero_ms,
+                scheduled_ms=None if request.scheduled_ms is None else request.scheduled_ms + zero_ms,
+            )
+            for request in each.requests
+        ]
+        zero_ms = max((request.end_ms or 0.0 for request in requests), default=0.0) + 1000
+    return replace(first, requests=requests, skipped_lines=sum(each.skipped_lines for each in recordings))
+
+
+def refuse_different(recordings: Sequence[Recording]) -> None:
+    """Refuse recordings of different engines: what is recorded of one says nothing of the other.
+
+    Raises
+    ------
+    RecordingError
+        They are of different models or have different K.
+    """
     first = recordings[0]
     for other in recordings[1:]:
         for name in ("model", "speculative"):
@@ -165,18 +189,6 @@ def concatenated(recordings: list[Recording]) -> Recording:
             raise RecordingError(
                 f"{printable(str(other.trace))}: K is {other_k}, that of {first.trace} {k}: replay them apart"
             )
-    requests, zero_ms = list[RecordedRequest](), 0.0
-    for each in recordings:
-        requests += [
-            replace(
-                request,
-                arrival_ms=None if request.arrival_ms is None else request.arrival_ms + zero_ms,
-                scheduled_ms=None if request.scheduled_ms is None else request.scheduled_ms + zero_ms,
-            )
-            for request in each.requests
-        ]
-        zero_ms = max((request.end_ms or 0.0 for request in requests), default=0.0) + 1000
-    return replace(first, requests=requests, skipped_lines=sum(each.skipped_lines for each in recordings))
 
 
 def _beside(folder: Path, name: str) -> Path | None:

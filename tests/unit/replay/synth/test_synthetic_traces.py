@@ -1,7 +1,6 @@
 """Traces that are made have the distributions that were asked for, and are captures to all who read such."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -9,56 +8,18 @@ from statistics import mean, median
 import pytest
 
 from specdecode_operator.api.capture_workload import Phase
-from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.validation.validate import validate_capture
 from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.recording.read import read_recording, read_steps
-from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+from specdecode_operator.replay.recording.read import read_steps
 from specdecode_operator.replay.synth.arrivals import InvalidArrivalsError, parse_arrivals
-from specdecode_operator.replay.synth.given import GivenBehaviour, spread
 from specdecode_operator.replay.synth.lengths import InvalidLengthsError, Lengths, parse_lengths
-from specdecode_operator.replay.synth.prompts import Prompts
-from specdecode_operator.replay.synth.run import VirtualRun
+from tests.support.synthetic import RATES, Truth
 
-RATES = (0.8, 0.6, 0.42, 0.3)
-PROMPTS = Prompts(
-    prompt_tokens=Lengths(200, 400), output_tokens=Lengths(100, 100), shared_prefix_tokens=0, block_size=16, seed=3
-)
-
-
-@dataclass(frozen=True)
-class Made:
-    folder: Path
-
-    @property
-    def recording(self) -> Recording:
-        return read_recording(self.folder)
-
-    @property
-    def requests(self) -> list[RecordedRequest]:
-        return list(self.recording.requests)
-
-    @property
-    def arrivals_ms(self) -> list[float]:
-        return [each.arrival_ms or 0.0 for each in self.requests]
-
-
-def make(folder: Path, arrivals: str, requests: int, prompts: Prompts = PROMPTS, drafting: float = 1.0) -> Made:
-    folder.mkdir()
-    step_time = StepTime(curve=((1, 10.0),), request_us=500.0, prefill_token_us=20.0, residuals=spread(0.05))
-    run = VirtualRun(
-        behaviour=GivenBehaviour(step_time, from_rates(RATES, drafting), prompts.seed),
-        limits=Limits(max_num_seqs=64, block_size=16),
-        meta=TraceMeta(schema=1, block_size=16, speculative={"method": "eagle3", "num_speculative_tokens": 4}),
-    )
-    run.phases(folder, prompts, [parse_arrivals(arrivals, requests, None)], "test")
-    return Made(folder)
+TRUTH = Truth()
 
 
 def test_all_who_read_captures_take_them(tmp_path: Path) -> None:
-    made = make(tmp_path / "made", "poisson:8", 100)
+    made = TRUTH.make(tmp_path / "made", "poisson:8", 100)
     validation = validate_capture(made.folder)
     assert validation.passed, validation.problems
     assert validation.steps is not None
@@ -72,13 +33,13 @@ def test_all_who_read_captures_take_them(tmp_path: Path) -> None:
 def test_the_same_seed_makes_the_same_files(tmp_path: Path) -> None:
     texts = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        folder = make(tmp_path / name, "poisson:8", 30, replace(PROMPTS, seed=seed)).folder
+        folder = TRUTH.make(tmp_path / name, "poisson:8", 30, seed=seed).folder
         texts.append([(folder / file).read_bytes() for file in ("trace.jsonl", "step-stats.jsonl")])
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_bursts_have_the_chances_that_were_given(tmp_path: Path) -> None:
-    made = make(tmp_path / "made", "closed:8", 200)
+    made = TRUTH.make(tmp_path / "made", "closed:8", 200)
     inner = Counter(tokens for each in made.requests for tokens in each.chunk_tokens[1:-1])
     shares = {size: 100 * count / inner.total() for size, count in inner.items()}
     falls = {1: 20, 2: 20, 3: 18, 4: 12, 5: 30}
@@ -89,8 +50,8 @@ def test_bursts_have_the_chances_that_were_given(tmp_path: Path) -> None:
 
 
 def test_gaps_have_the_length_that_was_given_and_grow_with_load(tmp_path: Path) -> None:
-    alone = make(tmp_path / "alone", "closed:1", 30)
-    together = make(tmp_path / "together", "closed:20", 200)
+    alone = TRUTH.make(tmp_path / "alone", "closed:1", 30)
+    together = TRUTH.make(tmp_path / "together", "closed:20", 200)
     assert median(gap for each in alone.requests for gap in each.gaps_ms) == pytest.approx(10.5, rel=0.02)
     quiet = [
         gap
@@ -102,7 +63,7 @@ def test_gaps_have_the_length_that_was_given_and_grow_with_load(tmp_path: Path) 
 
 
 def test_a_drafter_that_looks_tokens_up_finds_some_at_times(tmp_path: Path) -> None:
-    made = make(tmp_path / "made", "closed:4", 60, drafting=0.5)
+    made = Truth(from_rates(RATES, 0.5)).make(tmp_path / "made", "closed:4", 60)
     stats = list(read_steps(made.folder / "step-stats.jsonl"))
     drafts = sum(step.scheduler.spec_decoding_stats.num_drafts for step in stats if step.scheduler.spec_decoding_stats)
     gaps = sum(len(each.gaps_ms) for each in made.requests)
@@ -110,19 +71,19 @@ def test_a_drafter_that_looks_tokens_up_finds_some_at_times(tmp_path: Path) -> N
 
 
 def test_arrivals_have_the_pattern_that_was_given(tmp_path: Path) -> None:
-    even = make(tmp_path / "even", "constant:5", 20).arrivals_ms
+    even = TRUTH.make(tmp_path / "even", "constant:5", 20).arrivals_ms
     assert [after - before for before, after in pairwise(even)] == pytest.approx([200] * 19)
-    random = make(tmp_path / "random", "poisson:5", 300).arrivals_ms
+    random = TRUTH.make(tmp_path / "random", "poisson:5", 300).arrivals_ms
     gaps_ms = [after - before for before, after in pairwise(random)]
     assert mean(gaps_ms) == pytest.approx(200, rel=0.15)
     assert sum(gap < 200 for gap in gaps_ms) / len(gaps_ms) == pytest.approx(0.632, abs=0.06)
-    burst = make(tmp_path / "burst", "burst:5x10", 10).arrivals_ms
+    burst = TRUTH.make(tmp_path / "burst", "burst:5x10", 10).arrivals_ms
     assert burst == [0.0] * 5 + [10_000.0] * 5
 
 
 def test_turns_of_a_conversation_have_what_was_said_and_wait_for_the_answer(tmp_path: Path) -> None:
-    prompts = replace(PROMPTS, shared_prefix_tokens=160, prompt_tokens=Lengths(64, 64), output_tokens=Lengths(33, 33))
-    made = make(tmp_path / "made", "multiturn:1x3x2", 6, prompts)
+    prompts = {"shared_prefix_tokens": 160, "prompt_tokens": Lengths(64, 64), "output_tokens": Lengths(33, 33)}
+    made = TRUTH.make(tmp_path / "made", "multiturn:1x3x2", 6, **prompts)
     first, second, third, other = made.requests[:4]
     assert [each.prompt_tokens for each in made.requests] == [224, 321, 418] * 2
     assert second.arrival_ms == pytest.approx((first.end_ms or 0) + 2000, abs=0.01)
@@ -145,8 +106,8 @@ def test_what_are_no_lengths_is_refused_with_the_forms(text: str) -> None:
 
 
 def test_lengths_are_spread_as_they_say(tmp_path: Path) -> None:
-    prompts = replace(PROMPTS, prompt_tokens=parse_lengths("lognormal:300:0.5"), output_tokens=parse_lengths("5-20"))
-    requests = make(tmp_path / "made", "closed:50", 400, prompts).requests
+    prompts = {"prompt_tokens": parse_lengths("lognormal:300:0.5"), "output_tokens": parse_lengths("5-20")}
+    requests = TRUTH.make(tmp_path / "made", "closed:50", 400, **prompts).requests
     assert median(each.prompt_tokens for each in requests) == pytest.approx(300, rel=0.1)
     assert (min(each.output_tokens for each in requests), max(each.output_tokens for each in requests)) == (5, 20)
 

@@ -1,0 +1,101 @@
+"""`specdecode replay fit`: captures as a model of their engine, in one small file."""
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from specdecode_operator.cli.terminal import say
+from specdecode_operator.cli.text_files import replaced_whole
+from specdecode_operator.problems import printable
+from specdecode_operator.replay.fitted.model import FittedModel, Limits, encode_model
+from specdecode_operator.replay.recording.read import RecordingError, read_recording
+
+_OF_CAPTURE: Final = "Absent: as the capture says."
+
+NO_NUMPY: Final = "numpy is not installed: pip install '.[replay]' in a clone"
+
+MaxNumSeqs = Annotated[
+    int | None, typer.Option(help=f"Requests in one batch at most. {_OF_CAPTURE}", min=1, max=65_536)
+]
+MaxNumBatchedTokens = Annotated[
+    int | None, typer.Option(help=f"Tokens in one step at most. {_OF_CAPTURE}", min=1, max=2**24)
+]
+NumGpuBlocks = Annotated[int | None, typer.Option(help=f"Blocks of the KV cache. {_OF_CAPTURE}", min=1, max=2**32)]
+
+
+def fit_command(  # noqa: PLR0913  each is an option
+    traces: Annotated[
+        list[Path], typer.Argument(help="Captures' folders, or traces, of one engine.", metavar="TRACE...")
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")],
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    num_gpu_blocks: NumGpuBlocks = None,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")
+    ] = False,
+) -> None:
+    """Fit a model to captures: what replay draws steps and bursts from, under loads that were never run.
+
+    Several captures must be of one model and one K; more loads make a model that holds for more.
+
+    For example: specdecode replay fit captures/demo -o demo-model.json
+    """
+    try:
+        recordings = [read_recording(path, skip_bad_lines=skip_bad_lines) for path in traces]
+        model = _fitted(recordings)
+    except RecordingError as error:
+        raise typer.BadParameter(str(error), param_hint="TRACE") from error
+    model = with_limits(model, max_num_seqs, max_num_batched_tokens, num_gpu_blocks)
+    with replaced_whole(out) as stream:
+        stream.write(encode_model(model).decode())
+    say("\n".join([f"{printable(str(out))}: {_size(model)}", *_limits_text(model.origin.limits), *_ranges_text(model)]))
+    if skipped := sum(each.skipped_lines for each in recordings):
+        say(f"{skipped} lines could not be read and were left out", err=True)
+
+
+def with_limits(
+    model: FittedModel, max_num_seqs: int | None, max_num_batched_tokens: int | None, num_gpu_blocks: int | None
+) -> FittedModel:
+    """Return a model with the limits that options say, for those that are given."""
+    given: dict[str, Any] = {
+        name: value
+        for name, value in (
+            ("max_num_seqs", max_num_seqs),
+            ("max_num_batched_tokens", max_num_batched_tokens),
+            ("num_gpu_blocks", num_gpu_blocks),
+        )
+        if value is not None
+    }
+    limits = msgspec.structs.replace(model.origin.limits, **given)
+    return msgspec.structs.replace(model, origin=msgspec.structs.replace(model.origin, limits=limits))
+
+
+def _fitted(recordings: list[Any]) -> FittedModel:
+    try:
+        from specdecode_operator.replay.fitted.fit import fit  # noqa: PLC0415  numpy is heavy, and an extra
+    except ImportError as error:
+        raise typer.BadParameter(NO_NUMPY) from error
+    return fit(recordings)
+
+
+def _size(model: FittedModel) -> str:
+    captures = model.origin.captures
+    requests, steps = sum(each.requests for each in captures), sum(each.steps for each in captures)
+    return (
+        f"fitted to {requests:,} requests in {steps:,} steps of {printable(model.origin.model or 'an unnamed model')}"
+    )
+
+
+def _limits_text(limits: Limits) -> list[str]:
+    known = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
+    blocks = " (num_gpu_blocks as its usage tells, about)" if "num_gpu_blocks" in known else ""
+    return [f"  limits: {', '.join(f'{name} {value}' for name, value in known.items())}{blocks}"] if known else []
+
+
+def _ranges_text(model: FittedModel) -> list[str]:
+    ranges = model.donors.ranges if model.donors else {}
+    return [f"  {name}: {seen.least:g} to {seen.most:g}" for name, seen in ranges.items()]

@@ -1,0 +1,212 @@
+"""An engine as it was fitted to captures: steps and bursts are drawn from what was recorded, together."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+from statistics import NormalDist
+from typing import Final
+
+from specdecode_operator.replay.emulated.step_time import StepShape, step_time_from_json
+from specdecode_operator.replay.engines.behaviour import OnStep
+from specdecode_operator.replay.engines.engine import Clock, Incoming
+from specdecode_operator.replay.engines.stepped import SteppedEngine
+from specdecode_operator.replay.fitted.buckets import BURST, CONTEXT, DECODING, PACES, POSITION, PREFILL_TOKENS, bucket
+from specdecode_operator.replay.fitted.burst_chances import BurstChances
+from specdecode_operator.replay.fitted.donors import Cell, Donors
+from specdecode_operator.replay.fitted.model import FittedModel, Limits
+from specdecode_operator.replay.fitted.quantiles import at
+
+AcceptanceNow = Callable[[], float | None]
+"""Share of drafted tokens that is to be accepted at this moment; None: as it was recorded."""
+
+_OTHER_PREFILL: Final = 3
+"""How much less alike steps of another bucket of prompt tokens are than of another number of requests."""
+_GOLDEN: Final = 0.6180339887498949
+_LEAST_MS: Final = 0.2
+_MOST_STEP_MS: Final = 3_600_000.0
+_NORMAL: Final = NormalDist()
+
+
+class NoDonorsError(Exception):
+    """A model that was not fitted for this: what is missing, and what to do."""
+
+
+@dataclass(slots=True)
+class _Course:
+    behaviour: "ModelledBehaviour"
+    of_class: int
+    prompt_tokens: int
+    output_tokens: int
+    finish_reason: str
+    before: int = 0
+
+    def first(self) -> int:
+        self.before = 0
+        return self.behaviour.draw_first()
+
+    def next(self, output_tokens: int) -> tuple[int, int]:
+        behaviour = self.behaviour
+        if (wanted := behaviour.acceptance_now()) is not None:
+            return behaviour.draw_accepted(wanted)
+        tokens = behaviour.draw_tokens(self.of_class, self.before, output_tokens, self.prompt_tokens + output_tokens)
+        self.before = bucket(tokens, BURST)
+        return behaviour.draw_drafted(tokens), tokens - 1
+
+
+class ModelledBehaviour:
+    """Draws steps and bursts from the donors of a model."""
+
+    def __init__(self, model: FittedModel, seed: int, acceptance: AcceptanceNow | None = None) -> None:
+        """Take a model, and where it is to be overruled, what share of drafts is accepted when.
+
+        Raises
+        ------
+        NoDonorsError
+            Where the model has no donors.
+        """
+        if model.donors is None:
+            raise NoDonorsError("the model has no donors: fit it again")
+        self._donors: Donors = model.donors
+        self.num_speculative_tokens = self._donors.num_speculative_tokens
+        self._random = Random(f"{seed}/modelled")  # noqa: S311  not for secrets
+        self._trend = step_time_from_json(self._donors.trend)
+        self._leads_ms = model.ttft.lead_ms if model.ttft else []
+        self._chances = BurstChances(self._donors.bursts)
+        self._classes = list(accumulate(self._donors.classes))
+        self._spread = self._random.random()
+        self._cells: dict[tuple[int, int], Cell] = {}
+        # Of uniform ranks, as the correlation of the normal ones that they are made of.
+        self._persistence = 2 * math.sin(math.pi * self._donors.persistence / 6)
+        self._mood = 0.0
+        self._pace = self._decoding = 0
+        self.acceptance_now: AcceptanceNow = acceptance or _as_recorded
+        self._rates: dict[float, float] = {}
+        self._seen: dict[str, float] = {}
+
+    def lead_ms(self) -> float:
+        """Return how long a request takes to the scheduler."""
+        return at(self._leads_ms, self._random.random()) if self._leads_ms else 0.0
+
+    def begin(self, request: Incoming) -> _Course:
+        """Return how a request goes: of a class from its first token to its last."""
+        random, donors = self._random, self._donors
+        # Spread evenly, and not by chance: of few requests, too, as many are easy as were.
+        self._spread = (self._spread + _GOLDEN) % 1
+        of_class = min(bisect_left(self._classes, self._spread), len(self._classes) - 1)
+        output_tokens, reason = request.max_tokens, "length"
+        stops = donors.stops
+        if not request.ignore_eos and stops.output_tokens and random.random() < stops.share:
+            stopped = max(1, round(at(stops.output_tokens, random.random())))
+            if stopped <= output_tokens:
+                output_tokens, reason = stopped, "stop"
+        self._see("tokens of a prompt", request.prompt_tokens)
+        self._see("tokens of a request", request.prompt_tokens + output_tokens)
+        return _Course(self, of_class, request.prompt_tokens, output_tokens, reason)
+
+    def step_ms(self, step: StepShape, decoding: int) -> float:
+        """Return how long a step takes: a recorded one like it, as much longer as this one is larger."""
+        persistence = self._persistence
+        self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self._random.gauss(0, 1)
+        share = _NORMAL.cdf(self._mood)
+        self._pace = min(int(share * PACES), PACES - 1)
+        self._decoding = bucket(decoding, DECODING)
+        cell = self._cell(self._decoding, bucket(step.prefill_tokens, PREFILL_TOKENS))
+        self._see("requests decoding at once", decoding)
+        self._see("prompt tokens in a step", step.prefill_tokens)
+        duration_ms = self._trend.ms(step) * at(cell.ratios, share)
+        return min(max(duration_ms, _LEAST_MS), _MOST_STEP_MS)
+
+    def draw_first(self) -> int:
+        """Return how many tokens come at the end of a prefill."""
+        firsts = self._donors.firsts
+        if len(firsts) <= 1:
+            return firsts[0][0] if firsts else 1
+        return self._random.choices([tokens for tokens, _ in firsts], [count for _, count in firsts])[0]
+
+    def draw_tokens(self, of_class: int, before: int, output_tokens: int, attended: int) -> int:
+        """Return how many tokens a request gets in this step."""
+        place = (bucket(output_tokens, POSITION), bucket(attended, CONTEXT))
+        sums = self._chances.up_to((of_class, self._pace, before, self._decoding, *place))
+        return self._chances.sizes[bisect_left(sums, self._random.random())]
+
+    def draw_drafted(self, tokens: int) -> int:
+        """Return how many tokens were drafted for a burst: as the engine counted them."""
+        k, drafts = self.num_speculative_tokens, self._donors.drafts
+        if not k or (tokens == 1 and self._random.random() >= drafts.singles):
+            return 0
+        drafted = math.floor(min(drafts.tokens, k) + self._random.random()) if drafts.tokens < k else k
+        return max(tokens - 1, drafted, 1)
+
+    def draw_accepted(self, wanted: float) -> tuple[int, int]:
+        """Return what comes of a draft of which this share is to be accepted on average."""
+        k = self.num_speculative_tokens
+        if not k:
+            return 0, 0
+        rate = self._rates.get(wanted)
+        if rate is None:
+            rate = self._rates[wanted] = each_position(wanted, k)
+        accepted = 0
+        while accepted < k and self._random.random() < rate:
+            accepted += 1
+        return k, accepted
+
+    def outside(self) -> list[str]:
+        """Return what was asked of the model that lies outside of what it was fitted on, and how far."""
+        ranges: Mapping[str, object] = self._donors.ranges
+        said = [self._donors.ranges[name].outside(name, value) for name, value in self._seen.items() if name in ranges]
+        return [line for line in said if line is not None]
+
+    def _see(self, name: str, value: float) -> None:
+        if value > self._seen.get(name, 0):
+            self._seen[name] = value
+
+    def _cell(self, decoding: int, prefill: int) -> Cell:
+        found = self._cells.get((decoding, prefill))
+        if found is None:
+            found = min(self._donors.cells, key=lambda cell: _distance(cell, decoding, prefill))
+            self._cells[decoding, prefill] = found
+        return found
+
+
+def modelled_engine(  # noqa: PLR0913  what an engine is made of
+    clock: Clock,
+    model: FittedModel,
+    *,
+    seed: int = 0,
+    limits: Limits | None = None,
+    acceptance: AcceptanceNow | None = None,
+    on_step: OnStep | None = None,
+) -> SteppedEngine:
+    """Return an engine that behaves as those it was fitted to, within its own limits or given ones.
+
+    Raises
+    ------
+    NoDonorsError
+        Where the model has no donors.
+    """
+    return SteppedEngine(clock, ModelledBehaviour(model, seed, acceptance), limits or model.origin.limits, on_step)
+
+
+def each_position(wanted: float, k: int) -> float:
+    """Return with which chance each drafted token is accepted, where those before it are, so that this share is."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sum(middle**position for position in range(1, k + 1)) / k < wanted:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _as_recorded() -> float | None:
+    return None
+
+
+def _distance(cell: Cell, decoding: int, prefill: int) -> tuple[int, int]:
+    """Return how little alike a cell is; of two as near as each other the one with more steps is taken."""
+    other_kind = 100 * ((cell.prefill > 0) != (prefill > 0))
+    return other_kind + abs(cell.decoding - decoding) + _OTHER_PREFILL * abs(cell.prefill - prefill), -cell.steps

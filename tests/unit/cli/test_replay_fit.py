@@ -1,0 +1,92 @@
+"""`specdecode replay fit` and `compare` on a command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specdecode_operator.cli.main import app
+from specdecode_operator.replay.fitted.model import read_model
+from tests.support.synthetic import Truth
+from tests.support.traces import META, record, write_trace
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["replay", *arguments])
+    return result.exit_code, " ".join(result.output.replace("│", "").split())
+
+
+def test_a_capture_becomes_a_small_file(tmp_path: Path) -> None:
+    made = Truth().make(tmp_path / "made", "closed:4", 40)
+    file = tmp_path / "model.json"
+    code, text = run(
+        "fit", str(made.folder), "-o", str(file), "--max-num-batched-tokens", "2048", "--num-gpu-blocks", "999"
+    )
+    assert code == 0, text
+    assert "fitted to 40 requests in" in text
+    assert "limits: max_num_seqs 64, max_num_batched_tokens 2048, block_size 16, num_gpu_blocks 999" in text
+    assert "requests decoding at once: 1 to 4" in text
+    model = read_model(file)
+    assert model.origin.limits.num_gpu_blocks == 999
+    assert [capture.requests for capture in model.origin.captures] == [40]
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([], "has no request: record some load"),
+        ([record(arrival_ms=None)], "no request has arrival_ms: nothing can be fitted to it"),
+        ([record(), record(itl_ms=[10.0, -1.0])], "line 3: a time of -1 ms"),
+        ([record(itl_ms=[10.0, 4e6])], "it must lie between 0 and an hour"),
+    ],
+)
+def test_what_nothing_can_be_fitted_to_is_refused(tmp_path: Path, records: list[dict[str, object]], says: str) -> None:
+    write_trace(tmp_path / "trace.jsonl", records)
+    file = tmp_path / "model.json"
+    code, text = run("fit", str(tmp_path), "-o", str(file))
+    assert code == 2
+    assert says in text
+    assert not file.exists()
+
+
+def test_bad_lines_may_be_left_out_and_are_counted(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.jsonl", [record(), record(itl_ms=[10.0, -1.0]), record(arrival_ms=100.0)])
+    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"), "--skip-bad-lines")
+    assert code == 0
+    assert "1 lines could not be read and were left out" in text
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        ({"model": "other"}, "model is other, that of"),
+        ({"speculative": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative is"),
+    ],
+)
+def test_captures_of_different_engines_are_not_mixed(tmp_path: Path, meta: dict[str, object], says: str) -> None:
+    one = write_trace(tmp_path / "one.jsonl", [record()])
+    other = write_trace(tmp_path / "other.jsonl", [record()], {**META, **meta})
+    code, text = run("fit", str(one), str(other), "-o", str(tmp_path / "model.json"))
+    assert code == 2
+    assert says in text
+
+
+def test_gaps_of_zero_can_be_fitted(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.jsonl", [record(itl_ms=[0.0, 0.0], ttft_ms=0.0), record(arrival_ms=5.0, ttft_ms=0.0)])
+    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
+    assert code == 0, text
+    assert read_model(tmp_path / "model.json").donors is not None
+
+
+def test_two_recordings_are_compared_as_text_and_as_data(tmp_path: Path) -> None:
+    one = write_trace(tmp_path / "one.jsonl", [record()])
+    other = write_trace(tmp_path / "other.jsonl", [record(ttft_ms=33.0)])
+    code, text = run("compare", str(one), str(other))
+    assert code == 0
+    assert "FAR TTFT mean 30.00 33.00 ms +10.00 % (limit 5)" in text
+    assert "ok gap mean 11.25 11.25 ms +0.00 % (limit 5)" in text
+    code, text = run("compare", str(one), str(other), "-o", "json", "--check")
+    assert code == 1
+    assert {"name": "TTFT mean", "passed": False}.items() <= json.loads(text)["figures"][0].items()
+    assert run("compare", str(one), str(one), "--check")[0] == 0
