@@ -17,7 +17,7 @@ from .kv_specs import kv_cache_specs
 from .lateness import Lateness
 from .outputs import constraints_of, model_output
 from .settings import read_settings
-from .step_time import StepShape
+from .step_time import Paces, StepShape
 
 logger = logging.getLogger("vllm.specdecode_emulated")
 
@@ -70,6 +70,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
             raise ValueError("emulated: this model file has no acceptance: fit it to a capture with speculation")
         self._random = Random(settings.seed)  # noqa: S311  nothing is secret here
         self._batch = Batch(settings.acceptance, settings.text, self._endings(), self._random)
+        self._paces = Paces(settings.step_time, self._random)
         self._free_at = 0.0
         self._scheduled: tuple[Any, StepShape, float, float, float] | None = None
         self._drafts: Any = None
@@ -139,7 +140,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         # An accelerator does one step after the other: one that was scheduled ahead waits for the one before.
         begins = max(submitted - 1e-3 * model.host_ms, self._free_at)
         idle_s = begins - self._free_at if self._is_held_up(scheduler_output) else 0.0
-        self._free_at = begins + 1e-3 * model.draw_ms(shape, self._random)
+        self._free_at = begins + 1e-3 * self._paces.draw_ms(shape)
         self._scheduled = scheduler_output, shape, begins, self._free_at, idle_s
         return _done(None) if non_block else None
 

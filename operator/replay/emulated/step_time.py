@@ -3,6 +3,7 @@
 Runs inside vLLM, too: nothing but the standard library.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -48,6 +49,10 @@ class StepTime:
     residuals: Sequence[float] = ()
     """Measured by modelled time, ascending and evenly spread over quantiles, with a mean of 1."""
 
+    persistence: float = 0.0
+    """How much the place of a step among the residuals says of the next one's, 0 to 1: a machine that is slow now will
+    be slow for a while, and who is served then notices."""
+
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """What it was fitted on: lowest and highest of each field of StepShape."""
 
@@ -57,15 +62,6 @@ class StepTime:
         each_us = self.request_us * step.requests + self.prefill_token_us * step.prefill_tokens
         attention = 1e-6 * self.context_ns * step.context_tokens + 1e-9 * self.prefill_pair_ps * step.prefill_pairs
         return self._on_curve(step.scheduled_tokens) + drafts + 1e-3 * each_us + attention
-
-    def draw_ms(self, step: StepShape, random: Random) -> float:
-        """Return how long the step takes this time."""
-        if not self.residuals:
-            return self.ms(step)
-        place = random.random() * (len(self.residuals) - 1)
-        below = int(place)
-        above = min(below + 1, len(self.residuals) - 1)
-        return self.ms(step) * _between(self.residuals[below], self.residuals[above], place - below)
 
     def outside(self, step: StepShape) -> dict[str, float]:
         """Return which fields lie outside of what was fitted on, with how far: 2 is twice the highest."""
@@ -85,6 +81,28 @@ class StepTime:
         return max(0.0, _between(low, high, (tokens - left) / (right - left)))
 
 
+class Paces:
+    """Draws how long steps take, one after another."""
+
+    def __init__(self, step_time: StepTime, random: Random) -> None:
+        """Begin in no particular mood."""
+        self._step_time = step_time
+        self._random = random
+        self._mood = random.gauss(0, 1)
+
+    def draw_ms(self, step: StepShape) -> float:
+        """Return how long the next step takes."""
+        persistence, residuals = self._step_time.persistence, self._step_time.residuals
+        self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self._random.gauss(0, 1)
+        ms = self._step_time.ms(step)
+        if not residuals:
+            return ms
+        place = 0.5 * (1 + math.erf(self._mood / math.sqrt(2))) * (len(residuals) - 1)
+        below = int(place)
+        above = min(below + 1, len(residuals) - 1)
+        return ms * _between(residuals[below], residuals[above], place - below)
+
+
 def step_time_from_json(section: Mapping[str, Any]) -> StepTime:
     """Return the section ``step_time``.
 
@@ -98,6 +116,9 @@ def step_time_from_json(section: Mapping[str, Any]) -> StepTime:
         message = f"step_time: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         raise ValueError(message)
     numbers = {name: _number(f"step_time.{name}", value) for name, value in section.items() if name in _NUMBERS}
+    if numbers.get("persistence", 0.0) >= 1:
+        message = f"step_time.persistence: a number below 1 is needed, not {numbers['persistence']:g}"
+        raise ValueError(message)
     return StepTime(
         curve=_curve(section.get("curve")),
         residuals=tuple(sorted(_number("step_time.residuals", each) for each in section.get("residuals", ()))),

@@ -9,6 +9,7 @@ which everything takes longer. So all terms are 0 or more, a term stays only whe
 and steps that took far longer than others like them count for less; their share of time comes back with the residuals.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -49,6 +50,8 @@ _UNITS: Final = {
 """Milliseconds in each."""
 
 _NOTHING: Final = 1e-14
+_LONGEST_MOOD: Final = 200
+"""Steps."""
 
 _DOUBTFUL: Final = ("prefill_pair_ps", "context_ns", "prefill_token_us", "draft_request_us", "request_us")
 """Terms that are left out if they make little difference, the first ones first."""
@@ -87,7 +90,24 @@ def fit_measured_steps(steps: MeasuredSteps, *, draft_share: float = 0.0) -> dic
     quantiles = np.quantile(ratio, np.linspace(0, 1, _RESIDUALS)) / level
     # Evaluated on straight lines between the quantiles, whose mean is not quite theirs.
     mean = float((quantiles[:-1] + quantiles[1:]).mean() / 2)
-    return section | {"residuals": [round(float(each) / mean, 4) for each in quantiles]}
+    residuals = [round(float(each) / mean, 4) for each in quantiles]
+    return section | {"residuals": residuals, "persistence": round(persistence(ratio), 4)}
+
+
+def persistence(ratio: Numbers) -> float:
+    """Return how much the rank of a step's residual says of the next one's, so that long runs vary as they did.
+
+    Noise of a machine fades slower than that of one step to the next says: what is kept is the sum of the correlations
+    of all lags up to the first that is none, r + r^2 + … = r / (1 - r).
+    """
+    ranks = np.argsort(np.argsort(ratio)) / max(1, len(ratio) - 1) - 0.5
+    lasting, spread = 0.0, float((ranks**2).mean())
+    for lag in range(1, min(_LONGEST_MOOD, len(ranks) // 4)):
+        correlation = float((ranks[:-lag] * ranks[lag:]).mean()) / spread
+        if correlation < 2 / math.sqrt(len(ranks)):
+            break
+        lasting += correlation
+    return lasting / (1 + lasting)
 
 
 def _knots(tokens: Numbers) -> list[float]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from specdecode_operator.replay.emulated.acceptance import Acceptance, Difficulty
-from specdecode_operator.replay.emulated.step_time import StepShape, StepTime
+from specdecode_operator.replay.emulated.step_time import Paces, StepShape, StepTime
 from specdecode_operator.replay.engines.engine import Incoming
 
 
@@ -42,10 +42,10 @@ class GivenBehaviour:
         width: int | None = None,
     ) -> None:
         """Without acceptance nothing is drafted; a width is K where it is not that of the acceptance."""
-        self._step_time = step_time
         self.acceptance = acceptance
         self.num_speculative_tokens = (width or acceptance.num_speculative_tokens) if acceptance else 0
         self.random = Random(f"{seed}/steps")  # noqa: S311  not for secrets
+        self._paces = Paces(step_time, self.random)
         self._lead_ms = lead_ms
 
     def lead_ms(self) -> float:
@@ -60,7 +60,7 @@ class GivenBehaviour:
 
     def step_ms(self, step: StepShape, decoding: int) -> float:  # noqa: ARG002  all is in the step
         """Return how long a step takes."""
-        return self._step_time.draw_ms(step, self.random)
+        return self._paces.draw_ms(step)
 
 
 def spread(deviation: float, points: int = 101) -> tuple[float, ...]:

@@ -1,11 +1,12 @@
 """How long a step takes, by what is in it."""
 
 from random import Random
+from statistics import mean, pstdev
 from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.emulated.step_time import StepShape, StepTime, step_time_from_json
+from specdecode_operator.replay.emulated.step_time import Paces, StepShape, StepTime, step_time_from_json
 
 SECTION: dict[str, Any] = {
     "curve": [[1, 8.0], [101, 9.0], [1101, 29.0]],
@@ -38,8 +39,8 @@ def test_every_term_has_its_unit() -> None:
 
 def test_residuals_spread_around_the_model() -> None:
     model = step_time_from_json({"curve": [[1, 10.0]], "residuals": [0.5, 1.0, 1.5]})
-    random = Random(0)
-    drawn = sorted(model.draw_ms(StepShape(1, 1), random) for _ in range(4000))
+    paces = Paces(model, Random(0))
+    drawn = sorted(paces.draw_ms(StepShape(1, 1)) for _ in range(4000))
     assert 5.0 <= drawn[0] < 5.1
     assert 14.9 < drawn[-1] <= 15.0
     assert drawn[2000] == pytest.approx(10.0, abs=0.3)
@@ -69,3 +70,20 @@ def test_what_was_not_fitted_on_is_told_with_how_far() -> None:
 def test_a_wrong_section_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace(".", r"\.")):
         step_time_from_json(SECTION | change)
+
+
+def test_a_slow_step_tells_of_others() -> None:
+    step, spread = StepShape(1, 1), [0.5, 1.0, 1.5]
+    means = {}
+    for persistence in (0.0, 0.9):
+        paces = Paces(StepTime([(1, 10.0)], residuals=spread, persistence=persistence), Random(3))
+        hundreds = [mean(paces.draw_ms(step) for _ in range(100)) for _ in range(200)]
+        means[persistence] = mean(hundreds), pstdev(hundreds)
+    # Of an autoregressive series: by (1 + r) / (1 - r) more variance of long means, about.
+    assert means[0.9][1] / means[0.0][1] == pytest.approx((1.9 / 0.1) ** 0.5, rel=0.2)
+    assert means[0.9][0] == pytest.approx(10, rel=0.03)
+
+
+def test_moods_that_never_end_are_refused() -> None:
+    with pytest.raises(ValueError, match="a number below 1 is needed, not 1"):
+        step_time_from_json({"curve": [[1, 10.0]], "persistence": 1})

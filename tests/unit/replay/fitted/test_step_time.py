@@ -13,7 +13,7 @@ from specdecode_operator.replay.emulated.acceptance import from_rates
 from specdecode_operator.replay.emulated.step_time import StepShape, StepTime, step_time_from_json
 from specdecode_operator.replay.fitted.measured_steps import MeasuredSteps
 from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.fitted.step_time import fit_measured_steps, fit_step_time, non_negative
+from specdecode_operator.replay.fitted.step_time import fit_measured_steps, fit_step_time, non_negative, persistence
 from specdecode_operator.replay.recording.read import read_recording
 from specdecode_operator.replay.synth.arrivals import parse_arrivals
 from specdecode_operator.replay.synth.given import GivenBehaviour
@@ -144,3 +144,12 @@ def test_a_real_engine_is_forecast_at_twice_the_load() -> None:
     shapes = np.column_stack([getattr(steps, each.name)[decode] for each in fields(StepShape)])
     forecast_ms = np.median([found.ms(StepShape(*row)) for row in shapes]) * found.residuals[50]
     assert forecast_ms == pytest.approx(np.median(steps.ms[decode]), rel=0.15)
+
+
+def test_moods_of_a_machine_are_found_again() -> None:
+    random = np.random.default_rng(5)
+    mood = [0.0]
+    for _ in range(20_000):
+        mood.append(0.9 * mood[-1] + float(random.normal(0, 0.19**0.5)))
+    assert persistence(np.exp(np.array(mood))) == pytest.approx(0.9, abs=0.02)
+    assert persistence(random.normal(1, 0.1, 5000)) < 0.05
