@@ -129,6 +129,7 @@ bench: setup
     @{{ python }} -m bench.report
     @{{ python }} -m bench.recorder
     @{{ python }} -m bench.recorder_overhead
+    @{{ python }} -m bench.replay
 
 # Count small wrong changes that unit tests let pass: a sample of each area, PATHs, or --all
 [group('checks')]

@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 
-from specdecode_operator.replay.server.app import application
-from specdecode_operator.replay.server.serve import ServeSettings, http_server, listen_at, read, service
+from specdecode_operator.replay.server.serve import ServeSettings, assembled, http_server, listen_at, read
 from specdecode_operator.replay.server.timer_clock import TimerClock
 from tests.support.traces import META, Line, write_trace
 
@@ -23,7 +22,8 @@ async def replay_server(
     trace = write_trace(folder / "trace.jsonl", records, meta)
     given = ServeSettings(traces=[trace], **settings)
     clock = TimerClock(asyncio.get_running_loop())
-    server = http_server(application(service(given, read(given), clock)), drain_timeout_s=1)
+    app, recorder = assembled(given, read(given), clock)
+    server = http_server(app, drain_timeout_s=1)
     listener = listen_at("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -35,6 +35,8 @@ async def replay_server(
         server.should_exit = True
         await serving
         clock.stop()
+        if recorder is not None:
+            recorder.close()
 
 
 async def events(client: httpx.AsyncClient, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:

@@ -26,7 +26,11 @@ Tokenizer = Annotated[
 ]
 Record = Annotated[
     Path | None,
-    typer.Option("--record", metavar="FOLDER", help="Where the recorder writes its segments."),
+    typer.Option(
+        "--record",
+        metavar="FOLDER",
+        help="Empty folder for a capture of what is served; emulated: for the recorder's segments.",
+    ),
 ]
 Keep = Annotated[
     Path | None,

@@ -141,6 +141,7 @@ def serve_command(  # noqa: PLR0913  each is an option
         load_factor=load_factor,
         acceptance=_schedule(acceptance),
         seed=seed,
+        record=record,
         slow_start_s=slow_start,
         fail_share=fail_share,
         hang_after_s=hang_after,

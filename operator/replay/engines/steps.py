@@ -159,15 +159,16 @@ class _Playing:
     def _next_burst(self) -> None:
         """Give the burst that is due, and set the timer for the one after it."""
         place, engine, record = self._place, self._engine, self._record
-        draws = engine.settings.acceptance
+        drafting, draws = self._drafting, engine.settings.acceptance
         if draws is None or place == 0:
             tokens = record.chunk_tokens[place]
-            drafted, accepted = self._drafting.drafted[place], self._drafting.accepted[place]
+            drafted, accepted = drafting.drafted[place], drafting.accepted[place]
         else:
             drafted, accepted = engine.k, draws.accepted(self._when_ms)
             tokens = 1 + accepted
         begin = self._given
-        self._given = end = min(begin + tokens, self._most)
+        end = min(begin + tokens, self._most)
+        self._given = end
         engine.held_tokens += end - begin
         if end == self._most:
             self._end()

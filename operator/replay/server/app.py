@@ -3,15 +3,12 @@
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from random import Random
 from typing import Final
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specdecode_operator.problems import printable
@@ -42,8 +39,9 @@ class Service:
 
 def application(service: Service) -> ASGIApp:
     """Return the application."""
-    app: ASGIApp = Starlette(
-        routes=[
+    # The library's router alone: its middleware would take part in every event, and here errors have a form already.
+    app: ASGIApp = Router(
+        [
             Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),
             Route("/v1/chat/completions", _Answers(service, read_chat), methods=["POST"]),
             Route("/v1/models", _models(service)),
@@ -52,7 +50,7 @@ def application(service: Service) -> ASGIApp:
             Route("/version", _version(service)),
             Route("/metrics", _metrics(service)),
         ],
-        exception_handlers={HTTPException: _http_error},
+        default=_not_found,
     )
     return _Keyed(app, service.api_keys) if service.api_keys else app
 
@@ -133,11 +131,8 @@ def _json(body: bytes, status: int) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _http_error(_request: Request, raised: Exception) -> Response:
-    """Answer what no path is for."""
-    status = raised.status_code if isinstance(raised, HTTPException) else 500
-    phrase = HTTPStatus(status).phrase
-    return _json(error(status, phrase, phrase), status)
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    await _json(error(404, "NotFoundError", "Not Found"), 404)(scope, receive, send)
 
 
 async def _nothing_wrong(_request: Request) -> Response:

@@ -31,7 +31,7 @@ def piece_of(burst: Burst, begin: int) -> Piece:
     if burst.token_ids:
         return Piece(text_of(burst.token_ids), burst.token_ids, burst.finish_reason)
     end = begin + burst.tokens
-    return Piece(answer_text(begin, end), answer_ids(begin, end), burst.finish_reason)
+    return Piece(answer_text(begin, end).decode(), answer_ids(begin, end), burst.finish_reason)
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Events:
         event = self.event(Piece(_CONTENT, (), None), with_ids=False)
         self._before, _, self._after = event.partition(_encode(_CONTENT)[1:-1])
 
-    def plain(self, text: str) -> bytes:
-        """Return an event in the middle of an answer, with nothing but text."""
-        return self._before + text.encode() + self._after
+    def words(self, begin: int, end: int) -> bytes:
+        """Return an event with nothing but made-up tokens of an answer, from one place to another."""
+        return self._before + answer_text(begin, end) + self._after
 
     def event(
         self,

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from starlette.types import Message, Receive, Send
@@ -16,7 +15,6 @@ from specdecode_operator.replay.engines.engine import Burst, Incoming, ReplayEng
 from specdecode_operator.replay.server.events import DONE, Events, Head, Piece, error, piece_of, usage_of, whole_answer
 from specdecode_operator.replay.server.meter import Answer, Meter
 from specdecode_operator.replay.server.requests import Asked, Prompt, RefusedError
-from specdecode_operator.replay.server.text import answer_text
 from specdecode_operator.replay.server.wire import Wire
 
 _ENDLESS: Final = 2**31
@@ -37,15 +35,26 @@ class Engines:
 class _Choice:
     """One answer, and how far it has come."""
 
-    __slots__ = ("answer", "cached_tokens", "events", "held", "prompt", "tokens")
+    __slots__ = ("_generation", "answer", "cached_tokens", "events", "held", "prompt", "tokens", "wire")
 
-    def __init__(self, prompt: Prompt, events: Events) -> None:
+    def __init__(self, generation: "Generation", prompt: Prompt, events: Events) -> None:
+        self._generation = generation
         self.prompt = prompt
         self.events = events
         self.answer: Answer | None = None
         self.tokens = 0
         self.cached_tokens = 0
         self.held = ""  # text that may be the beginning of a string that ends it
+        self.wire: Wire | None = None  # where events with nothing but text go, after the first
+
+    def take(self, burst: Burst) -> None:
+        """Take a burst; most are words in the middle of an answer that is streamed, and quick."""
+        if self.wire is not None and burst.finish_reason is None and not burst.token_ids:
+            begin = self.tokens
+            self.tokens = end = begin + burst.tokens
+            self.wire.write(self.events.words(begin, end))
+        else:
+            self._generation.take(self, burst)
 
 
 class Generation:
@@ -58,7 +67,7 @@ class Generation:
         prefix = "chatcmpl-" if asked.chat else "cmpl-"
         self.head = Head(f"{prefix}{self._name}", int(time.time()), model, asked.chat)
         self.choices = [
-            _Choice(prompt, Events(self.head, number * asked.n + sample))
+            _Choice(self, prompt, Events(self.head, number * asked.n + sample))
             for number, prompt in enumerate(asked.prompts)
             for sample in range(asked.n)
         ]
@@ -77,8 +86,7 @@ class Generation:
         try:
             for choice in self.choices:
                 incoming = self._incoming(choice.prompt)
-                take = partial(self.take, choice)
-                choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, take)
+                choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
         except BaseException:
             self.abort()
             raise
@@ -165,17 +173,9 @@ class Streamed(Generation):
         async with _unless_gone(receive, self._gone):
             await self._wire.closed()
 
-    def take(self, choice: _Choice, burst: Burst) -> None:
-        """Take a burst; most are of the plain kind, and quick."""
-        if self._plain and choice.tokens and burst.finish_reason is None and not burst.token_ids:
-            begin = choice.tokens
-            choice.tokens = end = begin + burst.tokens
-            self._wire.write(choice.events.plain(answer_text(begin, end)))
-        else:
-            super().take(choice, burst)
-
     def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:
         """Write an event."""
+        choice.wire = self._wire if self._plain else None
         asked, prompt = self.asked, choice.prompt
         prompt_ids = prompt.token_ids() if is_first and asked.return_token_ids else None
         data = b""

@@ -26,10 +26,10 @@ _MS_PER_S: Final = 1000
 class Recorder(Protocol):
     """Who writes down what is served."""
 
-    def burst(self, answer: "Answer", burst: Burst) -> None:
+    def burst(self, answer: "Answer", burst: Burst, now_ms: float) -> None:
         """Take a burst of an answer."""
 
-    def ended(self, answer: "Answer", by: str, finish_reason: str, stop_reason: str | None) -> None:
+    def ended(self, answer: "Answer", by: str, finish_reason: str | None, stop_reason: str | None) -> None:
         """Take the end of an answer: by whom, and why."""
 
 
@@ -112,18 +112,19 @@ class Answer:
 
     def _take(self, burst: Burst) -> None:
         meter, now_ms = self._meter, self._meter.clock.now_ms()
+        tokens, drafted = burst.tokens, burst.drafted
         if self.first_ms is not None:
             meter.itl_s.observe((now_ms - self._last_ms) / _MS_PER_S)
-        elif burst.tokens:
+        elif tokens:
             self._begin(burst, now_ms)
         self._last_ms = now_ms
-        self.tokens += burst.tokens
-        meter.generation_tokens += burst.tokens
-        if burst.drafted:
-            meter.draft_tokens += burst.drafted
+        self.tokens += tokens
+        meter.generation_tokens += tokens
+        if drafted:
+            meter.draft_tokens += drafted
             meter.drafts_by_accepted[burst.accepted] += 1
         if meter.recorder is not None:
-            meter.recorder.burst(self, burst)
+            meter.recorder.burst(self, burst, now_ms)
         self._sink(burst)
         if burst.finish_reason is not None:
             self._end("engine", burst.finish_reason, None)

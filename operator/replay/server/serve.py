@@ -1,6 +1,7 @@
 """From settings to a server that answers: reading, building, listening, and the end."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -28,11 +29,14 @@ from specdecode_operator.replay.server.app import Service, application
 from specdecode_operator.replay.server.exposition import Exposition
 from specdecode_operator.replay.server.generation import Engines
 from specdecode_operator.replay.server.meter import Meter
-from specdecode_operator.replay.server.timer_clock import TimerClock
+from specdecode_operator.replay.server.recorder import CaptureRecorder, meta_of_replay
+from specdecode_operator.replay.server.timer_clock import LATE_MS, TimerClock
 from specdecode_operator.version import __version__
 
 _BLOCK_TOKENS: Final = 16
 """Of a trace whose header does not say it, as vllm-vcr has it."""
+_LATE_SHARE: Final = 0.01
+_NS_PER_S: Final = 1_000_000_000
 _BACKLOG: Final = 4096
 
 
@@ -58,6 +62,7 @@ class ServeSettings:
     load_factor: float = 1.0
     acceptance: AcceptanceSchedule | None = None
     seed: int = 0
+    record: Path | None = None
     slow_start_s: float = 0.0
     fail_share: float = 0.0
     hang_after_s: float | None = None
@@ -121,6 +126,9 @@ def serve(settings: ServeSettings, replayed: Replayed, say: Callable[[str], None
     ServeError
         The address cannot be listened at.
     """
+    # What was read stays: looking through it for garbage again and again would hold up tokens.
+    gc.collect()
+    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, replayed, say))
 
@@ -137,7 +145,8 @@ async def _serve(settings: ServeSettings, replayed: Replayed, say: Callable[[str
         return
     listener = listen_at(settings.host, settings.port)
     clock = TimerClock(loop)
-    server = http_server(application(service(settings, replayed, clock)), settings.drain_timeout_s)
+    app, recorder = assembled(settings, replayed, clock)
+    server = http_server(app, settings.drain_timeout_s)
     _order_failures(settings, clock, loop)
     serving = loop.create_task(server.serve(sockets=[listener]))
     say(f"{_told(replayed.recording)} on http://{settings.host}:{listener.getsockname()[1]}")
@@ -145,6 +154,11 @@ async def _serve(settings: ServeSettings, replayed: Replayed, say: Callable[[str
     server.should_exit = True
     await serving
     clock.stop()
+    if recorder is not None:
+        recorder.close()
+    if clock.late_timers > _LATE_SHARE * clock.timers:
+        share = 100 * clock.late_timers / clock.timers
+        say(f"note: {share:.1f} % of bursts came more than {LATE_MS:g} ms too late: this machine was too busy for it")
 
 
 class _Server(uvicorn.Server):
@@ -154,6 +168,19 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Take none."""
         yield
+
+
+def assembled(settings: ServeSettings, replayed: Replayed, clock: TimerClock) -> tuple[ASGIApp, CaptureRecorder | None]:
+    """Return the application, and who records what it does.
+
+    Raises
+    ------
+    ServeError
+        There is no place to record it.
+    """
+    engine = _engine(settings, replayed, clock)
+    recorder = _recorder(settings, replayed.recording, clock, engine)
+    return application(_service(settings, replayed.recording, clock, engine, recorder)), recorder
 
 
 def http_server(app: ASGIApp, drain_timeout_s: int) -> uvicorn.Server:
@@ -168,18 +195,22 @@ def http_server(app: ASGIApp, drain_timeout_s: int) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=drain_timeout_s,
         )
     )
 
 
-def service(settings: ServeSettings, replayed: Replayed, clock: Clock) -> Service:
-    """Return what is served, by a clock of any kind."""
-    recording = replayed.recording
+def _service(
+    settings: ServeSettings,
+    recording: Recording,
+    clock: Clock,
+    engine: ReplayEngine,
+    recorder: CaptureRecorder | None,
+) -> Service:
     meta = recording.meta
     names = settings.served_model_names or (meta.model or recording.trace.name.partition(".")[0],)
-    engine = _engine(settings, replayed, clock)
-    meter = Meter(clock, recording.num_speculative_tokens)
+    meter = Meter(clock, recording.num_speculative_tokens, recorder)
     block_tokens = meta.block_size or _BLOCK_TOKENS
     cache_tokens = settings.kv_cache_tokens or largest_batch_tokens(recording)
     length = settings.max_model_len
@@ -211,6 +242,20 @@ def service(settings: ServeSettings, replayed: Replayed, clock: Clock) -> Servic
         fail_share=settings.fail_share,
         random=Random(settings.seed),  # noqa: S311  not for secrets
     )
+
+
+def _recorder(
+    settings: ServeSettings, recording: Recording, clock: TimerClock, engine: ReplayEngine
+) -> CaptureRecorder | None:
+    if settings.record is None:
+        return None
+    meta = meta_of_replay(recording, clock.zero_ns / _NS_PER_S)
+    try:
+        return CaptureRecorder(settings.record, meta, engine, recording.num_speculative_tokens)
+    except OSError as error:
+        raise ServeError(
+            f"--record: {printable(str(settings.record))}: {error.strerror}: name another folder"
+        ) from error
 
 
 def _engine(settings: ServeSettings, replayed: Replayed, clock: Clock) -> ReplayEngine:

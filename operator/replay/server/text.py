@@ -15,7 +15,7 @@ _WORDS: Final = tuple(
 )[:512]
 _ROUND: Final = len(_WORDS)
 _LONGEST_SLICE: Final = 1024
-_TEXT: Final = "".join(_WORDS) * (_LONGEST_SLICE // _ROUND + 2)
+_TEXT: Final = "".join(_WORDS).encode() * (_LONGEST_SLICE // _ROUND + 2)
 
 
 def count_tokens(text: str) -> int:
@@ -29,10 +29,10 @@ def token_ids(text: str) -> list[int]:
     return array("I", data + bytes(-len(data) % BYTES_PER_TOKEN)).tolist()
 
 
-def answer_text(begin: int, end: int) -> str:
-    """Return the tokens of an answer from one place to another."""
+def answer_text(begin: int, end: int) -> bytes:
+    """Return the tokens of an answer from one place to another, in ASCII: nothing in it is escaped in JSON."""
     if end - begin > _LONGEST_SLICE:
-        return "".join(_WORDS[place % _ROUND] for place in range(begin, end))
+        return "".join(_WORDS[place % _ROUND] for place in range(begin, end)).encode()
     start = begin % _ROUND
     return _TEXT[start * BYTES_PER_TOKEN : (start + end - begin) * BYTES_PER_TOKEN]
 
@@ -44,4 +44,4 @@ def text_of(ids: Sequence[int]) -> str:
 
 def answer_ids(begin: int, end: int) -> list[int]:
     """Return ids for the tokens of an answer whose ids were not recorded: those of its words."""
-    return token_ids(answer_text(begin, end))
+    return token_ids(answer_text(begin, end).decode())

@@ -8,22 +8,24 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from specdecode_operator.replay.engines.engine import Ticket
 
+LATE_MS: Final = 1.0
+_EARLY_MS: Final = 0.05
+"""What is due so soon goes off now: setting the kernel's timer would take as long."""
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
 
 
-class _Timer:
-    __slots__ = ("callback",)
+class _Timer(list[Any]):
+    """When in ms, a number by which timers of one moment keep their order, and the callback: one object in the heap."""
 
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self.callback = None
+        self[2] = None
 
 
 class _Alarm(Protocol):
@@ -39,21 +41,26 @@ class TimerClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.zero_ns = time.monotonic_ns()
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._loop = loop
+        self._timers: list[_Timer] = []
         self._numbers = count()
         self._armed_ms = float("inf")  # for when the alarm is set; -inf: it need not be
+        # How many timers went off, and how many of them so late that somebody should know.
+        self.timers = 0
+        self.late_timers = 0
+        self._turn_ms: float | None = None
         self._stopped = False
         make = _TimerFd if sys.platform == "linux" else _LoopTimer
         self._alarm: _Alarm = make(loop, self._ring)
 
     def now_ms(self) -> float:
-        """Return what time it is."""
-        return (time.monotonic_ns() - self.zero_ns) / _NS_PER_MS
+        """Return what time it is: while timers go off, the moment at which the first of them did."""
+        return (time.monotonic_ns() - self.zero_ns) / _NS_PER_MS if self._turn_ms is None else self._turn_ms
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
         """Call back at that moment, or in the loop's next turn where it is over."""
-        timer = _Timer(callback)
-        heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
+        timer = _Timer((when_ms, next(self._numbers), callback))
+        heapq.heappush(self._timers, timer)
         if when_ms < self._armed_ms:
             self._arm(when_ms)
         return timer
@@ -66,17 +73,32 @@ class TimerClock:
 
     def _arm(self, when_ms: float) -> None:
         self._armed_ms = when_ms
-        self._alarm.ring_at(self.zero_ns + int(when_ms * _NS_PER_MS))
+        if when_ms <= self.now_ms() + _EARLY_MS:
+            self._armed_ms = float("-inf")
+            self._loop.call_soon(self._ring)
+        else:
+            self._alarm.ring_at(self.zero_ns + int(when_ms * _NS_PER_MS))
 
     def _ring(self) -> None:
+        if self._stopped:
+            return
         timers, now_ms, due = self._timers, self.now_ms(), []
-        while timers and timers[0][0] <= now_ms:
-            due.append(heapq.heappop(timers)[2])
+        while timers and timers[0][0] <= now_ms + _EARLY_MS:
+            due.append(heapq.heappop(timers))
+        self.timers += len(due)
+        if due and due[0][0] < now_ms - LATE_MS:
+            self.late_timers += sum(timer[0] < now_ms - LATE_MS for timer in due)
         # What these set waits for the next turn, so that the loop reads and writes between one token and the next.
         self._armed_ms = float("-inf")
+        self._turn_ms = now_ms
         for timer in due:
-            if timer.callback is not None:
-                timer.callback()
+            callback = timer[2]
+            if callback is not None:
+                try:
+                    callback()
+                except Exception as error:  # noqa: BLE001  one request's must not end all others
+                    self._loop.call_exception_handler({"message": "a timer's callback failed", "exception": error})
+        self._turn_ms = None
         if self._stopped:
             return
         self._armed_ms = float("inf")

@@ -1,6 +1,5 @@
 """Writes what an engine does in virtual time as a capture's trace and step statistics."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,7 +18,8 @@ from specdecode_operator.capture.files.formats import (
     encode_meta,
 )
 from specdecode_operator.replay.engines.behaviour import StepReport
-from specdecode_operator.replay.engines.engine import Burst, Incoming
+from specdecode_operator.replay.engines.engine import Burst, Incoming, Load
+from specdecode_operator.replay.engines.step_stats import scheduler_stats
 from specdecode_operator.replay.engines.virtual_clock import VirtualClock
 
 _DIGITS = 4
@@ -135,26 +135,14 @@ class VirtualRecorder:
 
 def _scheduler_stats(report: StepReport, k: int) -> dict[str, Any]:
     """Return a step as vLLM's SchedulerStats have it."""
-    return {
-        "num_running_reqs": report.running,
-        "num_waiting_reqs": report.waiting,
-        "step_counter": 0,
-        "current_wave": 0,
-        "kv_cache_usage": round(report.kv_cache_usage, 6),
-        "prefix_cache_stats": {
-            "reset": False,
-            "requests": len(report.scheduled),
-            "queries": report.prefix_cache_queries,
-            "hits": report.prefix_cache_hits,
-            "preempted_requests": 0,
-            "preempted_queries": 0,
-            "preempted_hits": 0,
-        },
-        "kv_cache_eviction_events": [],
-        "spec_decoding_stats": _spec_decoding_stats(report, k),
-        "encoder_cache_usage": 0.0,
-        "waiting_lora_adapters": {},
-        "running_lora_adapters": {},
+    load = Load(
+        running=report.running,
+        waiting=report.waiting,
+        kv_cache_usage=report.kv_cache_usage,
+        prefix_cache_queries=report.prefix_cache_queries,
+        prefix_cache_hits=report.prefix_cache_hits,
+    )
+    return scheduler_stats(load, len(report.scheduled), report.drafted, report.accepted, k) | {
         "iteration_details": {
             "iteration_index": report.index,
             "num_ctx_requests": report.prefilling,
@@ -164,21 +152,3 @@ def _scheduler_stats(report: StepReport, k: int) -> dict[str, Any]:
             "elapsed_ms": round(report.duration_ms, _DIGITS),
         },
     }
-
-
-def _spec_decoding_stats(report: StepReport, k: int) -> dict[str, Any] | None:
-    if not report.drafted:
-        return None
-    accepted, drafted = Counter(report.accepted), Counter(report.drafted)
-    return {
-        "num_spec_tokens": k,
-        "num_drafts": len(report.drafted),
-        "num_draft_tokens": sum(report.drafted),
-        "num_accepted_tokens": sum(report.accepted),
-        "num_accepted_tokens_per_pos": _reached(accepted, k),
-        "num_draft_tokens_per_pos": _reached(drafted, k),
-    }
-
-
-def _reached(counts: Counter[int], k: int) -> list[int]:
-    return [sum(count for value, count in counts.items() if value >= position) for position in range(1, k + 1)]

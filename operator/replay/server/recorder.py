@@ -1,0 +1,210 @@
+"""Records what is served: a capture of its own, in the files that captures of real engines have.
+
+A step is what goes out in one turn of the event loop. Files are ``.part`` until the server has ended.
+"""
+
+import asyncio
+import time
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from specdecode_operator.capture.files.formats import (
+    ABORTED,
+    PART_SUFFIX,
+    STEP_STATS,
+    TRACE,
+    StepStats,
+    TraceMeta,
+    encode,
+    encode_meta,
+)
+from specdecode_operator.capture.files.manifest import SCHEMA
+from specdecode_operator.capture.files.publish import seal
+from specdecode_operator.capture.merge.convert import Clock, aborted_record, trace_record
+from specdecode_operator.capture.recorder.lines import Request
+from specdecode_operator.replay.engines.engine import Burst, Load, ReplayEngine
+from specdecode_operator.replay.engines.step_stats import scheduler_stats
+from specdecode_operator.replay.recording.recording import Recording
+from specdecode_operator.replay.server.meter import Answer
+
+SOURCE: Final = "replay"
+"""What the header of such a trace says that it is from."""
+
+_MS_PER_S: Final = 1000
+_DIGITS: Final = 4
+"""Of a millisecond, as in captures."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """One answer while it goes on."""
+
+    cached_tokens: int = 0
+    stamps_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    num_running: "array[int]" = field(default_factory=lambda: array("I"))
+    prefill_tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    ids: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What goes out now."""
+
+    end_ms: float
+    members: list[_Live] = field(default_factory=list)
+    begun: int = 0
+    prefill_tokens: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    lines: list[tuple[Answer, _Live, str, str | None, str | None]] = field(default_factory=list)
+
+
+class CaptureRecorder:
+    """Writes trace and step statistics of one server."""
+
+    def __init__(self, folder: Path, meta: TraceMeta, engine: ReplayEngine, k: int) -> None:
+        """Write into a folder, which must be empty or not there.
+
+        Raises
+        ------
+        OSError
+            It is not, or cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise FileExistsError(17, "holds files already", str(folder))
+        self._folder = folder
+        self._engine = engine
+        self._k = k
+        self._clock = Clock(0.0)  # stamps are since the run's zero already
+        self._live: dict[Answer, _Live] = {}
+        self._step: _Step | None = None
+        self._queries = self._hits = 0
+        self._trace = self._open(TRACE)
+        # Nobody could judge steps whose tokens no field of ours explains.
+        self._steps = self._open(STEP_STATS) if meta.schema is not None else None
+        self._aborted: BinaryIO | None = None
+        self._trace.write(encode_meta(meta) + b"\n")
+
+    def burst(self, answer: Answer, burst: Burst, now_ms: float) -> None:
+        """Take a burst of an answer."""
+        step = self._step
+        if step is None:
+            step = self._step = _Step(now_ms)
+            asyncio.get_running_loop().call_soon(self._end_step)
+        live = self._live.get(answer)
+        if live is None:
+            live = self._live[answer] = _Live(cached_tokens=burst.cached_tokens)
+        if not burst.tokens:
+            return
+        if not live.stamps_ms:
+            step.begun += 1
+            step.prefill_tokens += answer.request.prompt_tokens
+        live.stamps_ms.append(step.end_ms)
+        live.tokens.append(burst.tokens)
+        live.ids += burst.token_ids
+        step.members.append(live)
+        if burst.drafted:
+            step.drafted.append(burst.drafted)
+            step.accepted.append(burst.accepted)
+
+    def ended(self, answer: Answer, by: str, finish_reason: str | None, stop_reason: str | None) -> None:
+        """Take the end of an answer: by whom, and why."""
+        live = self._live.pop(answer, None) or _Live()
+        if self._step is not None:
+            self._step.lines.append((answer, live, by, finish_reason, stop_reason))
+        else:
+            self._write(answer, live, by, finish_reason, stop_reason)
+
+    def close(self) -> None:
+        """Write what is left, and give the files their names."""
+        self._end_step()
+        for answer, live in self._live.items():
+            self._write(answer, live, "unfinished", None, None)
+        self._live.clear()
+        for stream in (self._trace, self._steps, self._aborted):
+            if stream is not None:
+                stream.close()
+        seal(self._folder)
+
+    def _end_step(self) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            return
+        load = self._engine.load()
+        for live in step.members:
+            live.num_running.append(max(1, load.running))
+            live.prefill_tokens.append(step.prefill_tokens)
+        if step.members and self._steps is not None:
+            self._write_step(self._steps, step, load)
+        for line in step.lines:
+            self._write(*line)
+
+    def _write_step(self, stream: BinaryIO, step: _Step, load: Load) -> None:
+        of_step = Load(
+            running=load.running,
+            waiting=load.waiting,
+            kv_cache_usage=load.kv_cache_usage,
+            prefix_cache_queries=load.prefix_cache_queries - self._queries,
+            prefix_cache_hits=load.prefix_cache_hits - self._hits,
+        )
+        self._queries, self._hits = load.prefix_cache_queries, load.prefix_cache_hits
+        stats = scheduler_stats(of_step, step.begun, step.drafted, step.accepted, self._k)
+        stream.write(encode(StepStats(ts_ms=round(step.end_ms, _DIGITS), scheduler=stats)) + b"\n")
+
+    def _write(self, answer: Answer, live: _Live, by: str, finish_reason: str | None, stop_reason: str | None) -> None:
+        request = Request(
+            id=answer.request.request_id,
+            external_id=None,
+            engine=0,
+            arrival_monotonic_s=answer.arrival_ms / _MS_PER_S,
+            arrival_wall_s=0.0,
+            prompt_tokens=answer.request.prompt_tokens,
+            concurrency=answer.concurrency,
+            temperature=answer.request.temperature,
+            queued_s=None,
+            scheduled_s=None,
+            preemptions=0,
+            cached_tokens=live.cached_tokens,
+            chunk_s=[stamp_ms / _MS_PER_S for stamp_ms in live.stamps_ms],
+            chunk_tokens=list(live.tokens),
+            num_running=list(live.num_running),
+            prefill_tokens=list(live.prefill_tokens),
+            block_hashes=list(answer.request.block_hashes),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            ended_by=by,
+            token_ids=live.ids if len(live.ids) == sum(live.tokens) > 0 else None,
+        )
+        if live.tokens:
+            self._trace.write(encode(trace_record(request, None, self._clock)) + b"\n")
+            return
+        if self._aborted is None:
+            self._aborted = self._open(ABORTED)
+        self._aborted.write(encode(aborted_record(request, None, self._clock)) + b"\n")
+
+    def _open(self, name: str) -> BinaryIO:
+        return (self._folder / f"{name}{PART_SUFFIX}").open("xb")
+
+
+def meta_of_replay(recording: Recording, zero_monotonic_s: float) -> TraceMeta:
+    """Return the header of what a server records while it plays a recording."""
+    k = recording.num_speculative_tokens
+    # Bursts of several tokens without a draft are blocks of a diffusion model: our fields have no word for them.
+    of_blocks = k == 0 and any(max(each.chunk_tokens) > 1 for each in recording.requests)
+    return msgspec.structs.replace(
+        recording.meta,
+        source=SOURCE,
+        schema=None if of_blocks else SCHEMA,
+        speculative=recording.meta.speculative or ({"num_speculative_tokens": k} if k else None),
+        zero_monotonic_s=zero_monotonic_s,
+        zero_wall_s=time.time() - time.monotonic() + zero_monotonic_s,
+        capture=None,
+        attempt=None,
+        ready_response_hex=None,
+    )

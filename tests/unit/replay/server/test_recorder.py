@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from specdecode_operator.capture.files.formats import ABORTED, STEP_STATS, TRACE
+from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.replay.recording.read import read_recording
+from specdecode_operator.replay.server.serve import ServeError
+from tests.support.replay_server import events, replay_server
+from tests.support.traces import record, write_trace
+
+QUICK = {"ttft_ms": 5.0, "itl_ms": [5.0, 5.0]}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def faults(folder: Path) -> list[str]:
+    """Return what is wrong, but for gaps that were short as this machine was late."""
+    return [each.message for each in validate_capture(folder).problems if each.file != "short_gap_share"]
+
+
+async def begin(client: httpx.AsyncClient, **body: Any) -> None:
+    async with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True} | body) as response:
+        await anext(response.aiter_lines())
+
+
+async def test_what_is_served_is_a_capture_that_can_be_trusted_and_replayed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    async with replay_server(tmp_path, [record(**QUICK, cached_tokens=2)] * 3, record=out) as client:
+        for _ in range(3):
+            await events(client, prompt="four" * 5)
+        assert list(out.glob("*.part")), "whole files have their names at the end"
+    assert faults(out) == []
+    assert validate_capture(out).gates["step_counters"].value == 0
+    recording = read_recording(out)
+    assert recording.meta.source == "replay"
+    assert recording.num_speculative_tokens == 4
+    assert [list(each.chunk_tokens) for each in recording.requests] == [[1, 3, 2]] * 3
+    assert [(each.prompt_tokens, each.cached_tokens) for each in recording.requests] == [(5, 2)] * 3
+
+
+async def test_a_step_has_the_counters_of_all_that_went_out_in_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    async with replay_server(tmp_path, [record(**QUICK)], record=out) as client:
+        await events(client)
+    steps = [line["scheduler"] for line in lines(out / STEP_STATS)]
+    speculation = [step["spec_decoding_stats"] for step in steps]
+    assert speculation[0] is None
+    assert [each["num_accepted_tokens_per_pos"] for each in speculation[1:]] == [[1, 1, 0, 0], [1, 0, 0, 0]]
+    assert [step["num_running_reqs"] for step in steps] == [1, 1, 0]
+    assert sum(step["prefix_cache_stats"]["queries"] for step in steps) == 20
+
+
+async def test_every_end_is_recorded_as_what_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    endless = record(ttft_ms=1.0, itl_ms=[60_000.0, 1.0])
+    silent = record(ttft_ms=60_000.0)
+    async with replay_server(tmp_path, [endless, record(**QUICK), silent], record=out) as client:
+        await begin(client)
+        await events(client, stop=" bad")
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/completions", json={"prompt": "a"}, timeout=0.2)
+    ended = {line["ended_by"]: line for line in lines(out / TRACE)[1:]}
+    assert ended["abort"]["output_tokens"] == 1
+    assert ended["stop_string"]["stop_reason"] == " bad"
+    assert [line["ended_by"] for line in lines(out / ABORTED)] == ["abort"]
+    assert faults(out) == []
+
+
+async def test_blocks_of_a_diffusion_model_are_recorded_as_such(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    blocks = record(output_tokens=96, ttft_ms=1.0, itl_ms=[5.0, 5.0], itl_tokens=[32, 32])
+    async with replay_server(tmp_path, [blocks], None, record=out) as client:
+        await events(client)
+    assert faults(out) == []
+    assert read_recording(out).num_speculative_tokens == 0
+
+
+async def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write_trace(tmp_path / "out" / TRACE, [record()])
+    with pytest.raises(ServeError, match="--record"):
+        async with replay_server(tmp_path, [record()], record=tmp_path / "out"):
+            pass

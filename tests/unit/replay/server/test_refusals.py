@@ -1,0 +1,116 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode_operator.capture.recorder.block_hashes import block_hashes
+from specdecode_operator.replay.engines.matching import Matching, Unmatched
+from tests.support.replay_server import events, replay_server, texts
+from tests.support.traces import record
+
+QUICK = {"ttft_ms": 1.0, "itl_ms": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "names"),
+    [
+        ({"model": "other"}, 404, "The model `other` does not exist."),
+        ({"prompt": None}, 400, "prompt"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": [1, -1]}, 400, "token ids"),
+        ({"prompt": [1, True]}, 400, "token ids"),
+        ({"prompt": ["a", 1]}, 400, "prompt"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": "many"}, 400, "max_tokens"),
+        ({"n": 0}, 400, "n"),
+        ({"n": 5000}, 400, "n"),
+        ({"n": 1000, "prompt": ["a", "b"]}, 400, "n"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"logprobs": 3}, 400, "logprobs"),
+        ({"echo": True}, 400, "echo"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"stream_options": {"include_usage": True}}, 400, "stream"),
+        ({"prompt": "four" * 60, "max_tokens": 5}, 400, "maximum context length is 64 tokens"),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_in_openai_s_form(
+    tmp_path: Path, body: dict[str, Any], status: int, names: str
+) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)], max_model_len=64) as client:
+        response = await client.post("/v1/completions", json={"prompt": "a"} | body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, status)
+    assert names in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"prompt": 1e400}', b"null"])
+async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, data: bytes) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        response = await client.post("/v1/completions", content=data)
+        assert response.status_code == 400
+        assert response.json()["error"]["message"]
+        response = await client.post("/v1/chat/completions", content=data)
+        assert response.status_code == 400
+
+
+async def test_more_requests_than_records_are_refused_where_that_is_asked_for(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)] * 2, unmatched=Unmatched.REFUSE) as client:
+        assert texts(await events(client))
+        response = await client.post("/v1/completions", json={"prompt": "a", "n": 2})
+        assert response.status_code == 409
+        assert "--unmatched" in response.json()["error"]["message"]
+        page = (await client.get("/metrics")).text
+    assert 'num_requests_waiting{engine="0",model_name="tiny"} 0.0' in page, "all of a request is taken, or nothing"
+
+
+async def test_more_requests_than_records_begin_again(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        assert [len(await events(client)) for _ in range(3)] == [3, 3, 3]
+
+
+async def test_a_record_is_found_by_the_prompt_s_blocks(tmp_path: Path) -> None:
+    blocks = block_hashes([5] * 16, 16, lambda: None)
+    deep = record(**QUICK, arrival_ms=9.0, output_tokens=9, itl_tokens=[4, 4], block_hashes=blocks)
+    async with replay_server(tmp_path, [record(**QUICK), deep], matching=Matching.PREFIX) as client:
+        answer = (await client.post("/v1/completions", json={"prompt": [5] * 20, "max_tokens": 99})).json()
+    assert answer["usage"]["completion_tokens"] == 9
+
+
+async def test_only_who_has_a_key_comes_in(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)], api_keys=["right"]) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/models", headers={"Authorization": "Bearer wrong"})).status_code == 401
+        assert (await client.get("/v1/models", headers={"Authorization": "Bearer right"})).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/metrics")).status_code == 200
+
+
+async def test_served_names_stand_in_for_the_trace_s(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)], served_model_names=["one", "two"]) as client:
+        models = (await client.get("/v1/models")).json()
+        assert [each["id"] for each in models["data"]] == ["one", "two"]
+        answer = (await client.post("/v1/completions", json={"prompt": "a", "model": "two"})).json()
+        assert answer["model"] == "two"
+        assert (await client.post("/v1/completions", json={"prompt": "a", "model": "tiny"})).status_code == 404
+
+
+async def test_failures_come_in_their_share(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)], fail_share=0.5, seed=3) as client:
+        found = [(await client.post("/v1/completions", json={"prompt": "a"})).status_code for _ in range(20)]
+    assert set(found) == {200, 500}
+
+
+async def test_an_engine_s_error_is_told_in_the_stream(tmp_path: Path) -> None:
+    failed = record(**QUICK, finish_reason="error")
+    async with replay_server(tmp_path, [failed] * 2) as client:
+        found = await events(client)
+        assert found[-1]["error"]["code"] == 500
+        response = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 99})
+    assert response.status_code == 500
+
+
+async def test_paths_that_are_none_have_an_error_too(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        assert (await client.get("/v1/nothing")).json()["error"]["code"] == 404
+        assert (await client.get("/v1/completions")).status_code == 405
