@@ -113,16 +113,20 @@ class Emulated:
 
 
 @contextmanager
-def emulating(engine: Engine, folder: Path, plan: Path, *options: str, model: Any = MODEL) -> Iterator[Emulated]:
-    """Start one for a deployment, and end it; everything that it writes goes below a folder."""
+def emulating(engine: Engine, folder: Path, plan: Path, *options: str, older: Path | None = None) -> Iterator[Emulated]:
+    """Start one for a deployment, and end it; everything that it writes goes below a folder.
+
+    `older` has the packages of another version, which borrow from the engine's.
+    """
     (port,) = free_ports(1)
     fitted = folder / "model.json"
-    fitted.write_text(json.dumps(model))
+    fitted.write_text(json.dumps(MODEL))
     command = [sys.executable, "-m", "specdecode_operator", "replay", "serve", "--mode", "emulated", str(fitted)]
-    command += ["--plan", str(plan), "--engine", str(engine.packages or engine.python), "--port", str(port)]
+    command += ["--plan", str(plan), "--engine", str(older or engine.packages or engine.python), "--port", str(port)]
     command += ["--keep", str(folder / "kept"), "--record", str(folder / "segments"), *options]
+    borrowed = {"PYTHONPATH": str(engine.packages)} if older and engine.packages else {}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=dict(os.environ), stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=os.environ | borrowed, stdout=log, stderr=log)
     try:
         yield Emulated(f"http://127.0.0.1:{port}", process, folder)
     finally:

@@ -1,0 +1,47 @@
+"""The emulated engine in each version of vLLM that the operator starts: the same plugin, found out by looking."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from specdecode_operator.cli.input_files import read_ours
+from specdecode_operator.cli.plan.answers import ask
+from tests.engine.emulated_server import HYBRID, emulating
+from tests.engine.engine_process import Engine
+from tests.engine.engine_versions import OLDER, find_packages
+
+MODEL = "Qwen3-Next-80B-A3B-Instruct"
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", OLDER)
+def test_an_older_version_divides_the_cache_as_planned_and_serves(version: str, engine: Engine, tmp_path: Path) -> None:
+    older = find_packages(version)
+    if older is None:
+        pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f'{HYBRID}  engine: {{version: "{version}"}}\n')
+    budget: Any = ask(read_ours([str(plan)]), None, ()).answers[0].candidates[0].budget
+    with emulating(engine, tmp_path, plan, older=older) as server:
+        server.wait_until_healthy()
+        told = server.cache_config()
+        assert int(told["num_gpu_blocks"]) == budget.num_blocks
+        assert int(told["kv_cache_size_tokens"]) == budget.kv_cache_tokens
+
+        def ask_for(**body: Any) -> Any:
+            given = {"model": MODEL, "max_tokens": 200, **body}
+            return httpx.post(f"{server.url}/v1/completions", json=given, timeout=120, trust_env=False).json()
+
+        answered = ask_for(prompt=[[400, 401] * 20, [402] * 30], max_tokens=50, logprobs=2)
+        assert answered["usage"]["completion_tokens"] == 100
+        (structured,) = ask_for(prompt="Say it.", structured_outputs={"json": SCHEMA})["choices"]
+        assert structured["finish_reason"] == "stop"
+        assert isinstance(json.loads(structured["text"])["age"], int)
+        counted = server.counters()
+        assert counted["vllm:spec_decode_num_accepted_tokens_total"] > 0
+        assert server.stop() == 0
+    assert "steps, " in server.log.splitlines()[-1]

@@ -1,0 +1,136 @@
+"""What vLLM and the plugin in it are told of a deployment."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.cli.render.answers import Options, render
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.replay.emulated.settings import settings_from_json
+from specdecode_operator.replay.fitted.model import FittedModel, Origin
+from specdecode_operator.replay.launch.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
+from specdecode_operator.sizing.kv.layout import cache_layout
+
+MODEL = FittedModel(
+    schema=1,
+    origin=Origin(gpu="NVIDIA-H200", tp=2),
+    step_time={"curve": [[1, 8.0]]},
+    acceptance={
+        "num_speculative_tokens": 5,
+        "outcomes": [[5, 0], [5, 5]],
+        "classes": [{"share": 1, "outcomes": [0.5, 0.5]}],
+    },
+)
+DENSE = {
+    "target": {"model": "meta-llama/Llama-3.1-70B-Instruct"},
+    "speculation": {
+        "method": "draft_model",
+        "numSpeculativeTokens": 5,
+        "draft": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
+    },
+    "parallelism": {"tensor": 2},
+    "accelerator": {"product": ["NVIDIA-H200"]},
+    "serving": {"maxModelLen": 8192, "enforceEager": True, "tlsSecret": {"name": "tls"}},
+}
+HYBRID = {
+    "target": {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"},
+    "speculation": {"method": "mtp", "numSpeculativeTokens": 2},
+    "parallelism": {"tensor": 2},
+    "accelerator": {"product": ["NVIDIA-H200"]},
+}
+LATENT = {"target": {"model": "deepseek-ai/DeepSeek-V2-Lite"}, "accelerator": {"product": ["NVIDIA-H200"]}}
+
+
+def _launch(spec: dict[str, Any], folder: Path) -> Launch:
+    path = folder / "plan.yaml"
+    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "a"}}
+    path.write_text(yaml.safe_dump(body | {"spec": spec}))
+    (found,), errors = render([str(path)], Options())
+    assert not errors
+    assert found.deployment is not None, found.refusal
+    outcome = found.deployment.desired.outcome
+    assert isinstance(outcome, Launch)
+    return outcome
+
+
+def _emulation(spec: dict[str, Any], folder: Path, model: FittedModel = MODEL) -> Emulation:
+    return emulation(_launch(spec, folder), model)
+
+
+def _value(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_arguments_are_the_deployments_but_for_weights_and_processes(tmp_path: Path) -> None:
+    launch = _launch(DENSE, tmp_path)
+    arguments = emulation(launch, MODEL).arguments(Path("/t"), Path("/d"), Path("/s.json"))
+    assert arguments[0] == "/t"
+    assert _value(arguments, "--tensor-parallel-size") == "2"
+    assert _value(arguments, "--max-model-len") == "8192"
+    assert _value(arguments, "--num-gpu-blocks-override") == str(launch.plan.chosen.budget.num_blocks)
+    assert _value(arguments, "--distributed-executor-backend") == "specdecode_emulated.executor.EmulatedExecutor"
+    assert json.loads(_value(arguments, "--additional-config")) == {"specdecode_emulated": "/s.json"}
+    speculation = json.loads(_value(arguments, "--speculative-config"))
+    assert (speculation["method"], speculation["num_speculative_tokens"], speculation["model"]) == (
+        "draft_model",
+        5,
+        "/d",
+    )
+    assert not {"--gpu-memory-utilization", "--ssl-certfile", "--quantization", "--host"} & set(arguments)
+
+
+@pytest.mark.parametrize("spec", [DENSE, HYBRID, LATENT])
+def test_layers_keep_what_the_plan_counts(spec: dict[str, Any], tmp_path: Path) -> None:
+    launch = _launch(spec, tmp_path)
+    emulated = emulation(launch, MODEL)
+    told = settings_from_json(emulated.plugin_settings((300, 1000), seed=3))
+    grouping = cache_layout(launch.facts.pair, launch.plan.chosen.split)[0]
+    per_layer = [each.page_bytes for each in told.layers for _ in range(each.count)]
+    assert len(per_layer) == sum(group.num_layers for group in grouping.groups)
+    assert told.kv_cache_bytes == launch.plan.chosen.budget.num_blocks * grouping.bytes_per_block
+    for each in told.layers:
+        if each.kind == "state":
+            assert each.state_bytes <= each.page_bytes
+        else:
+            assert each.block_size * each.token_bytes == each.page_bytes
+    assert (told.gpu, told.seed, told.text) == ("NVIDIA-H200", 3, (300, 1000))
+
+
+def test_a_hybrid_says_of_each_layer_what_it_is(tmp_path: Path) -> None:
+    kinds = {(each["kind"], each["of_draft"]) for each in _emulation(HYBRID, tmp_path).layers}
+    assert kinds == {("state", False), ("full", False), ("full", True)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "words"),
+    [
+        (HYBRID | {"parallelism": {"tensor": 1, "pipeline": 2}}, MODEL, "spec.parallelism.pipeline: 2: .* use 1"),
+        (HYBRID | {"parallelism": {"tensor": 2, "data": 2}}, MODEL, "spec.parallelism.data: 2: .* use 1"),
+        (LATENT, FittedModel(schema=1, origin=Origin()), "the model has no step_time: fit it"),
+        (
+            DENSE,
+            FittedModel(schema=1, origin=Origin(), step_time=MODEL.step_time),
+            "the model has no acceptance: fit it",
+        ),
+    ],
+)
+def test_what_cannot_be_emulated_is_told_with_what_to_do(
+    spec: dict[str, Any], model: FittedModel, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NotEmulatedError, match=words):
+        _emulation(spec, tmp_path, model)
+
+
+def test_what_the_model_was_not_fitted_on_is_told(tmp_path: Path) -> None:
+    dense = _emulation(DENSE, tmp_path)
+    assert transfer_warnings(dense, 2, "NVIDIA-H200") == []
+    assert [line.split(",")[0] for line in transfer_warnings(dense, 4, "NVIDIA-H100-80GB-HBM3")] == [
+        "the model was fitted on GPU NVIDIA-H200",
+        "the model was fitted on tensor parallelism 2",
+    ]
+    wider = DENSE | {"speculation": DENSE["speculation"] | {"numSpeculativeTokens": 7}}  # type: ignore[operator]
+    (line,) = transfer_warnings(_emulation(wider, tmp_path), 2, "NVIDIA-H200")
+    assert "fitted on K 5, and the plan has 7" in line
