@@ -92,7 +92,7 @@ def _size(model: FittedModel) -> str:
 
 def _limits_text(limits: Limits) -> list[str]:
     known = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
-    blocks = " (num_gpu_blocks as its usage tells, about)" if "num_gpu_blocks" in known else ""
+    blocks = " (num_gpu_blocks about, where no manifest says it)" if "num_gpu_blocks" in known else ""
     return [f"  limits: {', '.join(f'{name} {value}' for name, value in known.items())}{blocks}"] if known else []
 
 

@@ -10,6 +10,7 @@ from statistics import NormalDist
 from typing import Final
 
 from specdecode_operator.replay.emulated.step_time import StepShape, step_time_from_json
+from specdecode_operator.replay.engines.acceptance import position_chance
 from specdecode_operator.replay.engines.behaviour import OnStep
 from specdecode_operator.replay.engines.engine import Clock, Incoming
 from specdecode_operator.replay.engines.stepped import SteppedEngine
@@ -147,7 +148,7 @@ class ModelledBehaviour:
             return 0, 0
         rate = self._rates.get(wanted)
         if rate is None:
-            rate = self._rates[wanted] = each_position(wanted, k)
+            rate = self._rates[wanted] = position_chance(wanted, k)
         accepted = 0
         while accepted < k and self._random.random() < rate:
             accepted += 1
@@ -188,18 +189,6 @@ def modelled_engine(  # noqa: PLR0913  what an engine is made of
         Where the model has no donors.
     """
     return SteppedEngine(clock, ModelledBehaviour(model, seed, acceptance), limits or model.origin.limits, on_step)
-
-
-def each_position(wanted: float, k: int) -> float:
-    """Return with which chance each drafted token is accepted, where those before it are, so that this share is."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if sum(middle**position for position in range(1, k + 1)) / k < wanted:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _as_recorded() -> float | None:

@@ -7,7 +7,7 @@ is mixed with that: a few alike do not outvote many that are nearly so.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from specdecode_operator.replay.fitted.donors import Bursts
@@ -17,7 +17,7 @@ Key = tuple[int, ...]
 
 _DEVIATIONS: Final = 3.0
 _DEPTHS: Final = (0, 1, 2, 3, 4, 5, 6)
-_PRIOR: Final = 20.0
+_PRIOR: Final = 10.0
 """What the level above says counts as so many bursts."""
 
 
@@ -27,11 +27,15 @@ class BurstChances:
     def __init__(self, bursts: Bursts) -> None:
         """Add up what was recorded, at each level."""
         self._counts: dict[Key, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self._below: dict[Key, set[Key]] = defaultdict(set)
+        self._parted: dict[Key, bool] = {}
         self._found: dict[Key, Sequence[float]] = {}
         columns = (bursts.classes, bursts.paces, bursts.before, bursts.decoding, bursts.positions, bursts.contexts)
         for *key, tokens, count in zip(*columns, bursts.tokens, bursts.counts, strict=True):
             for depth in _DEPTHS:
                 self._counts[tuple(key[:depth])][tokens] += count
+                if depth:
+                    self._below[tuple(key[: depth - 1])].add(tuple(key[:depth]))
         self.sizes: Sequence[int] = sorted(self._counts[()]) or [1]
         self._chances: dict[Key, dict[int, float]] = {}
 
@@ -50,23 +54,36 @@ class BurstChances:
 
     def _of(self, key: Key) -> dict[int, float]:
         if key not in self._chances:
-            self._chances[key] = self._mixed(self._counts.get(key), self._of(key[:-1]) if key else None)
+            self._chances[key] = (
+                self._mixed(key, self._of(key[:-1])) if key else _shares(self._counts.get(()) or {1: 1})
+            )
         return self._chances[key]
 
-    @staticmethod
-    def _mixed(counts: dict[int, float] | None, above: dict[int, float] | None) -> dict[int, float]:
-        if above is None:
-            total = sum(counts.values()) if counts else 0.0
-            return {size: count / total for size, count in counts.items()} if counts and total else {1: 1.0}
-        if counts is None or not _differs(counts, above):
+    def _mixed(self, key: Key, above: dict[int, float]) -> dict[int, float]:
+        counts = self._counts.get(key)
+        if counts is None or not self._parts(key[:-1]):
             return above
         total = sum(counts.values()) + _PRIOR
         return {size: (counts.get(size, 0.0) + _PRIOR * share) / total for size, share in above.items()}
 
+    def _parts(self, key: Key) -> bool:
+        """Whether what is known next parts these bursts by more than chance: a G test, at three deviations.
 
-def _differs(counts: dict[int, float], above: dict[int, float]) -> bool:
-    """Whether these bursts are others than the level above says, by more than chance: a G test at three deviations."""
+        Of all or none of the parts: if only those were taken that differ most, bursts would drift to their side.
+        """
+        if key not in self._parted:
+            parts = [self._counts[each] for each in self._below[key]]
+            shares = _shares(self._counts[key])
+            apart = sum(
+                2 * count * math.log(count / (sum(part.values()) * shares[size]))
+                for part in parts
+                for size, count in part.items()
+            )
+            free = (len(parts) - 1) * (len(shares) - 1)
+            self._parted[key] = free > 0 and apart > free + _DEVIATIONS * math.sqrt(2 * free)
+        return self._parted[key]
+
+
+def _shares(counts: Mapping[int, float]) -> dict[int, float]:
     total = sum(counts.values())
-    apart = 2 * sum(count * math.log(count / (total * above[size])) for size, count in counts.items())
-    free = len(above) - 1
-    return apart > free + _DEVIATIONS * math.sqrt(2 * free)
+    return {size: count / total for size, count in counts.items()}

@@ -30,7 +30,8 @@ def classes(counts: Floats, seed: int) -> tuple[list[float], Ints]:
     drawn = np.random.default_rng(seed).random(len(counts))
     chosen = (np.cumsum(chances, axis=1) < drawn[:, None]).sum(axis=1)
     of_class = np.minimum(chosen, len(shares) - 1).astype(np.int64)
-    return [round(float(share), 6) for share in shares], of_class
+    drawn_shares = np.bincount(of_class, minlength=len(shares)) / max(1, len(of_class))
+    return [round(float(share), 6) for share in drawn_shares], of_class
 
 
 def _one(counts: Floats) -> tuple[Floats, Floats]:

@@ -9,6 +9,7 @@ import numpy as np
 from specdecode_operator.capture.files.publish import read_manifest
 from specdecode_operator.replay.emulated.step_time import StepTime, step_time_from_json
 from specdecode_operator.replay.fitted import buckets
+from specdecode_operator.replay.fitted.acceptance import fit_acceptance
 from specdecode_operator.replay.fitted.buckets import CONTEXT, DECODING, PACES, POSITION, PREFILL_TOKENS
 from specdecode_operator.replay.fitted.censored import uncut
 from specdecode_operator.replay.fitted.difficulty import classes
@@ -16,6 +17,7 @@ from specdecode_operator.replay.fitted.donors import MOST_DONORS, Bursts, Cell, 
 from specdecode_operator.replay.fitted.model import SCHEMA, FittedCapture, FittedModel, Limits, Origin
 from specdecode_operator.replay.fitted.quantiles import thinned
 from specdecode_operator.replay.fitted.ranges import Range
+from specdecode_operator.replay.fitted.step_time import fit_step_time
 from specdecode_operator.replay.fitted.timeline import Floats, Ints, Timeline, timeline
 from specdecode_operator.replay.fitted.trend import expected_ms, fitted_trend
 from specdecode_operator.replay.recording.read import RecordingError, read_steps, refuse_different
@@ -71,6 +73,8 @@ def fit(recordings: Sequence[Recording]) -> FittedModel:
         origin=_origin(recordings, fitted, lines),
         donors=_donors(lines, requests, k, drafted),
         ttft=Ttft(lead_ms=thinned(leads.tolist(), _MOST_LEADS)),
+        step_time=fit_step_time(recordings),
+        acceptance=fit_acceptance(recordings),
     )
 
 
@@ -97,6 +101,7 @@ def _origin(recordings: Sequence[Recording], captures: list[FittedCapture], line
     meta = recordings[0].meta
     manifest = read_manifest(recordings[0].trace.parent)
     config = manifest.config if manifest else None
+    counted = manifest.engine_counters.num_gpu_blocks if manifest and manifest.engine_counters else None
     return Origin(
         model=meta.model,
         gpu=meta.gpu,
@@ -108,7 +113,7 @@ def _origin(recordings: Sequence[Recording], captures: list[FittedCapture], line
             max_num_batched_tokens=config.max_num_batched_tokens if config else None,
             max_model_len=config.max_model_len if config else None,
             block_size=meta.block_size or None,
-            num_gpu_blocks=_blocks(lines, meta.block_size or None),
+            num_gpu_blocks=counted or _blocks(lines, meta.block_size or None),
             enable_prefix_caching=config.enable_prefix_caching if config else None,
             async_scheduling=config.async_scheduling if config else None,
         ),
