@@ -27,7 +27,7 @@ class EmulatedPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM ships types o
         before = [getattr(config, name, None) for config, name in chosen]
         super().check_and_update_config(vllm_config)
         if KEY in (vllm_config.additional_config or {}):
-            cls.specdecode_emulated = read_settings(vllm_config.additional_config).gpu
+            cls.specdecode_emulated = read_settings(vllm_config.additional_config).gpu or "engine"
         for (config, name), value in zip(chosen, before, strict=True):
             if hasattr(config, name):
                 setattr(config, name, value)

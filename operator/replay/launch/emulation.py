@@ -12,7 +12,7 @@ from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.engine.arguments import ARGUMENTS, COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.engine.settings import EngineSettings, Platform
 from specdecode_operator.replay.emulated.settings import KEY
 from specdecode_operator.replay.fitted.model import FittedModel
 from specdecode_operator.sizing.choice.plan import Row
@@ -90,6 +90,8 @@ class Emulation:
                 line += [argument.flag, *values]
         line += ["--num-gpu-blocks-override", str(self.num_blocks)]
         line += ["--load-format", "dummy", "--enforce-eager"]
+        # vLLM's CPU platform never plans a step while one runs; the emulated one leaves that as for a GPU.
+        line += ["--no-async-scheduling"] if settings.platform is Platform.CPU else []
         line += ["--distributed-executor-backend", f"{PACKAGE}.executor.EmulatedExecutor"]
         return [*line, "--additional-config", json.dumps({KEY: str(told)}), *settings.extra_args]
 

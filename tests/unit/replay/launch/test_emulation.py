@@ -14,6 +14,8 @@ from specdecode_operator.replay.fitted.model import FittedModel, Origin
 from specdecode_operator.replay.launch.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
 from specdecode_operator.sizing.kv.layout import cache_layout
 
+EXAMPLES = Path(__file__).parents[4] / "examples"
+
 MODEL = FittedModel(
     schema=1,
     origin=Origin(gpu="NVIDIA-H200", tp=2),
@@ -80,6 +82,14 @@ def test_arguments_are_the_deployments_but_for_weights_and_processes(tmp_path: P
         "/d",
     )
     assert not {"--gpu-memory-utilization", "--ssl-certfile", "--quantization", "--host"} & set(arguments)
+
+
+def test_steps_are_planned_ahead_as_on_what_the_plan_has(tmp_path: Path) -> None:
+    with (EXAMPLES / "tiny-cpu.yaml").open() as stream:
+        tiny = yaml.safe_load(stream)["spec"]
+    for spec, ahead in ((tiny, False), (DENSE, True)):
+        arguments = _emulation(spec, tmp_path).arguments(Path("/t"), Path("/d"), Path("/s.json"))
+        assert ("--no-async-scheduling" not in arguments) == ahead
 
 
 @pytest.mark.parametrize("spec", [DENSE, HYBRID, LATENT])
