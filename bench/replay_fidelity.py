@@ -12,6 +12,7 @@ forecast in virtual time from the fitted step times and acceptance (``model``), 
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -68,10 +69,12 @@ _HEAD: Final = 512 * VOCABULARY
 DRAFT_SHARE: Final = (_LAYER + _HEAD) / (SHAPE["TARGET_LAYERS"] * _LAYER + _HEAD)
 """Weights that a pass of the draft reads, by those of the target."""
 
-VIRTUAL_SECONDS: Final = 600
-"""A load in virtual time costs nothing: so long that chance has no part in it."""
+REPETITIONS: Final = 20
+"""Of a load in virtual time, which costs nothing: so many that chance has little part in it."""
 
 SEED: Final = 11
+AGAIN: Final = "-x"
+"""Stands between the name of a phase and the number of its repetition."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Fitted:
     step_time: dict[str, Any]
     acceptance: dict[str, Any]
     lead_ms: float
-    turnaround_ms: float
+    turnarounds_ms: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -103,28 +106,39 @@ class Figures:
 
 
 def phases_of(recording: Recording) -> dict[str, list[RecordedRequest]]:
-    """Return the requests of each phase."""
+    """Return the requests of each phase, all repetitions of it together."""
     found: dict[str, list[RecordedRequest]] = {}
     for request in recording.requests:
-        found.setdefault(request.phase or "", []).append(request)
+        found.setdefault((request.phase or "").partition(AGAIN)[0], []).append(request)
     return found
 
 
 def figures(requests: Sequence[RecordedRequest]) -> Figures:
-    """Return the figures of some requests; the throughput is that of the time in which all clients have one."""
-    ends_ms = np.array([request.end_ms or 0.0 for request in requests])
-    arrivals_ms = np.array([request.arrival_ms or 0.0 for request in requests])
+    """Return the figures of some requests."""
     decoding_ms = np.array([sum(request.gaps_ms) for request in requests])
     tokens = np.array([request.output_tokens for request in requests])
-    steps = sum(len(request.gaps_ms) for request in requests)
-    begin_ms, stop_ms = float(arrivals_ms.min()), float(arrivals_ms.max())
-    in_time = sum(_tokens_until(request, stop_ms) for request in requests)
+    repetitions: dict[str, list[RecordedRequest]] = {}
+    for request in requests:
+        repetitions.setdefault(request.phase or "", []).append(request)
     return Figures(
         tpot_ms=decoding_ms / np.maximum(1, tokens - 1),
         ttft_ms=np.array([request.ttft_ms for request in requests]),
-        tokens_per_second=1000 * in_time / max(1e-9, min(stop_ms, float(ends_ms.max())) - begin_ms),
-        tokens_per_step=float((tokens - 1).sum() / max(1, steps)),
+        tokens_per_second=float(np.mean([_throughput(each) for each in repetitions.values()])),
+        tokens_per_step=float((tokens - 1).sum() / max(1, sum(len(request.gaps_ms) for request in requests))),
     )
+
+
+def _throughput(requests: Sequence[RecordedRequest]) -> float:
+    """Return the tokens a second of the time in which every client has a request: until the last one is sent."""
+    arrivals_ms = [request.arrival_ms or 0.0 for request in requests]
+    begin_ms, stop_ms = min(arrivals_ms), max(arrivals_ms)
+    return 1000 * sum(_tokens_until(request, stop_ms) for request in requests) / max(1e-9, stop_ms - begin_ms)
+
+
+def _seconds(recording: Recording) -> int:
+    """Return how long each phase of a recording sent requests."""
+    arrivals_ms = [[each.arrival_ms or 0.0 for each in requests] for requests in phases_of(recording).values()]
+    return max(1, math.ceil(max(max(each) - min(each) for each in arrivals_ms) / 1000))
 
 
 def _tokens_until(request: RecordedRequest, moment_ms: float) -> int:
@@ -144,21 +158,21 @@ def fit(folder: Path, draft_share: float) -> Fitted:
         for request in recording.requests
         if request.scheduled_ms and request.arrival_ms
     ]
-    return Fitted(step_time, acceptance, float(np.percentile(leads_ms, 5)), _turnaround_ms(recording))
+    return Fitted(step_time, acceptance, float(np.percentile(leads_ms, 1)), _turnarounds_ms(recording))
 
 
-def _turnaround_ms(recording: Recording) -> float:
+def _turnarounds_ms(recording: Recording) -> list[float]:
     """Return how soon a client asks again: the n-th answer of a phase, and the n-th request after the first ones."""
     waits = []
     for name, requests in phases_of(recording).items():
         clients = int(name.rpartition("-")[2])
         arrivals = sorted(request.arrival_ms or 0.0 for request in requests)[clients:]
         ends = sorted(request.end_ms or 0.0 for request in requests)
-        waits += [arrival - end for arrival, end in zip(arrivals, ends, strict=False)]
-    return max(0.0, float(np.median(waits)))
+        waits += [max(0.0, arrival - end) for arrival, end in zip(arrivals, ends, strict=False)]
+    return waits
 
 
-def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: Fitted, limits: Limits, out: Path) -> Recording:
+def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: Fitted, seconds: int, out: Path) -> Recording:
     """Return what an engine does with a load, in no time."""
     load = planned.load
     prompts = Prompts(
@@ -169,9 +183,13 @@ def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: Fitted, limi
         seed=SEED,
     )
     speculation = {"method": planned.method, "num_speculative_tokens": planned.k}
-    meta = TraceMeta(schema=1, block_size=BLOCK_TOKENS, max_num_seqs=limits.max_num_seqs, speculative=speculation)
-    run = VirtualRun(behaviour=behaviour, limits=limits, meta=meta, turnaround_ms=fitted.turnaround_ms)
-    phases = [parse_arrivals(f"closed:{each}", None, VIRTUAL_SECONDS, f"closed-{each}") for each in load.concurrency]
+    meta = TraceMeta(schema=1, block_size=BLOCK_TOKENS, max_num_seqs=MAX_NUM_SEQS, speculative=speculation)
+    run = VirtualRun(behaviour=behaviour, limits=LIMITS, meta=meta, turnarounds_ms=fitted.turnarounds_ms)
+    phases = [
+        parse_arrivals(f"closed:{clients}", None, seconds, f"closed-{clients}{AGAIN}{number}")
+        for clients in load.concurrency
+        for number in range(REPETITIONS)
+    ]
     out.mkdir(parents=True)
     run.phases(out, prompts, phases, "bench")
     return read_recording(out)
@@ -245,7 +263,8 @@ class Bench:
         step_time, acceptance = step_time_from_json(self.fitted.step_time), acceptance_from_json(self.fitted.acceptance)
         lead_ms = self.fitted.lead_ms
         behaviour = GivenBehaviour(step_time, acceptance, SEED, lead_ms=lead_ms, width=planned.k)
-        return in_virtual_time(behaviour, planned, self.fitted, LIMITS, self.work / f"{name}-model")
+        seconds = _seconds(read_recording(self.place.out / name))
+        return in_virtual_time(behaviour, planned, self.fitted, seconds, self.work / f"{name}-model")
 
     def emulated(self, name: str) -> Recording:
         """Return what an emulated engine does with a load; it takes as long as the real one."""

@@ -95,16 +95,16 @@ def fit_measured_steps(steps: MeasuredSteps, *, draft_share: float = 0.0) -> dic
 
 
 def persistence(ratio: Numbers) -> float:
-    """Return how much the rank of a step's residual says of the next one's, so that long runs vary as they did.
+    """Return how much a step's residual says of the next one's, so that long runs vary as they did.
 
     Noise of a machine fades slower than that of one step to the next says: what is kept is the sum of the correlations
     of all lags up to the first that is none, r + r^2 + … = r / (1 - r).
     """
-    ranks = np.argsort(np.argsort(ratio)) / max(1, len(ratio) - 1) - 0.5
-    lasting, spread = 0.0, float((ranks**2).mean())
-    for lag in range(1, min(_LONGEST_MOOD, len(ranks) // 4)):
-        correlation = float((ranks[:-lag] * ranks[lag:]).mean()) / spread
-        if correlation < 2 / math.sqrt(len(ranks)):
+    deviation = ratio - ratio.mean()
+    lasting, spread = 0.0, max(1e-300, float((deviation**2).mean()))
+    for lag in range(1, min(_LONGEST_MOOD, len(deviation) // 4)):
+        correlation = float((deviation[:-lag] * deviation[lag:]).mean()) / spread
+        if correlation < 2 / math.sqrt(len(deviation)):
             break
         lasting += correlation
     return lasting / (1 + lasting)

@@ -1,8 +1,9 @@
 """A load on an engine in virtual time: what the load generator of a capture does, without waiting."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from typing import Protocol
 
 from specdecode_operator.api.capture_workload import Pattern, Phase
@@ -32,7 +33,8 @@ class VirtualLoad:
     watcher: Watcher
     prompts: Prompts
     name: str
-    turnaround_ms: float = 0.0  # from a client's last token to its next request
+    turnarounds_ms: Sequence[float] = (0.0,)  # from a client's last token to its next request: one of them each time
+    random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  not for secrets
 
     def run(self, phase: Phase) -> None:
         """Send a phase and wait for its end."""
@@ -47,6 +49,10 @@ class VirtualLoad:
     def send(self, request: Incoming, phase: str | None, done: Done) -> None:
         """Send one request now."""
         self.engine.submit(request, self.watcher.watch(request, phase, done))
+
+    def turnaround_ms(self) -> float:
+        """Return how long a client takes this time."""
+        return self.random.choice(self.turnarounds_ms)
 
     def first(self, phase: Phase, index: int) -> Incoming:
         """Return a request that has nothing to do with others, but for the shared prefix."""
@@ -114,8 +120,7 @@ class _Clients:
             self.load.send(self.load.first(self.phase, self.sent - 1), self.phase.name, self._next)
 
     def _next(self) -> None:
-        clock = self.load.clock
-        clock.call_at(clock.now_ms() + self.load.turnaround_ms, self._begin)
+        self.load.clock.call_at(self.load.clock.now_ms() + self.load.turnaround_ms(), self._begin)
 
     def _say(self, conversation: int, turn: int, said_before: int) -> None:
         """Send a turn: all that was said before, and some tokens more."""
@@ -141,7 +146,7 @@ class _Clients:
         )
 
     def _think(self, conversation: int, turn: int, said: int) -> None:
-        when_ms = self.load.clock.now_ms() + 1000 * (self.phase.think_seconds or 0) + self.load.turnaround_ms
+        when_ms = self.load.clock.now_ms() + 1000 * (self.phase.think_seconds or 0) + self.load.turnaround_ms()
         self.load.clock.call_at(when_ms, partial(self._say, conversation, turn + 1, said))
 
     def _goes_on(self) -> bool:

@@ -1,6 +1,6 @@
 """Runs an engine in virtual time under a load, and leaves a folder as a capture does."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ class VirtualRun:
     behaviour: Behaviour
     limits: Limits
     meta: TraceMeta
-    turnaround_ms: float = 0.0  # of clients, from their last token to their next request
+    turnarounds_ms: Sequence[float] = (0.0,)  # of clients, from their last token to their next request
 
     def phases(self, folder: Path, prompts: Prompts, phases: Iterable[Phase], name: str) -> Outcome:
         """Run phases of a load, one after another."""
@@ -46,7 +46,7 @@ class VirtualRun:
                 watcher=recorder,
                 prompts=prompts,
                 name=name,
-                turnaround_ms=self.turnaround_ms,
+                turnarounds_ms=self.turnarounds_ms,
             )
             for phase in phases:
                 load.run(phase)
