@@ -46,25 +46,30 @@ class Acceptance:
             near = [each for each in near if each.temperature in (None, nearest)]
         return random.choices(near, [each.share for each in near])[0]
 
-    def draw(self, difficulty: Difficulty, before: int | None, random: Random) -> int:
-        """Return the index of a step's outcome, after that of the step before, None for the first."""
+    def draw(self, difficulty: Difficulty, before: int | None, width: int, random: Random) -> tuple[int, Outcome]:
+        """Return what comes of a step for which so many tokens are to be drafted.
+
+        The first is the index of an outcome of the section, to be given back for the next step; None begins. The
+        second is what happened: of a shorter draft than was fitted the first part, and a longer one goes on as
+        the last position did after the same step, which nobody has measured.
+        """
         row = difficulty.outcomes
         if before is not None and difficulty.after and difficulty.after[before]:
             row = difficulty.after[before]
-        return random.choices(range(len(row)), row)[0]
-
-    def for_width(self, index: int, width: int, random: Random) -> Outcome:
-        """Return an outcome for so many drafted tokens as the engine asks for: more or fewer than were fitted.
-
-        Fewer are the first of them. A longer draft goes on as the last position did, which nobody has measured.
-        """
+        index = random.choices(range(len(row)), row)[0]
         drafted, accepted = self.outcomes[index]
-        if width <= self.num_speculative_tokens or drafted < self.num_speculative_tokens:
-            return min(drafted, width), min(accepted, width)
-        if accepted == drafted:
-            while accepted < width and random.random() < self._last_rate:
+        most = self.num_speculative_tokens
+        if width <= most or drafted < most:
+            return index, (min(drafted, width), min(accepted, width))
+        if accepted == most:
+            refused = self.outcomes.index((most, most - 1)) if (most, most - 1) in self.outcomes else None
+            rate = row[index] / (row[index] + row[refused]) if refused is not None else 1.0
+            while accepted < width and random.random() < rate:
                 accepted += 1
-        return width, accepted
+            # An easy passage has ended: what follows is as after a draft that was not accepted to its end.
+            if accepted < width and refused is not None:
+                index = refused
+        return index, (width, accepted)
 
     def rates(self, width: int) -> list[float]:
         """Return the share of drafts of which each position was accepted, as vLLM counts it; without ``after``."""
@@ -76,12 +81,6 @@ class Acceptance:
         each_position = range(1, min(width, self.num_speculative_tokens) + 1)
         of = [(chance, accepted) for chance, (_, accepted) in zip(chances, self.outcomes, strict=True)]
         return [sum(chance for chance, accepted in of if accepted >= position) / drafts for position in each_position]
-
-    @property
-    def _last_rate(self) -> float:
-        """The chance that the last position is accepted where the one before it was."""
-        rates = [1.0, *self.rates(self.num_speculative_tokens)]
-        return rates[-1] / rates[-2] if rates[-2] else 0.0
 
 
 def from_rates(rates: Sequence[float], drafting: float = 1.0) -> Acceptance:

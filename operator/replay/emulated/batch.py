@@ -152,7 +152,8 @@ class Batch:
         running.drafts, running.fate = [], NO_DRAFT
         if not width or self._acceptance is None or running.difficulty is None:
             return []
-        running.outcome = self._acceptance.draw(running.difficulty, running.outcome, self._random)
-        drafted, running.fate = self._acceptance.for_width(running.outcome, width, self._random)
+        difficulty, before = running.difficulty, running.outcome
+        running.outcome, outcome = self._acceptance.draw(difficulty, before, width, self._random)
+        drafted, running.fate = outcome
         running.drafts = [self._random.randint(*self._text) for _ in range(drafted)]
         return list(running.drafts)

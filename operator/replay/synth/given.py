@@ -25,8 +25,9 @@ class _Course:
             return 0, 0
         acceptance, random = self.behaviour.acceptance, self.behaviour.random
         assert acceptance is not None  # noqa: S101  there is no difficulty without
-        self.before = acceptance.draw(self.difficulty, self.before, random)
-        return acceptance.for_width(self.before, self.behaviour.num_speculative_tokens, random)
+        width = self.behaviour.num_speculative_tokens
+        self.before, outcome = acceptance.draw(self.difficulty, self.before, width, random)
+        return outcome
 
 
 class GivenBehaviour:

@@ -20,10 +20,11 @@ SECTION: dict[str, Any] = {
 
 
 def _drawn(model: Acceptance, difficulty: Difficulty, steps: int, width: int) -> list[tuple[int, int]]:
-    random, before, found = Random(1), None, []
+    random, found = Random(1), list[tuple[int, int]]()
+    before: int | None = None
     for _ in range(steps):
-        before = model.draw(difficulty, before, random)
-        found.append(model.for_width(before, width, random))
+        before, outcome = model.draw(difficulty, before, width, random)
+        found.append(outcome)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,8 +41,8 @@ def drawn(acceptance: Acceptance, requests: int, output_tokens: int, temperature
         difficulty = acceptance.draw_class(temperature, random)
         chunks, before = [1], None
         while sum(chunks) < output_tokens:
-            before = acceptance.draw(difficulty, before, random)
-            chunks.append(min(acceptance.outcomes[before][1] + 1, output_tokens - sum(chunks)))
+            before, (_, accepted) = acceptance.draw(difficulty, before, acceptance.num_speculative_tokens, random)
+            chunks.append(min(accepted + 1, output_tokens - sum(chunks)))
         made.append(
             RecordedRequest(
                 arrival_ms=0.0,
@@ -163,3 +164,32 @@ def test_a_real_engine_is_told_by_its_own_counters(name: str) -> None:
         len(each.gaps_ms) for each in again.requests
     )
     assert of_again == pytest.approx(tokens / steps, rel=0.04)
+
+
+def of_passages(k: int, requests: int = 200, output_tokens: int = 300) -> Recording:
+    """Return requests whose tokens are easy or hard to guess in passages: what a longer draft gets more of at once."""
+    random = Random(9)
+    made = []
+    for _ in range(requests):
+        chunks, easy = [1], True
+        while sum(chunks) < output_tokens:
+            accepted, guessed = 0, True
+            while guessed and accepted < k:
+                easy = easy if random.random() < 0.9 else not easy
+                guessed = random.random() < (0.95 if easy else 0.3)
+                accepted += guessed
+            chunks.append(min(accepted + 1, output_tokens - sum(chunks)))
+        made.append(replace(drawn(from_rates((0.0,)), 1, 2).requests[0], chunk_tokens=array("I", chunks)))
+    return recording([replace(each, gaps_ms=array("d", [1.0] * (len(each.chunk_tokens) - 1))) for each in made], k)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_another_k_is_forecast_from_passages(width: int) -> None:
+    found = acceptance_from_json(section(of_passages(3)))
+    random, before, tokens = Random(1), None, 0
+    for _ in range(20_000):
+        before, (_, accepted) = found.draw(found.classes[0], before, width, random)
+        tokens += accepted + 1
+    assert len(found.classes) == 1
+    real = tokens_per_step(of_passages(width).requests)
+    assert tokens / 20_000 == pytest.approx(sum(real) / len(real), rel=0.04)
