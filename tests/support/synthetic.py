@@ -77,7 +77,7 @@ def play(folder: Path, model: FittedModel, load: Recording, seed: int = 0, load_
     """Play a fitted model under a recorded load."""
     folder.mkdir()
     run = VirtualRun(behaviour=ModelledBehaviour(model, seed), limits=model.origin.limits, meta=load.meta)
-    run.requests(folder, replayed(list(load.requests), load_factor))
+    run.requests(folder, replayed(load.requests, load_factor, load.meta.block_size or 16))
     return Made(folder)
 
 

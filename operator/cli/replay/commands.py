@@ -11,6 +11,7 @@ class _Commands(LazyGroup):
         "drive": "replay.drive:drive_command",
         "compare": "replay.compare:compare_command",
         "fit": "replay.fit:fit_command",
+        "forecast": "replay.forecast:forecast_command",
         "synth": "replay.synth:synth_command",
     }
 

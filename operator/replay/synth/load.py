@@ -159,20 +159,40 @@ def _nothing() -> None:
     pass
 
 
-def replayed(requests: list[RecordedRequest], load_factor: float) -> Iterator[tuple[float, Incoming, str | None]]:
+def replayed(
+    requests: Sequence[RecordedRequest], load_factor: float, block_size: int
+) -> Iterator[tuple[float, Incoming, str | None]]:
     """Return recorded requests with the moments in which they come: earlier by the factor, each as long as it was."""
+    answers = _answer_hashes(requests, block_size)
     for index, each in enumerate(requests):
         if each.arrival_ms is None:
             continue
         yield (
             each.arrival_ms / load_factor,
             Incoming(
-                request_id=each.request_id or f"request-{index}",
+                request_id=f"{index}-{each.request_id or 'request'}",
                 prompt_tokens=each.prompt_tokens,
                 max_tokens=each.output_tokens,
                 block_hashes=each.block_hashes or (),
+                answer_hashes=answers.get(index, ()),
                 temperature=each.temperature,
                 ignore_eos=True,
             ),
             each.phase,
         )
+
+
+def _answer_hashes(requests: Sequence[RecordedRequest], block_size: int) -> dict[int, Sequence[int]]:
+    """Return the hashes of answers that a later prompt begins with: that of the next turn of a conversation."""
+    found: dict[int, Sequence[int]] = {}
+    ends: dict[int, int] = {}
+    """By the hash of a prompt's last full block, which stands for all before it: whose prompt it is."""
+    for index, each in enumerate(requests):
+        hashes = each.block_hashes or ()
+        for place, value in enumerate(hashes[:-1], start=1):
+            if (earlier := ends.get(value)) is not None and earlier not in found:
+                said = requests[earlier].prompt_tokens + requests[earlier].output_tokens
+                found[earlier] = hashes[place : said // block_size]
+        if hashes:
+            ends[hashes[-1]] = index
+    return found

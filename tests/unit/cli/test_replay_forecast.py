@@ -1,0 +1,112 @@
+"""`specdecode replay forecast` on a command line."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specdecode_operator.cli.main import app
+from specdecode_operator.replay.fitted.fit import fit
+from specdecode_operator.replay.fitted.model import FittedModel, Origin, encode_model
+from specdecode_operator.replay.recording.read import read_recording
+from tests.support.synthetic import Made, Truth
+from tests.support.traces import record, write_trace
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Truth().make(tmp_path / "made", "closed:4", 60)
+
+
+@pytest.fixture
+def model(tmp_path: Path, made: Made) -> Path:
+    path = tmp_path / "model.json"
+    path.write_bytes(encode_model(fit([made.recording])))
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["replay", "forecast", *map(str, arguments)])
+    return result.exit_code, " ".join(result.output.replace("│", "").split())
+
+
+def test_a_recorded_load_twice_as_fast(tmp_path: Path, made: Made, model: Path) -> None:
+    out = tmp_path / "out"
+    code, text = run(model, "-o", out, "--load", made.folder, "--load-factor", 2)
+    assert code == 0, text
+    assert "60 requests in" in text
+    assert "note: requests decoding at once" in text
+    told = read_recording(out)
+    assert told.meta.source == "forecast"
+    assert told.meta.speculative == made.recording.meta.speculative
+    last, recorded = told.requests[-1].arrival_ms, made.requests[-1].arrival_ms
+    assert last == pytest.approx((recorded or 0) / 2, abs=0.001)
+
+
+def test_a_load_that_is_given(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("--arrivals", "closed:4", "--requests", 40, "--prompt-tokens", "200-400", "--output-tokens", 100)
+    code, text = run(model, "-o", out, *arguments)
+    assert code == 0, text
+    assert "TPOT mean" in text
+    assert "note:" not in text
+    validated = CliRunner().invoke(app, ["capture", "validate", str(out)])
+    assert validated.exit_code == 0, validated.output
+
+
+def test_limits_may_be_others(tmp_path: Path, model: Path) -> None:
+    arguments = ("--arrivals", "closed:8", "--requests", 40, "--max-num-seqs", 2, "--num-gpu-blocks", 75)
+    code, text = run(model, "-o", tmp_path / "out", *arguments, "--output-tokens", 100)
+    assert code == 0, text
+    told = read_recording(tmp_path / "out").requests
+    assert max(max(each.num_running or [0]) for each in told) <= 2
+    assert sum(each.preemptions for each in told) > 0
+    assert "preemptions" in text
+
+
+def test_a_conversation_finds_its_answers_again(tmp_path: Path) -> None:
+    made = Truth().make(tmp_path / "made", "multiturn:3x4x1", 24)
+    path = tmp_path / "model.json"
+    path.write_bytes(encode_model(fit([made.recording])))
+    code, text = run(path, "-o", tmp_path / "out", "--load", made.folder)
+    assert code == 0, text
+    told = read_recording(tmp_path / "out").requests
+    cached = [sum(each.cached_tokens for each in requests) for requests in (told, made.requests)]
+    assert cached[1] > 5000
+    # A turn that comes before the one before it is over, as that takes a little longer than it did, does not find it.
+    assert cached[0] == pytest.approx(cached[1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give --arrivals or --load, one of them"),
+        (["--arrivals", "closed:1", "--load", "."], "give --arrivals or --load, one of them"),
+        (["--load", "nowhere"], "nowhere: holds no trace.jsonl"),
+        (["--load", "late"], "no request has arrival_ms: give --arrivals"),
+        (["--arrivals", "closed:1", "--num-gpu-blocks", "1"], "no request fits into so many"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused_and_leaves_nothing(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    (tmp_path / "late").mkdir()
+    write_trace(tmp_path / "late" / "trace.jsonl", [record(arrival_ms=None)])
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    code, text = run(model, "-o", tmp_path / "out", *arguments)
+    assert code == 2
+    assert says in text
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_that_is_no_model_or_has_no_donors_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    for content, says in (
+        (b"{}", "is no fitted model"),
+        (encode_model(FittedModel(schema=1, origin=Origin())), "the model has no donors: fit it again"),
+    ):
+        path.write_bytes(content)
+        code, text = run(path, "-o", tmp_path / "out", "--arrivals", "closed:1")
+        assert code == 2
+        assert f"model.json: {says}" in text
