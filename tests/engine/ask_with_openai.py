@@ -15,7 +15,8 @@ async def main() -> None:
     models = [card.id async for card in client.models.list()]
     requests = asked["requests"]
     found = await asyncio.gather(*(one(client, models[0], name, tokens) for name, tokens in requests))
-    print(json.dumps({"models": models, "answers": dict(zip([name for name, _ in requests], found, strict=True))}))
+    answers = dict(zip([name for name, _ in requests], found, strict=True))
+    json.dump({"models": models, "answers": answers}, sys.stdout)
 
 
 async def one(client: AsyncOpenAI, model: str, name: str, tokens: int) -> dict[str, Any]:
