@@ -16,7 +16,11 @@ _XLINK: Final = "http://www.w3.org/1999/xlink"
 _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
 _DOTS_PER_INCH: Final = 150
 _LINE_IN: Final = 0.17
-_SHORT: Final = 120
+_CAPTION_LINE_IN: Final = 0.125
+_LINE: Final = 120
+_CAPTION_LINE: Final = 150
+"""Letters of the sizes of sentences and captions that a figure is wide."""
+
 
 ET.register_namespace("", _SVG)
 ET.register_namespace("xlink", _XLINK)
@@ -38,7 +42,7 @@ def inline_svg(picture: Picture) -> str:
     for size in ("width", "height"):
         root.attrib.pop(size, None)
     root.set("role", "img")
-    root.set("aria-label", f"{picture.title}: {picture.sentence}")
+    root.set("aria-label", " ".join((f"{picture.title}:", *picture.sentences)))
     return ET.tostring(root, encoding="unicode")
 
 
@@ -71,16 +75,18 @@ def write_alone(picture: Picture, files: list[Path]) -> None:
     The figure cannot be put into a page afterwards.
     """
     figure = picture.figure
-    captions = [line for each in picture.captures for line in _wrapped(each.caption)]
-    above = [picture.title, *_wrapped(picture.sentence)]
+    captions = [line for each in picture.captures for line in _wrapped(each.caption, _CAPTION_LINE)]
+    above = [picture.title, *(line for each in picture.sentences for line in _wrapped(each))]
     width, height = figure.get_size_inches()
-    whole = height + _LINE_IN * (len(captions) + len(above) + 1)
+    below_in, above_in = _CAPTION_LINE_IN * (len(captions) + 1), _LINE_IN * (len(above) + 0.5)
+    whole = height + below_in + above_in
     figure.set_size_inches(width, whole)
-    bottom, top = _LINE_IN * (len(captions) + 0.5) / whole, 1 - _LINE_IN * (len(above) + 0.5) / whole
+    bottom, top = below_in / whole, 1 - above_in / whole
     legends = 0.0
-    for legend in figure.legends:
-        legends = legend.get_window_extent().height / figure.dpi / whole + _LINE_IN / 2 / whole
-        legend.set_bbox_to_anchor((0, bottom, 1, top - bottom), figure.transFigure)
+    with _no_glyph_warnings():
+        for legend in figure.legends:
+            legends = legend.get_window_extent().height / figure.dpi / whole + _LINE_IN / 2 / whole
+            legend.set_bbox_to_anchor((0, bottom, 1, top - bottom), figure.transFigure)
     # With an anchor of its own a legend is no longer given room.
     figure.set_layout_engine("constrained", rect=(0, bottom, 1, top - bottom - legends))
     figure.text(0.01, 1 - 0.06 / whole, above[0], va="top", fontweight="bold")
@@ -92,10 +98,10 @@ def write_alone(picture: Picture, files: list[Path]) -> None:
             figure.savefig(file, dpi=_DOTS_PER_INCH, metadata=metadata)
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrapped(text: str, letters: int = _LINE) -> list[str]:
     lines = [""]
     for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= _SHORT:
+        if lines[-1] and len(lines[-1]) + len(word) >= letters:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return lines

@@ -4,24 +4,28 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from specdecode_operator.pictures.figures.drawing import LeftOut, Picture, Series, number
+from specdecode_operator.pictures.figures.drawing import LeftOut, Picture, Series, measured
 from specdecode_operator.pictures.files import inline_svg
 from specdecode_operator.pictures.measures import Measure, measures_of
 from specdecode_operator.version import __version__
 
 # Nothing is loaded and nothing runs, whatever a name in a file says.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_FEW: Final = 2
 _STYLE: Final = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 "DejaVu Sans", Verdana, sans-serif; color: #222; background: #fff; margin: 0 auto;
   padding: 1.5rem; max-width: 60rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 0 0 .2rem; }
-section { margin: 2.4rem 0 0; break-inside: avoid; } section p { margin: 0 0 .4rem; }
+section { margin: 2.4rem 0 0; break-inside: avoid; } section p { margin: 0 0 .2rem; }
 figure { margin: 0; } svg { width: 100%; height: auto; display: block; }
 figcaption, footer, .quiet { color: #555; font-size: .8rem; }
 table { border-collapse: collapse; font-size: .85rem; margin: 1rem 0; }
-th, td { text-align: right; padding: .25rem .7rem; border-bottom: 1px solid #ccc; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; font-weight: normal; color: #555; }
+th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid #ccc; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; font-weight: normal; color: #555; min-width: 6rem; }
+td .quiet { display: block; white-space: nowrap; }
+.wide { overflow-x: auto; }
+th + th, td + td { min-width: 4.6rem; }
 .warning { border-left: 4px solid #d55e00; padding: .2rem .7rem; margin: .5rem 0; }
 nav { columns: 3 14rem; font-size: .85rem; margin: 1rem 0; } nav a { display: block; color: #005a8f; }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } nav { display: none; } }
@@ -30,7 +34,8 @@ nav { columns: 3 14rem; font-size: .85rem; margin: 1rem 0; } nav a { display: bl
 
 def page(series: Sequence[Series], drawn: Sequence[Picture | LeftOut], warnings: Sequence[str]) -> str:
     """Return the page. What others wrote is escaped, and could not run if it were not."""
-    title = " and ".join(dict.fromkeys(each.capture.identity.name for each in series))
+    names = list(dict.fromkeys(each.capture.identity.name for each in series))
+    title = " and ".join(names) if len(names) <= _FEW else f"{len(names)} captures"
     pictures = [each for each in drawn if isinstance(each, Picture)]
     links = "".join(f'<a href="#{each.name}">{escape(each.title)}</a>' for each in pictures)
     left_out = "".join(
@@ -55,9 +60,10 @@ def page(series: Sequence[Series], drawn: Sequence[Picture | LeftOut], warnings:
 
 
 def _section(picture: Picture) -> str:
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in picture.sentences)
     captions = "<br>".join(escape(each.caption) for each in picture.captures)
     return (
-        f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2><p>{escape(picture.sentence)}</p>'
+        f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2>{sentences}'
         f"<figure>{inline_svg(picture)}<figcaption>{captions}</figcaption></figure></section>"
     )
 
@@ -71,7 +77,7 @@ def _table(series: Sequence[Series]) -> str:
     for name in names:
         cells = "".join(_cell(column.get(name), columns[0].get(name)) for column in columns)
         rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
-    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _cell(measure: Measure | None, first: Measure | None) -> str:
@@ -80,7 +86,11 @@ def _cell(measure: Measure | None, first: Measure | None) -> str:
     value = measure.value
     if isinstance(value, str):
         return f"<td>{escape(value)}</td>"
-    shown = f"{100 * value:.1f} %" if measure.unit == "share" else f"{number(value)} {measure.unit}".strip()
+    shown = (
+        f"{100 * value:.1f} %"
+        if measure.unit == "share"
+        else f"{measured(value) if isinstance(value, float) else f'{value:,}'} {measure.unit}".strip()
+    )
     base = first.value if first is not None and first is not measure else None
     if isinstance(base, float | int) and base:
         change = (

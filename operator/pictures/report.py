@@ -110,7 +110,7 @@ def _differences(captures: Sequence[Capture]) -> Iterator[str]:
     for what in ("model", "speculation"):
         found = dict.fromkeys(getattr(each.identity, what) or "not known" for each in captures)
         if len(found) > 1:
-            yield f"The captures have different settings: {what} is {', '.join(found)}."
+            yield f"The captures have different settings: {what} is {' and '.join(found)}."
 
 
 def _write_alone(picture: Picture, outputs: Outputs) -> None:

@@ -85,7 +85,7 @@ def over_time(series: Sequence[Series]) -> Picture | LeftOut:
             label=each.label,
         )  # fmt: skip
     percent_axis(axes, _ACCEPTANCE, max(shares.max() for shares in found.values()) * _HEADROOM)
-    axes.set_xlabel("time since the run's zero (s)")
+    axes.set_xlabel("time since the first arrival (s)")
     if len(known) > 1:
         legend_above(figure, axes)
 
@@ -115,8 +115,13 @@ def by_concurrency(series: Sequence[Series]) -> Picture | LeftOut:
         known,
         points,
         "requests running after the step",
-        lambda x, y: f"{y[0]:.0%} with {number(x[0])} running, {y[-1]:.0%} with {number(x[-1])}",
+        _concurrency_words,
     )
+
+
+def _concurrency_words(running: Floats, shares: Floats) -> str:
+    more = f", {shares[-1]:.0%} with {number(running[-1])}" if len(running) > 1 else ""
+    return f"{shares[0]:.0%} with {number(running[0])} running{more}"
 
 
 def by_context(series: Sequence[Series]) -> Picture | LeftOut:
@@ -186,7 +191,7 @@ def _grouped(values: Floats, drafted: Floats, accepted: Floats) -> tuple[Floats,
         those = used[keys == key]
         weight = drafted[those].sum()
         if weight >= _FEWEST_DRAFTED:
-            x.append(float(values[those] @ drafted[those] / weight))
+            x.append(float(np.maximum(values[those], 1) @ drafted[those] / weight))
             y.append(float(accepted[those].sum() / weight))
     if not x:
         return np.array([float(values[used] @ drafted[used] / drafted.sum())]), np.array(

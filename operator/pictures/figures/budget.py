@@ -10,8 +10,8 @@ from specdecode_operator.pictures.figures.drawing import (
     Picture,
     Series,
     legend_above,
+    measured,
     new_figure,
-    number,
     per_series,
 )
 
@@ -22,7 +22,7 @@ _LABEL_SHARE: Final = 0.045
 _KV: Final = ("KV cache", "#009E73", "", ("availableKvBytes",))
 _PARTS: Final = (
     ("target weights", "#0072B2", "", ("targetWeightsBytes",)),
-    ("draft weights", "#56B4E9", "....", ("draftWeightsBytes",)),
+    ("draft weights", "#56B4E9", "xxxx", ("draftWeightsBytes",)),
     (
         "state, activation, graphs, NCCL",
         "#E69F00",
@@ -102,7 +102,7 @@ def _draw_part(  # noqa: PLR0913, PLR0917  where, how wide, and how
     axes.barh(place, size, _BAR, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
     if size > _LABEL_SHARE * whole:
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
-        axes.text(left + size / 2, place, number(size), ha="center", va="center", fontsize=8, bbox=box)
+        axes.text(left + size / 2, place, measured(size), ha="center", va="center", fontsize=8, bbox=box)
 
 
 def _reported_gib(each: Series) -> float:

@@ -12,8 +12,8 @@ from specdecode_operator.pictures.figures.drawing import (
     Picture,
     Series,
     legend_above,
+    measured,
     new_figure,
-    number,
     per_series,
     percent_axis,
     whole_ticks,
@@ -25,6 +25,9 @@ _FEW_BARS: Final = 40
 _ONE_PERCENT: Final = 0.01
 _FEWEST_STEPS: Final = 5
 """Fewer steps of a size say nothing of its quantiles."""
+
+_HIGHEST: Final = 3.5
+"""Medians that fit into the figure: where steps stall, their P90 would press all else to the ground."""
 
 _NO_STEPS: Final = "no request has more than one chunk, so there is no decode step"
 
@@ -74,11 +77,14 @@ def step_time(series: Sequence[Series]) -> Picture | LeftOut:
     if not known:
         return LeftOut(title, _NO_STEPS)
     figure, axes = new_figure()
+    slowest_ms = max(_median(each, size) for each in known for size in _sizes(each))
     for place, each in enumerate(known):
         _draw_times(axes, each, (place - (len(known) - 1) / 2) * min(0.18, 0.7 / len(known)))
     axes.plot([], [], color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label="gap / N: time a token (median)")
-    axes.plot([], [], color=QUIET, linewidth=5, alpha=0.4, label="P10 to P90 of the steps")
-    axes.set_ylim(bottom=0)
+    cut = axes.get_ylim()[1] > _HIGHEST * slowest_ms
+    words = f"P10 to P90 of the steps{', cut at the top' if cut else ''}"
+    axes.plot([], [], color=QUIET, linewidth=5, alpha=0.4, label=words)
+    axes.set_ylim(0, min(axes.get_ylim()[1], _HIGHEST * slowest_ms))
     axes.set_xlabel("burst size N: tokens a step gave a request")
     axes.set_ylabel("time of the step (ms)")
     whole_ticks(axes)
@@ -120,9 +126,9 @@ def _time_words(each: Series) -> str:
     sizes = _sizes(each)
     first, last = sizes[0], sizes[-1]
     if first == last:
-        return f"a step took {number(_median(each, first))} ms (median), and gave {first} token{'s' * (first > 1)}"
+        return f"a step took {measured(_median(each, first))} ms (median), and gave {first} token{'s' * (first > 1)}"
     return (
-        f"a step took {number(_median(each, first))} ms (median) where it gave {first} and "
-        f"{number(_median(each, last))} ms where it gave {last}: {number(_median(each, first) / first)} against "
-        f"{number(_median(each, last) / last)} ms a token"
+        f"a step took {measured(_median(each, first))} ms (median) where it gave {first} and "
+        f"{measured(_median(each, last))} ms where it gave {last}: {measured(_median(each, first) / first)} against "
+        f"{measured(_median(each, last) / last)} ms a token"
     )

@@ -34,7 +34,7 @@ def cache_use(series: Sequence[Series]) -> Picture | LeftOut:
         _draw(axes, each, steps)
         if len(known) > 1:
             axes.set_title(each.label)
-    rows[-1][0].set_xlabel("time since the run's zero (s)")
+    rows[-1][0].set_xlabel("time since the first arrival (s)")
     legend_above(figure, rows[0][0], columns=5)
     steps_of = {each.label: steps for each, steps in known}
     sentence = per_series([each for each, _ in known], lambda each: _words(each, steps_of[each.label]))

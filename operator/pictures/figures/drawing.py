@@ -1,5 +1,6 @@
 """How all pictures look: colours, marks and hatches that hold in grey and for every colour vision; words on axes."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from specdecode_operator.pictures.seen.capture import Capture
-from specdecode_operator.problems import shown
 
 WIDTH_IN: Final = 8.0
-HEIGHT_IN: Final = 3.4
+HEIGHT_IN: Final = 3.1
 GRID: Final = "#D9D9D9"
 INK: Final = "#222222"
 QUIET: Final = "#666666"
-_LABEL: Final = 48
+_LABEL: Final = 36
+_LEGEND_LINE_IN: Final = 0.165
 _WHOLE: Final = 100
 """Numbers from here on are shown without decimals."""
 
@@ -50,11 +51,11 @@ STYLES: Final = (
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure, and what it shows in a sentence with its numbers."""
+    """One figure, and what it shows in sentences with its numbers."""
 
     name: str  # of its file, without a suffix
     title: str
-    sentence: str
+    sentences: tuple[str, ...]  # one, or one for each capture
     figure: Figure
     captures: tuple[Capture, ...]  # those that it is drawn of
 
@@ -78,12 +79,22 @@ class Series:
 
 def series_of(captures: Sequence[Capture]) -> list[Series]:
     """Return captures as they are drawn; names that two of them share get a number."""
-    names = [f"{shown(each.identity.name, _LABEL)}{' (replayed)' if each.replayed else ''}" for each in captures]
+    spaces = {each.identity.name.rpartition("/")[0] for each in captures}
+    shared = f"{spaces.pop()}/" if len(spaces) == 1 else ""
+    names = [
+        f"{_short(each.identity.name.removeprefix(shared))}{' (replayed)' if each.replayed else ''}"
+        for each in captures
+    ]
     numbered = [
         f"{name} #{names[: place + 1].count(name)}" if names.count(name) > 1 else name
         for place, name in enumerate(names)
     ]
     return [Series(*each) for each in zip(captures, numbered, STYLES, strict=False)]
+
+
+def _short(name: str) -> str:
+    """Return a name for a legend; names of captures differ at their ends."""
+    return name if len(name) <= _LABEL else f"{name[: _LABEL // 3]}…{name[-(_LABEL - _LABEL // 3) :]}"
 
 
 @contextmanager
@@ -128,8 +139,10 @@ def legend_above(figure: Figure, axes: Axes, *, columns: int = 3) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         widest = max(map(len, labels))
-        fitting = max(1, 110 // (widest + 8))
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, fitting, len(labels)))
+        beside = min(columns, max(1, 110 // (widest + 8)), len(labels))
+        figure.legend(handles, labels, loc="outside upper left", ncols=beside)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + _LEGEND_LINE_IN * math.ceil(len(labels) / beside))
 
 
 def number(value: float) -> str:
@@ -137,6 +150,11 @@ def number(value: float) -> str:
     if abs(value) >= _WHOLE:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def measured(value: float) -> str:
+    """Return a measured number for a sentence or a table, to three digits: 12,000, 340, 7.50, 0.0300."""
+    return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:#.3g}" if value else "0"
 
 
 def counted(count: float, what: str) -> str:
@@ -166,12 +184,12 @@ def percent_axis(axes: Axes, label: str, largest: float = 1.0) -> None:
 
 def whole_ticks(axes: Axes) -> None:
     """Put ticks at whole numbers alone."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
 
 
-def per_series(series: Sequence[Series], words: Callable[[Series], str]) -> str:
+def per_series(series: Sequence[Series], words: Callable[[Series], str]) -> tuple[str, ...]:
     """Return a sentence about each capture: with the names where there are several."""
     if len(series) == 1:
         only = words(series[0])
-        return f"{only[:1].upper()}{only[1:]}."
-    return f"{'; '.join(f'{each.label}: {words(each)}' for each in series)}."
+        return (f"{only[:1].upper()}{only[1:]}.",)
+    return tuple(f"{each.label}: {words(each)}." for each in series)

@@ -12,8 +12,8 @@ from specdecode_operator.pictures.figures.drawing import (
     Picture,
     Series,
     legend_above,
+    measured,
     new_figure,
-    number,
     per_series,
     percent_axis,
     plain_log,
@@ -25,7 +25,7 @@ from specdecode_operator.problems import shown
 _CURVE_POINTS: Final = 200
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 _MOST_LOADS: Final = 12
-_LOAD_NAME: Final = 16
+_LOAD_NAME: Final = 18
 _CROWDED: Final = 44
 """Letters that stand side by side under half a figure."""
 
@@ -50,7 +50,7 @@ def distributions(series: Sequence[Series]) -> Picture | LeftOut:
 
     def words(each: Series) -> str:
         return ", ".join(
-            f"{name} P50 {number(quantiles[0])}, P99 {number(quantiles[2])} ms"
+            f"{name} P50 {measured(quantiles[0])}, P99 {measured(quantiles[2])} ms"
             for name, values in (("TTFT", ttft_ms(each)), ("TPOT", tpot_ms(each)))
             if len(values)
             for quantiles in [np.quantile(values, _QUANTILES)]
@@ -84,7 +84,7 @@ def _curve(axes: Axes, values: Floats, each: Series, label: str | None = None, l
         markevery=_CURVE_POINTS // 8,
         markersize=4,
         markerfacecolor="white" if line else style.colour,
-        label=label or each.label,
+        label=each.label if label is None else label,
     )
 
 
@@ -127,9 +127,9 @@ def by_load(series: Sequence[Series]) -> Picture | LeftOut:
     left.plot([], [], color=QUIET, marker="o", markerfacecolor="white", linestyle="", label="P90")
     left.plot([], [], color=QUIET, marker="_", markersize=9, linestyle="", label="P99")
     legend_above(figure, left, columns=6)
-    more = f" {left_out} further loads are not drawn." if left_out > 0 else ""
+    more = (f"{left_out} further loads are not drawn.",) if left_out > 0 else ()
     sentence = per_series(known, lambda each: _load_words(each, loads[each.label], names))
-    return Picture("latency-by-load", title, f"{sentence}{more}", figure, tuple(each.capture for each in known))
+    return Picture("latency-by-load", title, (*sentence, *more), figure, tuple(each.capture for each in known))
 
 
 def _phases(each: Series) -> dict[str, Floats]:
@@ -186,7 +186,9 @@ def _load_words(each: Series, loads: dict[str, Floats], names: Sequence[str]) ->
         (name for name in names if name in loads), key=lambda name: float(np.quantile(values[loads[name]], 0.99))
     )
     quantiles = np.quantile(values[loads[worst]], _QUANTILES)
-    return f"the slowest first tokens are in {worst}: TTFT P50 {number(quantiles[0])}, P99 {number(quantiles[2])} ms"
+    return (
+        f"the slowest first tokens are in {worst}: TTFT P50 {measured(quantiles[0])}, P99 {measured(quantiles[2])} ms"
+    )
 
 
 def client_ttft(series: Sequence[Series]) -> Picture | LeftOut:
@@ -199,11 +201,13 @@ def client_ttft(series: Sequence[Series]) -> Picture | LeftOut:
     figure, axes = new_figure()
     for each in known:
         client = each.capture.client
-        _curve(axes, np.asarray(client.ttft_ms if client else ()), each, f"{each.label}: client, over HTTP", ":")
-        _curve(axes, ttft_ms(each), each, f"{each.label}: engine")
+        _curve(axes, np.asarray(client.ttft_ms if client else ()), each, "", ":")
+        _curve(axes, ttft_ms(each), each)
+    axes.plot([], [], color=QUIET, marker="o", markersize=4, label="at the engine")
+    axes.plot([], [], color=QUIET, marker="o", markersize=4, markerfacecolor="white", linestyle=":", label="over HTTP")
     _finish_curves(axes, "TTFT (ms)")
     percent_axis(axes, "requests that took\nat most so long")
-    legend_above(figure, axes, columns=2)
+    legend_above(figure, axes)
 
     sentence = per_series(known, _client_words)
     return Picture("client-ttft", title, sentence, figure, tuple(each.capture for each in known))
@@ -213,4 +217,4 @@ def _client_words(each: Series) -> str:
     client = each.capture.client or ClientSums()
     outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in client.outcomes.items())
     seen, given = float(np.median(client.ttft_ms)), float(np.median(ttft_ms(each)))
-    return f"the client's median is {number(seen)} ms, the engine's {number(given)} ms; {outcomes}"
+    return f"the client's median is {measured(seen)} ms, the engine's {measured(given)} ms; {outcomes}"

@@ -12,8 +12,8 @@ from specdecode_operator.pictures.figures.drawing import (
     Series,
     counted,
     legend_above,
+    measured,
     new_figure,
-    number,
 )
 from specdecode_operator.pictures.seen.requests import RequestSums
 from specdecode_operator.pictures.seen.sums import Floats, Integers
@@ -45,17 +45,17 @@ def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
     _draw_rows(lower, drawn)
     if len(drawn) < len(rows):
         upper.axvspan(drawn[0, 0], drawn[:, 3].max(), color="#000000", alpha=0.13, linewidth=0, label="drawn below")
-    lower.set_xlabel("time since the run's zero (s)")
+    lower.set_xlabel("time since the first arrival (s)")
     whole = f"\n({first + 1:,} to {first + len(drawn):,} of {len(rows):,})" if len(drawn) < len(rows) else ""
     lower.set_ylabel(f"requests in order of arrival{whole}")
     legend_above(figure, upper, columns=4)
     span_s, preemptions = float(rows[:, 3].max() - rows[0, 0]), sum(each.capture.requests.preemptions)
     sentence = (
-        f"{counted(len(rows), 'request')} in {number(span_s)} s, at most {most:,} at a time; on average "
-        f"a request waited {number(_mean_ms(rows, 0))} ms, was prefilled in {number(_mean_ms(rows, 1))} ms and "
-        f"decoded for {number(_mean_ms(rows, 2))} ms; {counted(preemptions, 'preemption')}."
+        f"{counted(len(rows), 'request')} in {measured(span_s)} s, at most {most:,} at a time; on average "
+        f"a request waited {measured(_mean_ms(rows, 0))} ms, was prefilled in {measured(_mean_ms(rows, 1))} ms and "
+        f"decoded for {measured(_mean_ms(rows, 2))} ms; {counted(preemptions, 'preemption')}."
     )
-    return Picture(f"timeline{suffix}", title, sentence, figure, (each.capture,))
+    return Picture(f"timeline{suffix}", title, (sentence,), figure, (each.capture,))
 
 
 def moments(requests: RequestSums, zero_ms: float) -> Floats:

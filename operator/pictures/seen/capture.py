@@ -24,7 +24,6 @@ from specdecode_operator.replay.recording.read import (
     read_steps,
 )
 
-_DAY_MS: Final = 86_400_000.0
 _TRACES: Final = (TRACE, f"{TRACE}{GZIP_SUFFIX}")
 _CLIENT: Final = msgspec.json.Decoder(ClientRecord)
 
@@ -48,11 +47,10 @@ class Capture:
 
     @property
     def zero_ms(self) -> float:
-        """What moments are shown since: the run's zero, or the first arrival where those count from another era."""
+        """What moments are shown since: the first arrival, so that captures lie over each other."""
         arrivals = np.asarray(self.requests.arrival_ms)
         known = arrivals[~np.isnan(arrivals)]
-        first = float(known.min()) if len(known) else 0.0
-        return 0.0 if abs(first) < _DAY_MS else first
+        return float(known.min()) if len(known) else 0.0
 
     @property
     def caption(self) -> str:

@@ -10,7 +10,9 @@ from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import MAX_BYTES, UnreadableTextError
 from specdecode_operator.problems import shown
 
-_NAME: Final = 60
+_NAME: Final = 130
+"""Two names of Kubernetes have 63 letters each; those of models are shorter."""
+
 _HASH: Final = 12
 _OURS: Final = "specdecode-operator"
 
