@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from specdecode_operator.replay.server.serve import ServeSettings, assembled, http_server, listen_at, read
+from specdecode_operator.replay.server.serve import ServeSettings, assemble, http_server, listen_at
+from specdecode_operator.replay.server.source import SourceSettings, read_source
 from specdecode_operator.replay.server.timer_clock import TimerClock
 from tests.support.traces import META, Line, write_trace
 
@@ -20,10 +22,11 @@ async def replay_server(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Serve records; yields a client of the server."""
     trace = write_trace(folder / "trace.jsonl", records, meta)
-    given = ServeSettings(traces=[trace], **settings)
+    of_source = {each.name for each in fields(SourceSettings)} & set(settings)
+    source = SourceSettings(traces=[trace], **{name: settings.pop(name) for name in of_source})
     clock = TimerClock(asyncio.get_running_loop())
-    app, recorder = assembled(given, read(given), clock)
-    server = http_server(app, drain_timeout_s=1)
+    assembled = assemble(ServeSettings(source=source, **settings), read_source(source), clock)
+    server = http_server(assembled.app, drain_timeout_s=1)
     listener = listen_at("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -35,8 +38,8 @@ async def replay_server(
         server.should_exit = True
         await serving
         clock.stop()
-        if recorder is not None:
-            recorder.close()
+        if assembled.recorder is not None:
+            assembled.recorder.close()
 
 
 async def events(client: httpx.AsyncClient, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:

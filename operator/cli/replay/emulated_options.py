@@ -53,7 +53,10 @@ _OWN: Final = frozenset({
 })  # fmt: skip
 
 
-def refuse_options(context: typer.Context, *, emulated: bool) -> None:
+_OF_RECORDS: Final = frozenset({"match", "unmatched"})
+
+
+def refuse_options(context: typer.Context, mode: str) -> None:
     """Refuse options that were written, and that this mode would not heed."""
     written = [
         parameter
@@ -62,7 +65,9 @@ def refuse_options(context: typer.Context, *, emulated: bool) -> None:
     ]
     for parameter in written:
         name = parameter.name or ""
-        if emulated and name not in _TAKEN:
+        if mode == "emulated" and name not in _TAKEN:
             raise typer.BadParameter("is not heeded with --mode emulated: leave it out", param_hint=parameter.opts[0])
-        if not emulated and name in _OWN:
+        if mode == "modelled" and name in _OF_RECORDS:
+            raise typer.BadParameter("is not heeded with --mode modelled: leave it out", param_hint=parameter.opts[0])
+        if mode != "emulated" and name in _OWN:
             raise typer.BadParameter("is heeded with --mode emulated alone: leave it out", param_hint=parameter.opts[0])

@@ -22,6 +22,7 @@ class Mode(StrEnum):
     """What answers requests."""
 
     STEPS = "steps"
+    MODELLED = "modelled"
     EMULATED = "emulated"
 
 
@@ -30,12 +31,17 @@ def serve_command(  # noqa: PLR0913  each is an option
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Folders of captures, or traces, one after the other. emulated: a fitted model."
+            metavar="TRACE...",
+            help="Folders of captures, or traces, one after the other. modelled, emulated: a fitted model.",
         ),
     ],
     *,
     mode: Annotated[
-        Mode, typer.Option(help="steps: as recorded. emulated: vLLM's own server, with a fitted model for its GPUs.")
+        Mode,
+        typer.Option(
+            help="steps: as recorded. modelled: drawn from what was recorded, as the load is. emulated: vLLM's own"
+            " server, with a fitted model for its GPUs."
+        ),
     ] = Mode.STEPS,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
@@ -48,7 +54,10 @@ def serve_command(  # noqa: PLR0913  each is an option
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer at most.", min=1)] = None,
     match: Annotated[Matching, typer.Option(help="How requests find their records.")] = Matching.ARRIVAL,
     unmatched: Annotated[
-        Unmatched, typer.Option(help="What comes when no record is left: repeat begins again, refuse answers 409.")
+        Unmatched,
+        typer.Option(
+            help="What comes when no record is left: repeat begins again, refuse answers 409, modelled draws from all."
+        ),
     ] = Unmatched.REPEAT,
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Leave lines out that cannot be read.")
@@ -60,7 +69,7 @@ def serve_command(  # noqa: PLR0913  each is an option
         str | None,
         typer.Option(help="Accepted share of drafts in place of the recorded: 0.7, or by seconds: 0:0.8,60:0.3."),
     ] = None,
-    time_scale: Annotated[float, typer.Option(help="Factor of every time: 0.5 is twice as fast.", min=0)] = 1.0,
+    time_scale: Annotated[float, typer.Option(help="Factor of every time: 0.5 is twice as fast.", min=0.001)] = 1.0,
     load_factor: Annotated[
         float, typer.Option(help="Requests that each one stands for in running, waiting and KV use.", min=0)
     ] = 1.0,
@@ -98,7 +107,7 @@ def serve_command(  # noqa: PLR0913  each is an option
 
     Ends with 0 after SIGTERM or Ctrl-C, when what was being answered is answered; with 2 where nothing can be served.
     """
-    emulated.refuse_options(context, emulated=mode is Mode.EMULATED)
+    emulated.refuse_options(context, mode.value)
     if mode is Mode.EMULATED:
         from specdecode_operator.cli.options import hub_models  # noqa: PLC0415
         from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
@@ -125,22 +134,26 @@ def serve_command(  # noqa: PLR0913  each is an option
         raise typer.BadParameter(f"needs the extra replay ({names}): install 'specdecode-operator[replay]'")
     # The server takes longer to load than the rest of the command line.
     from specdecode_operator.replay.server import serve as server  # noqa: PLC0415
+    from specdecode_operator.replay.server import source as sources  # noqa: PLC0415
 
     settings = server.ServeSettings(
-        traces=traces,
-        skip_bad_lines=skip_bad_lines,
+        source=sources.SourceSettings(
+            traces=traces,
+            skip_bad_lines=skip_bad_lines,
+            mode=sources.Mode(mode),
+            matching=match,
+            unmatched=unmatched,
+            kv_cache_tokens=kv_cache_tokens,
+            max_model_len=max_model_len,
+            time_scale=time_scale,
+            acceptance=_schedule(acceptance),
+            seed=seed,
+        ),
         host=host,
         port=port,
         served_model_names=tuple(served_model_name or ()),
         api_keys=tuple(api_key or filter(None, [os.environ.get("VLLM_API_KEY")])),
-        max_model_len=max_model_len,
-        matching=match,
-        unmatched=unmatched,
-        kv_cache_tokens=kv_cache_tokens,
-        time_scale=time_scale,
         load_factor=load_factor,
-        acceptance=_schedule(acceptance),
-        seed=seed,
         record=record,
         slow_start_s=slow_start,
         fail_share=fail_share,
@@ -149,11 +162,11 @@ def serve_command(  # noqa: PLR0913  each is an option
         drain_timeout_s=drain_timeout,
     )
     try:
-        replayed = server.read(settings)
-        for note in replayed.notes:
+        source = sources.read_source(settings.source)
+        for note in source.notes:
             say(f"note: {note}", err=True)
-        server.serve(settings, replayed, say)
-    except (RecordingError, server.ServeError) as error:
+        server.serve(settings, source, say)
+    except (RecordingError, sources.ServeError) as error:
         say(f"error: {error}", err=True)
         raise typer.Exit(2) from error
 

@@ -29,6 +29,7 @@ class Unmatched(StrEnum):
 
     REPEAT = "repeat"
     REFUSE = "refuse"
+    MODELLED = "modelled"
 
 
 def matcher(matching: Matching, requests: Sequence[RecordedRequest]) -> Match:

@@ -33,7 +33,6 @@ def _plain_burst(tokens: int, drafted: int, accepted: int) -> Burst:
 class StepsSettings:
     """How records are played."""
 
-    time_scale: float = 1.0  # 2: everything takes twice as long
     kv_cache_tokens: int | None = None  # that fit into the KV cache; None: what the largest batch takes
     acceptance: AcceptanceDraws | None = None  # in place of what was recorded
     otherwise: ReplayEngine | None = None  # serves what no record is left for; None: that is refused
@@ -106,7 +105,6 @@ class _Playing:
         "_place",
         "_record",
         "_running",
-        "_scale",
         "_sink",
         "_step",
         "_timer",
@@ -120,7 +118,6 @@ class _Playing:
         self._record = record
         self._drafting = drafting
         self._sink = sink
-        self._scale = engine.settings.time_scale
         self._place = 0  # of the next burst
         self._given = 0  # tokens, so far
         self._most = min(max_tokens, record.output_tokens)
@@ -128,8 +125,8 @@ class _Playing:
         self._running: bool | None = False  # None: it is over
         engine.waiting += 1
         now_ms = engine.clock.now_ms()
-        self._when_ms = now_ms + record.ttft_ms * self._scale
-        self._timer = engine.clock.call_at(now_ms + _queued_ms(record) * self._scale, self._begin)
+        self._when_ms = now_ms + record.ttft_ms
+        self._timer = engine.clock.call_at(now_ms + _queued_ms(record), self._begin)
 
     def cancel(self) -> None:
         """End it, as of now."""
@@ -175,7 +172,7 @@ class _Playing:
         else:
             gaps_ms = record.gaps_ms
             # Another acceptance may take more steps than were recorded: then their gaps begin again.
-            self._when_ms += gaps_ms[place % len(gaps_ms)] * self._scale
+            self._when_ms += gaps_ms[place % len(gaps_ms)]
             self._place = place + 1
             self._timer = engine.clock.call_at(self._when_ms, self._step)
             if begin and record.token_ids is None:

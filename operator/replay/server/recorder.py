@@ -4,13 +4,10 @@ A step is what goes out in one turn of the event loop. Files are ``.part`` until
 """
 
 import asyncio
-import time
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
-
-import msgspec
 
 from specdecode_operator.capture.files.formats import (
     ABORTED,
@@ -22,13 +19,11 @@ from specdecode_operator.capture.files.formats import (
     encode,
     encode_meta,
 )
-from specdecode_operator.capture.files.manifest import SCHEMA
 from specdecode_operator.capture.files.publish import seal
 from specdecode_operator.capture.merge.convert import Clock, aborted_record, trace_record
 from specdecode_operator.capture.recorder.lines import Request
 from specdecode_operator.replay.engines.engine import Burst, Load, ReplayEngine
 from specdecode_operator.replay.engines.step_stats import scheduler_stats
-from specdecode_operator.replay.recording.recording import Recording
 from specdecode_operator.replay.server.meter import Answer
 
 SOURCE: Final = "replay"
@@ -190,21 +185,3 @@ class CaptureRecorder:
 
     def _open(self, name: str) -> BinaryIO:
         return (self._folder / f"{name}{PART_SUFFIX}").open("xb")
-
-
-def meta_of_replay(recording: Recording, zero_monotonic_s: float) -> TraceMeta:
-    """Return the header of what a server records while it plays a recording."""
-    k = recording.num_speculative_tokens
-    # Bursts of several tokens without a draft are blocks of a diffusion model: our fields have no word for them.
-    of_blocks = k == 0 and any(max(each.chunk_tokens) > 1 for each in recording.requests)
-    return msgspec.structs.replace(
-        recording.meta,
-        source=SOURCE,
-        schema=None if of_blocks else SCHEMA,
-        speculative=recording.meta.speculative or ({"num_speculative_tokens": k} if k else None),
-        zero_monotonic_s=zero_monotonic_s,
-        zero_wall_s=time.time() - time.monotonic() + zero_monotonic_s,
-        capture=None,
-        attempt=None,
-        ready_response_hex=None,
-    )

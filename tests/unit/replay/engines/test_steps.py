@@ -8,6 +8,7 @@ from specdecode_operator.replay.engines.acceptance import AcceptanceDraws, Accep
 from specdecode_operator.replay.engines.drafting import recorded_drafting
 from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, UnmatchedRequestError
 from specdecode_operator.replay.engines.matching import Matching, matcher, repeating
+from specdecode_operator.replay.engines.scaled_clock import ScaledClock
 from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings
 from specdecode_operator.replay.engines.virtual_clock import VirtualClock
 from specdecode_operator.replay.recording.read import read_recording, read_steps
@@ -44,6 +45,17 @@ def tokens(found: list[tuple[float, Burst]]) -> list[int]:
     return [burst.tokens for _, burst in found]
 
 
+def test_a_scaled_clock_makes_everything_slower(recorded: Any) -> None:
+    clock = VirtualClock()
+    recording = recorded(record())
+    match = matcher(Matching.ARRIVAL, recording.requests)
+    engine = StepsEngine(recording, ScaledClock(clock, 2), match, StepsSettings())
+    found: list[float] = []
+    engine.submit(Incoming(request_id="x", prompt_tokens=1, max_tokens=99), lambda _: found.append(clock.now_ms()))
+    clock.run()
+    assert found == [60, 80, 105]
+
+
 def test_a_request_gets_recorded_bursts_at_recorded_gaps(recorded: Any) -> None:
     played = Played(recorded(record(cached_tokens=16)))
     played.clock.run(until_ms=1000)
@@ -54,13 +66,6 @@ def test_a_request_gets_recorded_bursts_at_recorded_gaps(recorded: Any) -> None:
     assert [burst.drafted for _, burst in found] == [0, 4, 4]
     assert [burst.cached_tokens for _, burst in found] == [16, 0, 0]
     assert [burst.finish_reason for _, burst in found] == [None, None, "length"]
-
-
-def test_times_are_scaled(recorded: Any) -> None:
-    played = Played(recorded(record()), time_scale=0.5)
-    found = played.submit()
-    played.clock.run()
-    assert [when_ms for when_ms, _ in found] == [15, 20, 26.25]
 
 
 def test_max_tokens_cuts_the_burst_in_which_they_are_reached(recorded: Any) -> None:

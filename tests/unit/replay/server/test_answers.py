@@ -6,6 +6,9 @@ import pytest
 
 from specdecode_operator.engine.metrics import read_metrics
 from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.replay.engines.acceptance import AcceptanceSchedule
+from specdecode_operator.replay.engines.matching import Unmatched
+from specdecode_operator.replay.server.source import Mode
 from tests.support.replay_server import events, replay_server, texts
 from tests.support.traces import record
 
@@ -168,3 +171,20 @@ async def test_many_streams_at_once_are_all_answered(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(ttft_ms=100.0)] * 50) as client:
         found = await asyncio.gather(*[events(client) for _ in range(50)])
     assert [len(each) for each in found] == [3] * 50
+
+
+async def test_a_modelled_engine_gives_what_is_asked_for_in_bursts_of_k_and_one_at_most(tmp_path: Path) -> None:
+    records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
+    async with replay_server(tmp_path, records, mode=Mode.MODELLED, acceptance=AcceptanceSchedule.parse("1")) as client:
+        found = await events(client, max_tokens=21)
+        reading = await metrics(client)
+    assert [len(text) // 4 for text in texts(found)] == [1, 5, 5, 5, 5]
+    assert reading.speculation.accepted_per_position == (4, 4, 4, 4)
+
+
+async def test_a_modelled_engine_serves_what_no_record_is_left_for(tmp_path: Path) -> None:
+    records = [record(**QUICK, arrival_ms=100.0 * place) for place in range(20)]
+    async with replay_server(tmp_path, records, unmatched=Unmatched.MODELLED) as client:
+        found = [texts(await events(client, max_tokens=50, ignore_eos=True)) for _ in range(21)]
+    assert all(len("".join(each)) == 24 for each in found[:20])
+    assert len("".join(found[20])) == 200

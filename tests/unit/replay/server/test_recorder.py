@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.capture.files.formats import ABORTED, STEP_STATS, TRACE
 from specdecode_operator.capture.validation.validate import validate_capture
 from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.server.serve import ServeError
+from specdecode_operator.replay.server.source import ServeError
 from tests.support.replay_server import events, replay_server
 from tests.support.traces import record, write_trace
 

@@ -1,0 +1,237 @@
+"""What is played: traces as they are, or the model of an engine; read, checked, and as an engine on a clock."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.capture.files.manifest import SCHEMA
+from specdecode_operator.replay.engines.acceptance import AcceptanceDraws, AcceptanceSchedule
+from specdecode_operator.replay.engines.drafting import Drafting, assumed_drafting, recorded_drafting
+from specdecode_operator.replay.engines.engine import Clock, ReplayEngine
+from specdecode_operator.replay.engines.matching import Matching, Unmatched, matcher, repeating
+from specdecode_operator.replay.engines.modelled import ModelledBehaviour, NoDonorsError
+from specdecode_operator.replay.engines.scaled_clock import ScaledClock
+from specdecode_operator.replay.engines.stepped import SteppedEngine
+from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings, largest_batch_tokens
+from specdecode_operator.replay.fitted.model import FittedModel, ModelFileError, read_model
+from specdecode_operator.replay.recording.read import concatenated, read_recording, read_steps
+from specdecode_operator.replay.recording.recording import Recording
+
+BLOCK_TOKENS: Final = 16
+"""Of a trace whose header does not say it, as vllm-vcr has it."""
+
+_MODEL_SUFFIX: Final = ".json"
+
+
+class ServeError(Exception):
+    """Why nothing is served, and what to do, in one line."""
+
+
+class Mode(StrEnum):
+    """How an engine gives its tokens."""
+
+    STEPS = "steps"
+    MODELLED = "modelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """What to play, and how."""
+
+    traces: Sequence[Path]
+    skip_bad_lines: bool = False
+    mode: Mode = Mode.STEPS
+    matching: Matching = Matching.ARRIVAL
+    unmatched: Unmatched = Unmatched.REPEAT
+    kv_cache_tokens: int | None = None
+    max_model_len: int | None = None
+    time_scale: float = 1.0
+    acceptance: AcceptanceSchedule | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What was read. Its header tells whose engine it is; K is 0 without speculation."""
+
+    meta: TraceMeta
+    num_speculative_tokens: int
+    kv_cache_tokens: int | None
+    told: str  # what it is, for people
+    recording: Recording | None = None
+    drafting: Sequence[Drafting] | None = None  # of the recording's requests, where it is known
+    model: FittedModel | None = None
+    notes: Sequence[str] = ()  # what somebody should know
+
+
+@dataclass(frozen=True)
+class Played:
+    """An engine, and what is to be said of it when it has ended."""
+
+    engine: ReplayEngine
+    outside: Callable[[], Sequence[str]] = field(default=lambda: ())
+
+
+def read_source(settings: SourceSettings) -> Source:
+    """Read what is to be played.
+
+    Raises
+    ------
+    RecordingError
+        A trace cannot be read, two of them do not go together, or nothing can be fitted to them.
+    ServeError
+        A setting does not go with what was read, or a model cannot be used.
+    """
+    source = _read_model_file(settings.traces[0]) if _is_model(settings) else _read_traces(settings)
+    if settings.acceptance is not None and not source.num_speculative_tokens:
+        raise ServeError("--acceptance: the engine did not speculate: leave it out, or name another capture")
+    return source
+
+
+def play(settings: SourceSettings, source: Source, clock: Clock) -> Played:
+    """Return an engine that plays what was read."""
+    if settings.time_scale != 1:
+        clock = ScaledClock(clock, settings.time_scale)
+    modelled = _modelled(settings, source.model, clock) if source.model is not None else None
+    if source.recording is None or settings.mode is Mode.MODELLED:
+        if modelled is None:
+            raise ServeError("--mode modelled: there is no model: name one, or traces that it can be fitted to")
+        return modelled
+    requests, draws = source.recording.requests, None
+    match = matcher(settings.matching, requests)
+    if settings.unmatched is Unmatched.REPEAT:
+        match = repeating(match, requests)
+    if settings.acceptance is not None:
+        random = Random(settings.seed)  # noqa: S311  not for secrets
+        draws = AcceptanceDraws(settings.acceptance, source.num_speculative_tokens, random)
+    steps = StepsSettings(
+        kv_cache_tokens=settings.kv_cache_tokens,
+        acceptance=draws,
+        otherwise=modelled.engine if modelled is not None else None,
+    )
+    engine = StepsEngine(source.recording, clock, match, steps, source.drafting)
+    return Played(engine, modelled.outside if modelled is not None else lambda: ())
+
+
+def _modelled(settings: SourceSettings, model: FittedModel, clock: Clock) -> Played:
+    limits, schedule = model.origin.limits, settings.acceptance
+    if settings.max_model_len is not None:
+        limits = msgspec.structs.replace(limits, max_model_len=settings.max_model_len)
+    if settings.kv_cache_tokens is not None:
+        blocks = max(1, settings.kv_cache_tokens // (limits.block_size or BLOCK_TOKENS))
+        limits = msgspec.structs.replace(limits, num_gpu_blocks=blocks)
+    acceptance = None if schedule is None else lambda: schedule.at(clock.now_ms())
+    try:
+        behaviour = ModelledBehaviour(model, settings.seed, acceptance)
+    except NoDonorsError as error:
+        raise ServeError(str(error)) from error
+    return Played(SteppedEngine(clock, behaviour, limits), behaviour.outside)
+
+
+def _is_model(settings: SourceSettings) -> bool:
+    return settings.mode is Mode.MODELLED and settings.traces[0].suffix == _MODEL_SUFFIX
+
+
+def _read_model_file(path: Path) -> Source:
+    try:
+        model = read_model(path)
+    except ModelFileError as error:
+        raise ServeError(str(error)) from error
+    origin, k = model.origin, model.donors.num_speculative_tokens if model.donors is not None else 0
+    limits = origin.limits
+    return Source(
+        meta=TraceMeta(
+            model=origin.model,
+            gpu=origin.gpu,
+            tp=origin.tp,
+            max_num_seqs=limits.max_num_seqs,
+            block_size=limits.block_size,
+            vllm_version=origin.vllm_version,
+            schema=SCHEMA,
+            speculative=origin.speculative or ({"num_speculative_tokens": k} if k else None),
+        ),
+        num_speculative_tokens=k,
+        kv_cache_tokens=_modelled_tokens(model),
+        told=f"an engine fitted to {sum(each.requests for each in origin.captures)} requests of {origin.model}",
+        model=model,
+    )
+
+
+def _modelled_tokens(model: FittedModel | None) -> int | None:
+    """Return the tokens of the KV cache, where its blocks are known."""
+    limits = model.origin.limits if model is not None else None
+    if limits is None or limits.num_gpu_blocks is None:
+        return None
+    return limits.num_gpu_blocks * (limits.block_size or BLOCK_TOKENS)
+
+
+def _read_traces(settings: SourceSettings) -> Source:
+    recordings = [read_recording(path, skip_bad_lines=settings.skip_bad_lines) for path in settings.traces]
+    recording, notes, model = concatenated(recordings), list[str](), None
+    count, k = len(recording.requests), recording.num_speculative_tokens
+    if recording.skipped_lines:
+        notes.append(f"{recording.skipped_lines} lines that cannot be read were left out")
+    modelled = settings.mode is Mode.MODELLED
+    if modelled or settings.unmatched is Unmatched.MODELLED:
+        from specdecode_operator.replay.fitted.fit import fit  # noqa: PLC0415  takes a while, and few need it
+
+        model = fit(recordings)
+    if not modelled:
+        notes += _told_of_steps(settings, recording)
+    of_what = "an engine fitted to " if modelled else ""
+    return Source(
+        meta=_own_header(recording),
+        num_speculative_tokens=k,
+        kv_cache_tokens=_modelled_tokens(model) if modelled else largest_batch_tokens(recording),
+        told=f"{of_what}{count} requests of {recording.meta.model}",
+        recording=recording,
+        drafting=_drafting(recordings, notes) if k and not modelled else None,
+        model=model,
+        notes=notes,
+    )
+
+
+def _told_of_steps(settings: SourceSettings, recording: Recording) -> list[str]:
+    notes = []
+    if all(request.arrival_ms is None for request in recording.requests):
+        notes.append("no record has arrival_ms: they are used in the order of the file")
+    if all(request.token_ids is None for request in recording.requests):
+        notes.append("no record has token ids: return_token_ids gets those of made-up words")
+    if settings.matching is Matching.PREFIX and not any(request.block_hashes for request in recording.requests):
+        raise ServeError("--match: prefix: no record has block_hashes: match by arrival or request-id")
+    return notes
+
+
+def _own_header(recording: Recording) -> TraceMeta:
+    """Return the header of what is recorded while it is played: without what is particular to the first recording."""
+    k, meta = recording.num_speculative_tokens, recording.meta
+    # Bursts of several tokens without a draft are blocks of a diffusion model: our fields have no word for them.
+    of_blocks = k == 0 and any(max(each.chunk_tokens) > 1 for each in recording.requests)
+    return msgspec.structs.replace(
+        meta,
+        model=meta.model or recording.trace.name.partition(".")[0],
+        schema=None if of_blocks else SCHEMA,
+        speculative=meta.speculative or ({"num_speculative_tokens": k} if k else None),
+        capture=None,
+        attempt=None,
+        ready_response_hex=None,
+    )
+
+
+def _drafting(recordings: Sequence[Recording], notes: list[str]) -> Sequence[Drafting] | None:
+    """Return what was drafted for each request, as far as step statistics say it."""
+    found, told = list[Drafting](), False
+    for recording in recordings:
+        of_steps = recorded_drafting(recording, read_steps(recording.steps)) if recording.steps is not None else None
+        told = told or of_steps is not None
+        if of_steps is None and recording.steps is not None:
+            notes.append(f"{recording.steps.name} does not fit the trace: K drafted tokens are assumed in each step")
+        k = recording.num_speculative_tokens
+        found += of_steps or [assumed_drafting(request, k) for request in recording.requests]
+    return found if told else None
