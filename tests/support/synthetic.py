@@ -88,6 +88,7 @@ def forecast(folder: Path, model: FittedModel, arrivals: str, requests: int, **p
         behaviour=ModelledBehaviour(model, 0),
         limits=model.origin.limits,
         meta=TraceMeta(speculative=model.origin.speculative),
+        turnarounds_ms=model.clients.turnarounds_ms if model.clients else (0.0,),
     )
     run.phases(folder, replace(PROMPTS, **prompts), [parse_arrivals(arrivals, requests, None)], "test")
     return Made(folder)

@@ -73,7 +73,8 @@ def forecast_command(  # noqa: PLR0913  each is an option
     fitted, behaviour = _engine(model, seed, (max_num_seqs, max_num_batched_tokens, num_gpu_blocks))
     limits = fitted.origin.limits
     block_size = limits.block_size or BLOCK_SIZE
-    run = VirtualRun(behaviour=behaviour, limits=limits, meta=_meta(fitted))
+    turnarounds_ms = (fitted.clients.turnarounds_ms if fitted.clients else None) or (0.0,)
+    run = VirtualRun(behaviour=behaviour, limits=limits, meta=_meta(fitted), turnarounds_ms=turnarounds_ms)
     try:
         recorded = None if load is None else read_recording(load)
         with new_folder(out) as folder:

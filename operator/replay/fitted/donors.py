@@ -85,3 +85,9 @@ class Ttft(Struct, kw_only=True, frozen=True):
     """What a first token takes beside the steps: from arrival until the scheduler sees a request."""
 
     lead_ms: list[Annotated[float, Meta(ge=0, le=3_600_000)]]  # ascending, evenly spread over quantiles
+
+
+class Clients(Struct, kw_only=True, frozen=True):
+    """Clients that wait for an answer before they ask again, where a capture has such."""
+
+    turnarounds_ms: list[Annotated[float, Meta(ge=0, le=3_600_000)]]  # from the last token to the next request

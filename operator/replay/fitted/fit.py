@@ -12,8 +12,9 @@ from specdecode_operator.replay.fitted import buckets
 from specdecode_operator.replay.fitted.acceptance import fit_acceptance
 from specdecode_operator.replay.fitted.buckets import CONTEXT, DECODING, PACES, POSITION, PREFILL_TOKENS
 from specdecode_operator.replay.fitted.censored import uncut
+from specdecode_operator.replay.fitted.clients import turnarounds_ms
 from specdecode_operator.replay.fitted.difficulty import classes
-from specdecode_operator.replay.fitted.donors import MOST_DONORS, Bursts, Cell, Donors, Drafts, Stops, Ttft
+from specdecode_operator.replay.fitted.donors import MOST_DONORS, Bursts, Cell, Clients, Donors, Drafts, Stops, Ttft
 from specdecode_operator.replay.fitted.model import SCHEMA, FittedCapture, FittedModel, Limits, Origin
 from specdecode_operator.replay.fitted.quantiles import thinned
 from specdecode_operator.replay.fitted.ranges import Range
@@ -73,9 +74,15 @@ def fit(recordings: Sequence[Recording]) -> FittedModel:
         origin=_origin(recordings, fitted, lines),
         donors=_donors(lines, requests, k, drafted),
         ttft=Ttft(lead_ms=thinned(leads.tolist(), _MOST_LEADS)),
+        clients=_clients(recordings),
         step_time=fit_step_time(recordings),
         acceptance=fit_acceptance(recordings),
     )
+
+
+def _clients(recordings: Sequence[Recording]) -> Clients | None:
+    found = [value for recording in recordings for value in turnarounds_ms(recording.requests)]
+    return Clients(turnarounds_ms=thinned(found, _MOST_LEADS)) if found else None
 
 
 def _timelines(recording: Recording, k: int) -> tuple[list[Timeline], int, _Drafted]:

@@ -14,7 +14,7 @@ from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.replay.emulated.acceptance import acceptance_from_json
 from specdecode_operator.replay.emulated.step_time import step_time_from_json
-from specdecode_operator.replay.fitted.donors import Donors, Ttft
+from specdecode_operator.replay.fitted.donors import Clients, Donors, Ttft
 
 SCHEMA: Final = 1
 
@@ -65,6 +65,7 @@ class FittedModel(Struct, kw_only=True, frozen=True, omit_defaults=True):
     origin: Origin
     donors: Donors | None = None
     ttft: Ttft | None = None
+    clients: Clients | None = None
     step_time: dict[str, Any] | None = None  # as replay/emulated/step_time.py evaluates it
     acceptance: dict[str, Any] | None = None  # as replay/emulated/acceptance.py evaluates it
 
