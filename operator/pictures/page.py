@@ -14,7 +14,7 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _FEW: Final = 2
 _STYLE: Final = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 "DejaVu Sans", Verdana, sans-serif; color: #222; background: #fff; margin: 0 auto;
+body { font: .95rem/1.5 "DejaVu Sans", Verdana, sans-serif; color: #222; background: #fff; margin: 0 auto;
   padding: 1.5rem; max-width: 60rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 0 0 .2rem; }
 section { margin: 2.4rem 0 0; break-inside: avoid; } section p { margin: 0 0 .2rem; }
@@ -28,7 +28,11 @@ td .quiet { display: block; white-space: nowrap; }
 th + th, td + td { min-width: 4.6rem; }
 .warning { border-left: 4px solid #d55e00; padding: .2rem .7rem; margin: .5rem 0; }
 nav { columns: 3 14rem; font-size: .85rem; margin: 1rem 0; } nav a { display: block; color: #005a8f; }
-@media print { body { max-width: none; padding: 0; font-size: 11px; } nav { display: none; } }
+@media print {
+  :root { font-size: 11px; } body { max-width: none; padding: 0; } nav { display: none; }
+  .wide { overflow: visible; } .wide table { font-size: .75rem; }
+  .wide th, .wide td { min-width: 0; padding: .15rem .3rem; }
+}
 """
 
 

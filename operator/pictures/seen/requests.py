@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from specdecode_operator.pictures.seen.sums import LOG_BINS, ByNumber, ByTime, Floats, Integers, log_bin
+from specdecode_operator.pictures.seen.sums import FURTHEST_MS, LOG_BINS, ByNumber, ByTime, Floats, Integers, log_bin
 from specdecode_operator.replay.recording.recording import RecordedRequest
 
 LARGEST_BURST: Final = 256
@@ -19,7 +19,7 @@ CONTEXT_BINS_PER_OCTAVE: Final = 4
 _BATCH_GAPS: Final = 200_000
 """Bursts that are added at once: arithmetic on arrays is worth its start."""
 
-_MOST_PHASES: Final = 1000
+_MOST_PHASES: Final = 64
 _OTHER: Final = "(others)"
 
 
@@ -33,7 +33,7 @@ class RequestSums:
         self.arrival_ms, self.scheduled_ms = array("d"), array("d")  # nan where unknown
         self.ttft_ms, self.decode_ms, self.tpot_ms = array("d"), array("d"), array("d")  # tpot: nan of one token
         self.prompt_tokens, self.output_tokens, self.preemptions = array("q"), array("q"), array("q")
-        self.concurrency, self.phase, self.engine = array("q"), array("q"), array("q")
+        self.concurrency, self.phase = array("q"), array("q")
         self.phases: dict[str | None, int] = {}
         self.bursts: Integers = np.zeros(LARGEST_BURST + 1, dtype=np.int64)
         self.gaps: Integers = np.zeros((LARGEST_BURST + 1, LOG_BINS), dtype=np.int64)  # by burst and length
@@ -51,8 +51,8 @@ class RequestSums:
     def add(self, request: RecordedRequest) -> None:
         """Take a request in."""
         decode_ms, output_tokens = sum(request.gaps_ms), sum(request.chunk_tokens)
-        self.arrival_ms.append(_or_nan(request.arrival_ms))
-        self.scheduled_ms.append(_or_nan(request.scheduled_ms))
+        self.arrival_ms.append(_moment(request.arrival_ms))
+        self.scheduled_ms.append(_moment(request.scheduled_ms))
         self.ttft_ms.append(request.ttft_ms)
         self.decode_ms.append(decode_ms)
         self.tpot_ms.append(decode_ms / (output_tokens - 1) if output_tokens > 1 else float("nan"))
@@ -61,7 +61,6 @@ class RequestSums:
             (self.output_tokens, output_tokens),
             (self.preemptions, request.preemptions),
             (self.concurrency, request.concurrency),
-            (self.engine, request.engine),
         ):
             column.append(max(-(2**62), min(value, 2**62)))
         name = request.phase if request.phase in self.phases or len(self.phases) < _MOST_PHASES else _OTHER
@@ -90,7 +89,7 @@ class RequestSums:
         self.by_context.add(_context_bin(_before(pending, lengths, starts, chunks[firsts], bursts)), ones, bursts)
         elapsed_ms = np.cumsum(gaps_ms)
         elapsed_ms -= np.concatenate(([0.0], elapsed_ms))[starts]
-        first_ms = np.array([_or_nan(each.arrival_ms) + each.ttft_ms for each in pending])
+        first_ms = np.array([_moment(each.arrival_ms) + each.ttft_ms for each in pending])
         self.by_time.add(np.repeat(first_ms, lengths) + elapsed_ms, ones, bursts)
         self._add_running(pending, lengths, bursts)
 
@@ -128,8 +127,9 @@ def _before(
     return np.asarray(np.repeat(prompts + first_tokens, lengths) + earlier[:-1] - earlier[starts])
 
 
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
+def _moment(value_ms: float | None) -> float:
+    """Return a moment; nan of what is none in a run."""
+    return float("nan") if value_ms is None or abs(value_ms) > FURTHEST_MS else value_ms
 
 
 def _joined(arrays: Iterable[Sequence[float]], kind: type[np.int64 | np.float64]) -> NDArray[Any]:

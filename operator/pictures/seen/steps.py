@@ -37,7 +37,8 @@ class StepSums:
             self.accepted_tokens += accepted
             self._add_positions(drafting.num_accepted_tokens_per_pos)
         running, waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
-        self._pending.append((line.ts_ms, drafted, accepted, scheduler.kv_cache_usage, running, waiting, preempted))
+        usage = max(0.0, min(scheduler.kv_cache_usage, 1.0))
+        self._pending.append((line.ts_ms, drafted, accepted, usage, running, waiting, preempted))
         if len(self._pending) >= _BATCH_STEPS:
             self.flush()
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
-from tests.support.drawn_captures import META, write_capture
+from tests.support.drawn_captures import META, step, write_capture
 from tests.support.traces import record, write_trace
 
 Report = Callable[..., Result]
@@ -168,7 +168,13 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
     folder.mkdir()
     epoch = [record(arrival_ms=1.7e12 + 50 * place) for place in range(5)]
     huge = record(output_tokens=2**32, itl_tokens=[2**31, 5], prompt_tokens=2**60, arrival_ms=1.7e12, preemptions=2**63)
-    write_trace(folder / "trace.jsonl", [*epoch, huge], META)
+    later = record(arrival_ms=1e300, scheduled_ms=-1e300, itl_ms=[0.0, 0.0], ttft_ms=0.0)
+    write_trace(folder / "trace.jsonl", [*epoch, huge, later], META)
+    steps = [step(ts_ms, [2, 1, 1, 0], usage=usage) for ts_ms, usage in ((1.7e12, 1e308), (1e300, -1e308))]
+    (folder / "step-stats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
+    client = {"id": "r", "phase": "p", "index": 0, "outcome": "completed"}
+    lines = [client | {"ttft_ms": ttft_ms} for ttft_ms in (1e308, -1.0, 30.0, 40.0)]
+    (folder / "client.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     made = report(folder)
     assert made.exit_code == 0, made.output
     assert "6 requests in 0.2" in shown(tmp_path / "report.html"), "since the first arrival"
