@@ -46,31 +46,6 @@ class Acceptance:
             near = [each for each in near if each.temperature in (None, nearest)]
         return random.choices(near, [each.share for each in near])[0]
 
-    def draw(self, difficulty: Difficulty, before: int | None, width: int, random: Random) -> tuple[int, Outcome]:
-        """Return what comes of a step for which so many tokens are to be drafted.
-
-        The first is the index of an outcome of the section, to be given back for the next step; None begins. The
-        second is what happened: of a shorter draft than was fitted the first part, and a longer one goes on as
-        the last position did after the same step, which nobody has measured.
-        """
-        row = difficulty.outcomes
-        if before is not None and difficulty.after and difficulty.after[before]:
-            row = difficulty.after[before]
-        index = random.choices(range(len(row)), row)[0]
-        drafted, accepted = self.outcomes[index]
-        most = self.num_speculative_tokens
-        if width <= most or drafted < most:
-            return index, (min(drafted, width), min(accepted, width))
-        if accepted == most:
-            refused = self.outcomes.index((most, most - 1)) if (most, most - 1) in self.outcomes else None
-            rate = row[index] / (row[index] + row[refused]) if refused is not None else 1.0
-            while accepted < width and random.random() < rate:
-                accepted += 1
-            # An easy passage has ended: what follows is as after a draft that was not accepted to its end.
-            if accepted < width and refused is not None:
-                index = refused
-        return index, (width, accepted)
-
     def rates(self, width: int) -> list[float]:
         """Return the share of drafts of which each position was accepted, as vLLM counts it; without ``after``."""
         chances = [0.0] * len(self.outcomes)
@@ -81,6 +56,79 @@ class Acceptance:
         each_position = range(1, min(width, self.num_speculative_tokens) + 1)
         of = [(chance, accepted) for chance, (_, accepted) in zip(chances, self.outcomes, strict=True)]
         return [sum(chance for chance, accepted in of if accepted >= position) / drafts for position in each_position]
+
+
+class Drafting:
+    """What comes of the drafts of one request, step by step.
+
+    Where outcomes hang together, it is the text that has easy passages: whether each of its tokens can be guessed is
+    drawn as it was fitted, and a draft of any length takes as many of them as it can. So a longer draft than was
+    fitted is through with an easy passage in fewer steps, and a shorter one takes more. Where they do not, each
+    position has its own chance: a shorter draft has the first ones, and a longer one goes on as the last position did.
+    The chance of what lies behind the longest draft is nowhere measured: it is taken for that of the last position.
+    """
+
+    def __init__(self, acceptance: Acceptance, difficulty: Difficulty, random: Random) -> None:
+        """Begin a request of a class."""
+        self._acceptance = acceptance
+        self._difficulty = difficulty
+        self._random = random
+        self._before: int | None = None
+        self._ahead: list[bool] = []  # of tokens that were drawn, and not yet reached: whether they can be guessed
+
+    def interrupt(self) -> None:
+        """Begin anew: what comes next has nothing to do with the step before."""
+        self._before, self._ahead = None, []
+
+    def next(self, width: int) -> Outcome:
+        """Return what comes of a step for which so many tokens are to be drafted."""
+        if not self._ahead:
+            drafted, accepted, rate = self._draw()
+            most = self._acceptance.num_speculative_tokens
+            if drafted < most:
+                return min(drafted, width), min(accepted, width)
+            if not self._difficulty.after:
+                while accepted == drafted < width and self._random.random() < rate:
+                    accepted = drafted = drafted + 1
+                return width, min(accepted, width)
+            self._foresee(accepted, rate)
+        return width, self._take(width)
+
+    def _draw(self) -> tuple[int, int, float]:
+        """Return tokens drafted and accepted, and the chance of the last position."""
+        outcomes, most = self._acceptance.outcomes, self._acceptance.num_speculative_tokens
+        row = self._difficulty.outcomes
+        if self._before is not None and self._difficulty.after and self._difficulty.after[self._before]:
+            row = self._difficulty.after[self._before]
+        self._before = self._random.choices(range(len(row)), row)[0]
+        drafted, accepted = outcomes[self._before]
+        chances = dict(zip(outcomes, row, strict=True))
+        whole, refused = chances.get((most, most), 0.0), chances.get((most, most - 1), 0.0)
+        return drafted, accepted, whole / (whole + refused) if whole else 0.0
+
+    def _foresee(self, accepted: int, rate: float) -> None:
+        self._ahead += [True] * accepted
+        # The target's own token: after a whole draft nobody tried to guess it.
+        whole = accepted == self._acceptance.num_speculative_tokens
+        self._ahead.append(whole and self._random.random() < rate)
+
+    def _take(self, width: int) -> int:
+        """Guess on until a token cannot be guessed or the draft ends; the target's own token is passed over."""
+        for accepted in range(width + 1):
+            if not self._ahead:
+                drafted, more, rate = self._draw()
+                self._foresee(more if drafted else 0, rate)
+            if not self._ahead.pop(0):
+                if accepted < width and accepted >= self._acceptance.num_speculative_tokens and not self._ahead:
+                    self._before = self._refused()
+                return min(accepted, width)
+        return width
+
+    def _refused(self) -> int | None:
+        """Return the outcome that a draft is like which ended behind the longest that was fitted."""
+        most = self._acceptance.num_speculative_tokens
+        outcomes = self._acceptance.outcomes
+        return outcomes.index((most, most - 1)) if (most, most - 1) in outcomes else self._before
 
 
 def from_rates(rates: Sequence[float], drafting: float = 1.0) -> Acceptance:

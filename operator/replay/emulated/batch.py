@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
-from .acceptance import Acceptance, Difficulty
+from .acceptance import Acceptance, Drafting
 from .grammar import Constraint, Endings, pick
 from .step_time import StepShape
 
@@ -21,8 +21,7 @@ class Running:
     temperature: float | None = None
     logprobs: int | None = None  # how many are wanted beside the token's own; None: no logprobs
     stop: Sequence[int] = ()
-    difficulty: Difficulty | None = None  # what becomes of its drafts, from its first to its last
-    outcome: int | None = None  # of the step before
+    drafting: Drafting | None = None  # what becomes of its drafts, from its first to its last
     drafts: list[int] = field(default_factory=list)
     fate: int = 0  # how many of these will be accepted
 
@@ -102,18 +101,22 @@ class Batch:
         before = self._running.get(new.req_id)
         params = new.sampling_params
         temperature = getattr(params, "temperature", None)
-        if before is not None:
-            difficulty = before.difficulty
-        else:
-            difficulty = self._acceptance.draw_class(temperature, self._random) if self._acceptance else None
+        drafting = before.drafting if before is not None else self._drafting(temperature)
         self._running[new.req_id] = Running(
             length,
             new.num_computed_tokens,
             temperature,
             getattr(params, "num_logprobs", None),
             sorted(getattr(params, "all_stop_token_ids", None) or ()),
-            difficulty,
+            drafting,
         )
+        if drafting is not None:
+            drafting.interrupt()
+
+    def _drafting(self, temperature: float | None) -> Drafting | None:
+        if self._acceptance is None:
+            return None
+        return Drafting(self._acceptance, self._acceptance.draw_class(temperature, self._random), self._random)
 
     def _resume(self, cached: Any) -> None:
         """Model runner V1 gets requests that were preempted by their ids, with all their tokens."""
@@ -122,7 +125,9 @@ class Batch:
                 running = self._running[req_id]
                 running.length = len(cached.all_token_ids[req_id])
                 running.computed = cached.num_computed_tokens[index]
-                running.drafts, running.fate, running.outcome = [], 0, None
+                running.drafts, running.fate = [], NO_DRAFT
+                if running.drafting is not None:
+                    running.drafting.interrupt()
 
     def _advance(
         self, running: Running, count: int, proposed: Sequence[int], constraint: Constraint | None
@@ -150,10 +155,8 @@ class Batch:
     def _draft(self, running: Running, width: int) -> list[int]:
         """Propose tokens, of which it is known already how many will be accepted."""
         running.drafts, running.fate = [], NO_DRAFT
-        if not width or self._acceptance is None or running.difficulty is None:
+        if not width or running.drafting is None:
             return []
-        difficulty, before = running.difficulty, running.outcome
-        running.outcome, outcome = self._acceptance.draw(difficulty, before, width, self._random)
-        drafted, running.fate = outcome
+        drafted, running.fate = running.drafting.next(width)
         running.drafts = [self._random.randint(*self._text) for _ in range(drafted)]
         return list(running.drafts)

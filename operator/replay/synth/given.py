@@ -4,30 +4,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from specdecode_operator.replay.emulated.acceptance import Acceptance, Difficulty
+from specdecode_operator.replay.emulated.acceptance import Acceptance, Drafting
 from specdecode_operator.replay.emulated.step_time import Paces, StepShape, StepTime
 from specdecode_operator.replay.engines.engine import Incoming
 
 
 @dataclass(slots=True)
 class _Course:
-    behaviour: "GivenBehaviour"
-    difficulty: Difficulty | None
+    drafting: Drafting | None
+    width: int
     output_tokens: int
-    before: int | None = None
     finish_reason: str = "length"
 
     def first(self) -> int:
         return 1
 
     def next(self, output_tokens: int) -> tuple[int, int]:  # noqa: ARG002  chance alone decides here
-        if self.difficulty is None:
-            return 0, 0
-        acceptance, random = self.behaviour.acceptance, self.behaviour.random
-        assert acceptance is not None  # noqa: S101  there is no difficulty without
-        width = self.behaviour.num_speculative_tokens
-        self.before, outcome = acceptance.draw(self.difficulty, self.before, width, random)
-        return outcome
+        return self.drafting.next(self.width) if self.drafting is not None else (0, 0)
 
 
 class GivenBehaviour:
@@ -56,8 +49,10 @@ class GivenBehaviour:
     def begin(self, request: Incoming) -> _Course:
         """Return how a request goes: to its last token."""
         acceptance = self.acceptance
-        difficulty = acceptance.draw_class(request.temperature, self.random) if acceptance else None
-        return _Course(self, difficulty, request.max_tokens)
+        drafting = None
+        if acceptance is not None:
+            drafting = Drafting(acceptance, acceptance.draw_class(request.temperature, self.random), self.random)
+        return _Course(drafting, self.num_speculative_tokens, request.max_tokens)
 
     def step_ms(self, step: StepShape, decoding: int) -> float:  # noqa: ARG002  all is in the step
         """Return how long a step takes."""

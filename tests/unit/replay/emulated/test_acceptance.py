@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.emulated.acceptance import Acceptance, Difficulty, acceptance_from_json, from_rates
+from specdecode_operator.replay.emulated.acceptance import (
+    Acceptance,
+    Difficulty,
+    Drafting,
+    acceptance_from_json,
+    from_rates,
+)
 
 RATES = (0.8, 0.6, 0.42, 0.3)
 EASY = {"share": 0.25, "outcomes": [0, 0, 0, 1], "temperature": 0.0}
@@ -20,12 +26,8 @@ SECTION: dict[str, Any] = {
 
 
 def _drawn(model: Acceptance, difficulty: Difficulty, steps: int, width: int) -> list[tuple[int, int]]:
-    random, found = Random(1), list[tuple[int, int]]()
-    before: int | None = None
-    for _ in range(steps):
-        before, outcome = model.draw(difficulty, before, width, random)
-        found.append(outcome)
-    return found
+    drafting = Drafting(model, difficulty, Random(1))
+    return [drafting.next(width) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

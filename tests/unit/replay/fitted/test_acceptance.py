@@ -14,6 +14,7 @@ from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.replay.emulated.acceptance import (
     Acceptance,
     Difficulty,
+    Drafting,
     acceptance_from_json,
     from_rates,
 )
@@ -39,9 +40,9 @@ def drawn(acceptance: Acceptance, requests: int, output_tokens: int, temperature
     made = []
     for _ in range(requests):
         difficulty = acceptance.draw_class(temperature, random)
-        chunks, before = [1], None
+        drafting, chunks = Drafting(acceptance, difficulty, random), [1]
         while sum(chunks) < output_tokens:
-            before, (_, accepted) = acceptance.draw(difficulty, before, acceptance.num_speculative_tokens, random)
+            _, accepted = drafting.next(acceptance.num_speculative_tokens)
             chunks.append(min(accepted + 1, output_tokens - sum(chunks)))
         made.append(
             RecordedRequest(
@@ -186,10 +187,9 @@ def of_passages(k: int, requests: int = 200, output_tokens: int = 300) -> Record
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_another_k_is_forecast_from_passages(width: int) -> None:
     found = acceptance_from_json(section(of_passages(3)))
-    random, before, tokens = Random(1), None, 0
-    for _ in range(20_000):
-        before, (_, accepted) = found.draw(found.classes[0], before, width, random)
-        tokens += accepted + 1
+    drafting = Drafting(found, found.classes[0], Random(1))
+    tokens = sum(drafting.next(width)[1] + 1 for _ in range(20_000))
     assert len(found.classes) == 1
-    real = tokens_per_step(of_passages(width).requests)
-    assert tokens / 20_000 == pytest.approx(sum(real) / len(real), rel=0.04)
+    real = of_passages(width, 20, 3000).requests
+    seen = sum(each.output_tokens - 1 for each in real) / sum(len(each.gaps_ms) for each in real)
+    assert tokens / 20_000 == pytest.approx(seen, rel=0.03)
