@@ -42,6 +42,7 @@ class ApiModel(BaseModel):
 
 
 ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=OBJECT_NAME)]
+FilePath = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=DATA_KEY)]
 
 
@@ -67,3 +68,10 @@ class PersistentVolumeClaimRef(ApiModel):
 
     claim_name: ObjectName
     """Name of the PersistentVolumeClaim."""
+
+
+class ConfigMapRef(ApiModel):
+    """A ConfigMap in the same namespace."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictInt, StringConstraints
 
-from specdecode_operator.api.base import ApiModel, ObjectName, PersistentVolumeClaimRef
+from specdecode_operator.api.base import ApiModel, ConfigMapRef, FilePath, PersistentVolumeClaimRef
 from specdecode_operator.api.patterns import PHASE_NAME, RATE, TEMPERATURE
 
 TokenCount = Annotated[StrictInt, Field(ge=1, le=16_777_216)]
@@ -16,7 +16,6 @@ Rate = Annotated[str, StringConstraints(max_length=10, pattern=RATE)]
 Temperature = Annotated[str, StringConstraints(max_length=4, pattern=TEMPERATURE)]
 PhaseName = Annotated[str, StringConstraints(max_length=40, pattern=PHASE_NAME)]
 FieldName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-FilePath = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
 class Pattern(StrEnum):
@@ -49,13 +48,6 @@ class SyntheticPrompts(ApiModel):
 
     shared_prefix_tokens: StrictInt = Field(default=0, ge=0, le=16_777_216)
     """Tokens at the beginning that all prompts have in common."""
-
-
-class ConfigMapRef(ApiModel):
-    """A ConfigMap in the same namespace."""
-
-    name: ObjectName
-    """Name of the ConfigMap."""
 
 
 class Dataset(ApiModel):

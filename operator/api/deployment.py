@@ -13,6 +13,7 @@ from specdecode_operator.api.base import ApiModel, SecretKey, TlsSecret
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.models import Models, ShortText, Target
 from specdecode_operator.api.patterns import ENGINE_VERSION, LABEL_VALUE, SERVED_NAME, TEMPERATURE, VARIABLE_NAME
+from specdecode_operator.api.replay import Replay
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.values import AcceleratorType, CudagraphMode, Planning, RolloutStrategy
 from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Objective, Slo, WorkloadKind
@@ -154,6 +155,10 @@ class Engine(ApiModel):
         json_schema_extra=_BY_NAME,
     )
     """Further environment variables of the engine container."""
+
+    replay: Replay | None = None
+    """A recording to replay in place of vLLM, on any node and without a GPU: to test clients, autoscalers and policies.
+    What else the spec says is checked and planned as ever, for nodes that need not exist, but no model is loaded."""
 
 
 class Workload(ApiModel):

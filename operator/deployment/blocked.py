@@ -1,6 +1,7 @@
 """Why something that should run does not, as a reason for programs and a sentence for people."""
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -15,3 +16,10 @@ class Blocked:
 
     waits: bool = False
     """True where a pod waits for something outside of it, which may appear."""
+
+
+OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
+    "OperatorImageUnknown",
+    "the operator does not know its own image, which load generators and replays run from: set"
+    " SPECDECODE_OPERATOR_IMAGE in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
+)

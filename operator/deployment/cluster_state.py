@@ -33,3 +33,5 @@ class ClusterState:
     """What podTemplate may ask for beyond `kube/pod_policy.py`, by name."""
 
     has_leader_worker_sets: bool = False
+    operator_image: str | None = None
+    """The image that this operator runs from, for replays; None where it cannot tell."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import PlanStatus
-from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
@@ -60,6 +60,15 @@ class _Planned:
         return [_ACCEPTED, self.condition]
 
     @property
+    def hindered(self) -> Readiness | None:
+        """Why it cannot be launched; None where it can."""
+        if self.condition.status is FALSE:  # it fits nowhere; the plan tells what would
+            return stalled(self.condition.reason, self.condition.message)
+        if self.facts.replay is not None and self.facts.operator_image is None:
+            return readiness_of(OPERATOR_IMAGE_UNKNOWN)
+        return None
+
+    @property
     def config_map(self) -> Body:
         """The ConfigMap with the plan."""
         return plan_config_map(self.parent.key, self.parent.uid, self.plan, self.matrix)
@@ -89,16 +98,16 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
         known = read_entries(spec, cluster.model_facts)
         if unknown := _unknown_models(spec, known):
             return _read_first(parent, spec, unknown, cluster.model_pods)
-        facts = valid_facts(spec, known, cluster.calibration)
+        facts = replace(valid_facts(spec, known, cluster.calibration), operator_image=cluster.operator_image)
         plan = make_plan(facts, cluster.nodes, parent.status.plan, groups=cluster.has_leader_worker_sets)
         if isinstance(plan, Blocked):
             return _wait_for_nodes(parent, facts, plan)
-        refuse_group_name(parent.key, plan.chosen.nodes)
+        refuse_group_name(parent.key, facts.takes_pods_of(plan))
     except InvalidSpecError as error:
         return _not_accepted(error)
     planned = _planned(parent, facts, plan, cluster.nodes, known)
-    if planned.condition.status is FALSE:  # it fits nowhere; the plan tells what would
-        return planned.not_launched(stalled(planned.condition.reason, planned.condition.message))
+    if hindered := planned.hindered:
+        return planned.not_launched(hindered)
     commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, planned.facts.spec)}
     if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
         readiness, jobs = download

@@ -1,7 +1,7 @@
 """The status of a SpecDecodeDeployment: what is desired and what was observed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -31,6 +31,8 @@ from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION, selector_l
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate")
 """Conditions that only engines of this spec can prove."""
+
+_REPLAYED: Final = "; they replay a recording (spec.engine.replay), no model runs"
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     if not observation.missed:
         figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
     speculation = speculation_condition(facts, readings, figures)
-    budget = budget_condition(plan, residual, readings)
+    budget = budget_condition(facts, plan, residual, readings)
     before = {condition.type: condition for condition in parent.status.conditions}
     if observation.missed:
         speculation = kept(before.get(speculation.type), parent.generation) or speculation
@@ -129,7 +131,11 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     readiness = without_engines(facts.spec) or summarize(
         rollout, speculation, before.get("Ready"), parent.generation, paused=paused
     )
-    return _EngineStatus(readiness, [available_condition(rollout), speculation, budget], figures)
+    available = available_condition(rollout)
+    if facts.replay is not None and rollout.wanted:
+        readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
+        available = replace(available, message=f"{available.message}{_REPLAYED}")
+    return _EngineStatus(readiness, [available, speculation, budget], figures)
 
 
 def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:

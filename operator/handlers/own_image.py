@@ -1,4 +1,4 @@
-"""The image that this operator runs from: pods of captures run the same code."""
+"""The image that this operator runs from: pods of captures and replays run the same code."""
 
 import os
 
@@ -6,7 +6,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.kube.resources import POD
 
 IMAGE_VARIABLE = "SPECDECODE_OPERATOR_IMAGE"
-"""Names the image where the operator runs in no pod, or pods of captures shall take it from elsewhere."""
+"""Names the image where the operator runs in no pod, or other pods shall take it from elsewhere."""
 
 _CONTAINER = "operator"
 

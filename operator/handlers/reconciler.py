@@ -89,6 +89,7 @@ class Reconciler:
         *,
         host_paths: tuple[str, ...] = (),
         pod_template: frozenset[str] = NONE_ALLOWED,
+        operator_image: str | None = None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -99,6 +100,7 @@ class Reconciler:
         self._reporter = Reporter(cluster, cache)
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
         self._host_paths, self._pod_template = host_paths, pod_template
+        self._operator_image = operator_image
         self._records: dict[Key, _Record] = {}
 
     async def reconcile(self, key: Key) -> None:
@@ -166,6 +168,7 @@ class Reconciler:
             host_paths=self._host_paths,
             pod_template=self._pod_template,
             has_leader_worker_sets=self._cache.has_groups,
+            operator_image=self._operator_image,
         )
 
     def _proofs(self, parent: Parent) -> Mapping[str, str]:

@@ -83,6 +83,7 @@ class OperatorState:
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
         await self._list_everything(cluster)
+        image = await own_image(cluster)
         reconciler = Reconciler(
             cluster,
             self.cache,
@@ -91,8 +92,9 @@ class OperatorState:
             self.calibration,
             host_paths=self.host_paths,
             pod_template=self.pod_template,
+            operator_image=image,
         )
-        captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, await own_image(cluster))
+        captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, image)
 
         async def reconcile(key: Key) -> None:
             await (captures if key.kind == capture.KIND else reconciler).reconcile(key)

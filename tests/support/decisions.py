@@ -17,6 +17,7 @@ from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from tests.support.objects import H100, H200
 
+OPERATOR_IMAGE = "localhost/operator:1"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 H100_NODE, H200_NODE = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8)
 
@@ -30,7 +31,8 @@ def desired_state(
     **cluster: Any,
 ) -> DesiredState:
     """Return what should exist for an object in a cluster; the rest as ClusterState has it."""
-    given = ClusterState(nodes, entries, pods, calibration=calibration, **cluster)
+    known: dict[str, Any] = {"operator_image": OPERATOR_IMAGE, **cluster}
+    given = ClusterState(nodes, entries, pods, calibration=calibration, **known)
     return decision.decide(owner, given)
 
 

@@ -16,9 +16,10 @@ from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.config import geometry_from_config
 from tests.support.field_cases import DEPLOYMENT_FIELDS
 from tests.support.llama import SMALL_CONFIG
+from tests.support.replay_field_cases import REPLAY_FIELDS
 from tests.support.schedule_field_cases import SCHEDULE_FIELDS
 
-CASES = {**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS}
+CASES = {**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS, **REPLAY_FIELDS}
 WRONG: Final = (True, "x", "4096", 1.5, -1, 10**12, [], {"a": None}, [None], "", "a\n\x1b[31mb", [{}])
 PYTHON = re.compile(r"\b(None|True|False|NoneType|dict|str|bool|Traceback)\b|<class|\w+Error\b")
 

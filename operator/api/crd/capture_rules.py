@@ -8,6 +8,7 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, Phase, Prompts
 from specdecode_operator.api.crd.cel import Reason, Rule
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.api.crd.models_rules import INSIDE_A_VOLUME
 
 JOB_NAME = Rule(
     field="metadata.name",
@@ -106,12 +107,7 @@ DATASET = (
         holds="has(self.configMap) != has(self.persistentVolumeClaim)",
         message="the file is in one place: set one of configMap and persistentVolumeClaim",
     ),
-    Rule(
-        field="path",
-        holds=r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
-        message="is %s, which is no path inside the volume: write it without leading / and without ..",
-        values=("self.path",),
-    ),
+    INSIDE_A_VOLUME,
 )
 
 WORKLOAD = (

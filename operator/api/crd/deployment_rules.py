@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd.cel import Reason, Rule
 from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL_VOLUME, MODELS, ROPE_SCALING, SOURCES
+from specdecode_operator.api.crd.replay_rules import RECORDING_SOURCE, REPLAY, REPLAYING_SPEC
 from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import HostPath, Models, ModelVolume, RopeScaling
+from specdecode_operator.api.replay import RecordingSource, Replay
 from specdecode_operator.api.speculation import Ngram, Speculation
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
@@ -242,6 +244,7 @@ _RANGES = "self.speculation.numSpeculativeTokensByBatchSize"
 
 SPEC = (
     *SOURCES,
+    *REPLAYING_SPEC,
     Rule(
         field="speculation.draft.maxModelLen",
         holds=f"!({HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
@@ -328,5 +331,7 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     ModelVolume: MODEL_VOLUME,
     HostPath: HOST_PATH,
     Engine: ENGINE,
+    Replay: REPLAY,
+    RecordingSource: RECORDING_SOURCE,
 }
 """The rules of each model."""

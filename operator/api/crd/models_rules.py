@@ -130,3 +130,11 @@ SOURCES = (
     *_checkpoints_of("speculation.draft", absent=f"!({HAS_DRAFT}) || "),
 )
 """Rules of the whole spec."""
+
+INSIDE_A_VOLUME = Rule(
+    field="path",
+    holds=r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
+    message="is %s, which is no path inside the volume: write it without leading / and without ..",
+    values=("self.path",),
+)
+"""The rule on a file, or a folder, of a volume or a ConfigMap."""

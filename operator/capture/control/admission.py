@@ -47,6 +47,12 @@ def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
     What it is refused for is a field of the deployment, so it is looked at again when that changes.
     """
     spec = facts.spec
+    if facts.replay is not None:
+        message = (
+            "the deployment replays a recording (spec.engine.replay), and only vLLM loads the recorder: capture a"
+            " deployment without it, or record a replay on your own machine: specdecode replay serve --record"
+        )
+        return Blocked("EngineReplayed", message, permanent=True)
     if plan.chosen.nodes > 1:
         message = (
             f"a replica of the deployment takes {plan.chosen.nodes} nodes, and captures are of one node for now:"

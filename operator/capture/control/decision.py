@@ -35,7 +35,7 @@ from specdecode_operator.capture.control.volume import (
     render_claim,
     with_claim,
 )
-from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import Readiness, place_word, readiness_of, stalled, working
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
@@ -97,11 +97,6 @@ def references_of(capture: Capture) -> References:
 
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
-_OPERATOR_IMAGE_UNKNOWN = Blocked(
-    "OperatorImageUnknown",
-    "the operator does not know its own image, which the load generator runs from: set SPECDECODE_OPERATOR_IMAGE"
-    " in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
-)
 
 
 def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Decision:
@@ -280,7 +275,7 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
     if blocked is not None:
         return _blocked(blocked)
     if observed.operator_image is None:
-        return _blocked(_OPERATOR_IMAGE_UNKNOWN)
+        return _blocked(OPERATOR_IMAGE_UNKNOWN)
     if observed.goes_first is not None:
         return _waiting(observed)
     wants_claim = spec.storage.existing_claim is None and observed.claim is None

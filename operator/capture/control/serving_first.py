@@ -48,7 +48,9 @@ def read_serving(body: Body, pods: Sequence[Body], captures: Sequence[Body]) -> 
     What its Deployment asks for does not count: it lags behind between the end of a capture and the next reconcile.
     """
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    plan = status.get("plan") or {}
+    # A replay takes no place from anybody.
+    replays = bool((spec.get("engine") or {}).get("replay"))
+    plan = {} if replays else status.get("plan") or {}
     ready: Body = next((each for each in status.get("conditions") or [] if each["type"] == "Ready"), {})
     is_ready, changed = ready.get("status") == "True", ready.get("lastTransitionTime")
     replicas = 0 if spec.get("suspend") else spec.get("replicas", 1)

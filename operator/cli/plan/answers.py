@@ -19,7 +19,7 @@ from specdecode_operator.cli.input_files import (
 from specdecode_operator.cli.plan.unknown import Models, UnknownModel, look_up
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
+from specdecode_operator.deployment.plan.planning import assumed_nodes, full_matrix, make_plan
 from specdecode_operator.deployment.plan.status import plan_advice
 from specdecode_operator.deployment.spec.admission import admitted_object
 from specdecode_operator.deployment.spec.facts import Facts
@@ -37,12 +37,6 @@ from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import Parallelism
 from specdecode_operator.vocabulary import Precision
-
-ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
-"""What is answered for where neither the spec nor a list of nodes says more."""
-
-ASSUMED_GPUS_PER_NODE: Final = 8
-_ASSUMED_NODES: Final = 8
 
 _BY_MEMORY: Final = (
     "{} is uncalibrated: only its memory is known, and all else is taken for that of an H100 without NVLink"
@@ -268,16 +262,6 @@ def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFac
             return replace(candidate, explanation=alone.explanation, fixes=fixes)
     same_product = candidate.product == plan.chosen.product
     return replace(candidate, explanation=plan.explanation, fixes=plan.fixes) if same_product else candidate
-
-
-def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts, ...]:
-    """Return nodes of these products, of those that a spec names, or of H100 and H200."""
-    accelerator = facts.spec.accelerator
-    gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
-    products = products or accelerator.product or ASSUMED_PRODUCTS
-    return tuple(
-        NodeFacts(f"{product}-{number}", product, gpus) for product in products for number in range(_ASSUMED_NODES)
-    )
 
 
 def shown_precisions(answer: Answer, facts: Facts) -> list[MatrixRow]:

@@ -16,9 +16,10 @@ from specdecode_operator.cli.input_files import (
     refuse_unused,
     with_configs,
 )
-from specdecode_operator.cli.plan.answers import FITS, INVALID, TIGHT, answer, assumed_nodes
+from specdecode_operator.cli.plan.answers import FITS, INVALID, TIGHT, answer
 from specdecode_operator.cli.plan.unknown import Models, UnknownModel
 from specdecode_operator.cli.render.objects import (
+    OPERATOR_IMAGE,
     AssumedCluster,
     NotRenderedError,
     RenderedDeployment,
@@ -27,6 +28,7 @@ from specdecode_operator.cli.render.objects import (
     without_owner,
 )
 from specdecode_operator.cli.text_files import DocumentError
+from specdecode_operator.deployment.plan.planning import assumed_nodes
 from specdecode_operator.deployment.spec.admission import admitted_capture
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
@@ -108,7 +110,9 @@ def rendered_deployment(
         return Rendered(document, planned.verdict, refusal=planned.explanation, unknown=planned.unknown)
     read = {source.model: checkpoint.config for source, checkpoint in planned.known.items()}
     body = {**document.body, "spec": with_configs(document.body["spec"], {**configs, **read})}
-    cluster = AssumedCluster(assumed_nodes(planned.facts) if nodes is None else nodes, calibration, options.allowed)
+    present = assumed_nodes(planned.facts) if nodes is None else nodes
+    image = options.operator_image or OPERATOR_IMAGE
+    cluster = AssumedCluster(present, calibration, options.allowed, image)
     try:
         made = render_deployment(body, cluster)
     except NotRenderedError as error:

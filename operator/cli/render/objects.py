@@ -28,7 +28,7 @@ from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 
 OPERATOR_IMAGE: Final = "localhost/specdecode/operator:dev"
-"""The chart's default. The load generator of a capture runs from the operator's own image."""
+"""The chart's default. Load generators of captures, and replays, run from the operator's own image."""
 
 _NAMESPACE: Final = "default"
 _NO_UID: Final = "known-in-the-cluster"
@@ -54,6 +54,7 @@ class AssumedCluster:
     nodes: tuple[NodeFacts, ...]
     calibration: Calibration = UNCALIBRATED
     pod_template: frozenset[str] = NONE_ALLOWED
+    operator_image: str = OPERATOR_IMAGE
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment
         host_paths=("/",),
         pod_template=cluster.pod_template,
         has_leader_worker_sets=True,
+        operator_image=cluster.operator_image,
     )
     wanted = set() if isinstance(parent.spec, InvalidSpecError) else set(wanted_downloads(parent.spec).values())
     commits = {source.key: _commit(source.revision) for source in wanted}

@@ -8,6 +8,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.values import RolloutStrategy
 from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timeouts, group_pods
 from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
+from specdecode_operator.deployment.objects.replay_pod import replay_pod
 from specdecode_operator.deployment.objects.service import render_service
 from specdecode_operator.deployment.objects.workload import workload_name
 from specdecode_operator.deployment.spec.facts import Facts
@@ -27,9 +28,11 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, matrix: Sequen
     """Return the objects that must exist while this plan is in force, in the order of their creation."""
     children = [plan_config_map(key, uid, plan, matrix), render_service(key, uid, facts)]
     if wanted_replicas(facts) > 1:
-        budget = render_template("poddisruptionbudget", {"name": key.name, "selector": _disruption_selector(key, plan)})
+        budget = render_template(
+            "poddisruptionbudget", {"name": key.name, "selector": _disruption_selector(key, facts, plan)}
+        )
         children.append(owned(budget, key, uid))
-    workload = _groups(key, facts, plan) if plan.chosen.nodes > 1 else _deployment(key, facts, plan)
+    workload = _groups(key, facts, plan) if facts.takes_pods_of(plan) > 1 else _deployment(key, facts, plan)
     return [*children, owned(workload, key, uid)]
 
 
@@ -38,9 +41,9 @@ def wanted_replicas(facts: Facts) -> int:
     return 0 if facts.spec.suspend else facts.spec.replicas
 
 
-def _disruption_selector(key: Key, plan: Plan) -> dict[str, str]:
+def _disruption_selector(key: Key, facts: Facts, plan: Plan) -> dict[str, str]:
     """Return the labels of the pods that must not all go at once: of a group every one, for none can be missed."""
-    if plan.chosen.nodes > 1:
+    if facts.takes_pods_of(plan) > 1:
         return {_GROUPS_LABEL: workload_name(key, LEADER_WORKER_SET.kind)}
     return selector_labels(key.name)
 
@@ -86,5 +89,5 @@ def _deployment(key: Key, facts: Facts, plan: Plan) -> Body:
     }
     body = render_template("deployment", values)
     # It is rendered and parsed already.
-    body["spec"]["template"] = engine_pod(key, facts, plan)
+    body["spec"]["template"] = (engine_pod if facts.replay is None else replay_pod)(key, facts, plan)
     return body

@@ -1,4 +1,4 @@
-"""The pod that an engine runs in: command, environment, memory, volumes, probes; the workload takes it as template."""
+"""The pod that vLLM runs in: command, environment, memory, volumes, probes; the workload takes it as template."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -55,6 +55,7 @@ from specdecode_operator.resolver import warm_start
 from specdecode_operator.sizing.choice.plan import Plan
 
 _SHM_GIB_PER_GPU = 1
+_MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
 _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
 
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
@@ -74,21 +75,26 @@ class Role(StrEnum):
 
 def engine_pod(key: Key, facts: Facts, plan: Plan) -> Body:
     """Return metadata and spec of the pods that serve this plan, with the user's podTemplate merged in."""
-    pod = _pod(key, facts, plan, Role.ALONE)
-    _mark(content_hash(pod), pod)
-    return pod
+    return rendered_pod(facts.spec, _values(key, facts, plan, Role.ALONE))
 
 
 def group_pods(key: Key, facts: Facts, plan: Plan) -> tuple[Body, Body]:
     """Return the same for an engine on several nodes: the pod that leads, which alone serves, and the others."""
-    leader, worker = (_pod(key, facts, plan, role) for role in (Role.LEADER, Role.WORKER))
+    leader, worker = (_merged(facts.spec, _values(key, facts, plan, role)) for role in (Role.LEADER, Role.WORKER))
     _mark(content_hash({Role.LEADER: leader, Role.WORKER: worker}), leader, worker)
     return leader, worker
 
 
-def _pod(key: Key, facts: Facts, plan: Plan, role: Role) -> Body:
-    pod = render_template("engine-pod", _values(key, facts, plan, role))
-    template = facts.spec.pod_template
+def rendered_pod(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
+    """Return a pod that serves alone, of values for the template."""
+    pod = _merged(spec, values)
+    _mark(content_hash(pod), pod)
+    return pod
+
+
+def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
+    pod = render_template("engine-pod", dict(values))
+    template = spec.pod_template
     return pod if template is None else merge(pod, template.model_dump(by_alias=True, exclude_none=True))
 
 
@@ -105,8 +111,8 @@ def scheme(spec: SpecDecodeDeploymentSpec) -> str:
 
 def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
     """Return how long each step of an engine's life may take."""
-    weights_bytes = plan.chosen.budget.weights_bytes * plan.chosen.gpus
-    return timeouts(facts.spec, weights_bytes, together=plan.chosen.nodes > 1)
+    weights_bytes = plan.chosen.budget.weights_bytes * plan.chosen.gpus if facts.replay is None else 0
+    return timeouts(facts.spec, weights_bytes, together=facts.takes_pods_of(plan) > 1)
 
 
 def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
@@ -146,7 +152,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "resources": _resources(facts, plan),
         "user": container_user(spec, ENGINE_CONTAINER),
         "volume_group": volume_group(spec),
-        "compiled": compiled_mount(spec, _compiled_folder(facts, plan, settings, own_env)) if cached else None,
+        "mounts": [_MODELS_MOUNT, *_compiled(facts, plan, settings, own_env)] if cached else [_MODELS_MOUNT],
         "shm_gib": _SHM_GIB_PER_GPU * plan.chosen.gpus_per_node,
         "logging_annotation": ENGINE_LOGGING_ANNOTATION,
         "logging_config": logging_config(own_env.get(LOGGING_LEVEL_VARIABLE, "INFO").upper()),
@@ -156,7 +162,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "probe_period_s": PROBE_PERIOD_S,
         "times": engine_timeouts(facts, plan),
         **_model_values(spec),
-        **_access_values(spec),
+        **access_values(spec),
     }
 
 
@@ -170,7 +176,7 @@ def _model_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
     }
 
 
-def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
+def access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
     """Return how clients and the kubelet reach the engine."""
     return {
         "port": spec.serving.port,
@@ -200,6 +206,11 @@ def _command(facts: Facts, settings: EngineSettings) -> list[str]:
     health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
     shared, own = f"--folder={COMPILED_PATH}", f"--cache={COMPILE_CACHE_PATH}"
     return ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
+
+
+def _compiled(facts: Facts, plan: Plan, settings: EngineSettings, own_env: Mapping[str, str]) -> list[Body]:
+    mount = compiled_mount(facts.spec, _compiled_folder(facts, plan, settings, own_env))
+    return [mount] if mount else []
 
 
 def _compiled_folder(facts: Facts, plan: Plan, settings: EngineSettings, own_env: Mapping[str, str]) -> str:

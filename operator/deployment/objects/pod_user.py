@@ -12,7 +12,7 @@ ENGINE_USER_ID: Final = 2000
 such user and need none, for HOME and USER are set."""
 
 
-def container_user(spec: SpecDecodeDeploymentSpec, container: str) -> Body:
+def container_user(spec: SpecDecodeDeploymentSpec, container: str, user_id: int = ENGINE_USER_ID) -> Body:
     """Return what the security context of a container says of its user.
 
     It is said of the container, for a pod's further ones are their author's. So it must leave out what podTemplate says
@@ -26,7 +26,7 @@ def container_user(spec: SpecDecodeDeploymentSpec, container: str) -> Body:
     user = context.get("runAsUser")
     if user == 0 or context.get("runAsNonRoot") is False:
         return {}
-    return {"runAsNonRoot": True} if user is not None else {"runAsNonRoot": True, "runAsUser": ENGINE_USER_ID}
+    return {"runAsNonRoot": True} if user is not None else {"runAsNonRoot": True, "runAsUser": user_id}
 
 
 def volume_group(spec: SpecDecodeDeploymentSpec) -> Body:

@@ -34,6 +34,23 @@ _REASONS_NAMED: Final = 4
 """Reasons named in one message."""
 
 
+ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
+"""What is planned for where neither the spec nor any node says more."""
+
+ASSUMED_GPUS_PER_NODE: Final = 8
+_ASSUMED_NODES: Final = 8
+
+
+def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts, ...]:
+    """Return nodes of these products, of those that a spec names, or of H100 and H200."""
+    accelerator = facts.spec.accelerator
+    gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
+    products = products or accelerator.product or ASSUMED_PRODUCTS
+    return tuple(
+        NodeFacts(f"{product}-{number}", product, gpus) for product in products for number in range(_ASSUMED_NODES)
+    )
+
+
 def make_plan(
     facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool = False
 ) -> Plan | Blocked:
@@ -41,7 +58,7 @@ def make_plan(
 
     With ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes; they lie there only where they fit
     on no single one. A plan in force is kept while the spec allows it, leaves the same choice, and it fits: neither a
-    better node nor a cordoned one is a reason to restart engines.
+    better node nor a cordoned one is a reason to restart engines. A replay is planned for nodes that need not exist.
 
     Raises
     ------
@@ -53,6 +70,8 @@ def make_plan(
         own = pair_at(facts.pair, facts.options.available, facts.pair.target_precision, facts.pair.draft_precision)
         memory_bytes, kv_cache_bytes = (accelerator.memory_gib or 0) * GIB, (accelerator.kv_cache_gib or 0) * GIB
         return plan_on_cpu(own, memory_bytes, kv_cache_bytes, facts.spec.parallelism.tensor or 1)
+    if facts.replay is not None:
+        nodes, groups = assumed_nodes(facts), True
     return _kept_plan(facts, nodes, previous, groups=groups) or _new_plan(facts, nodes, groups=groups)
 
 
@@ -154,7 +173,8 @@ def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple
     if facts.on_cpu:
         return ()
     chosen = plan.chosen
-    pools = _pools(facts, nodes) or [GpuPool(chosen.product, chosen.gpus_per_node, chosen.nodes)]
+    present = nodes if facts.replay is None else assumed_nodes(facts)
+    pools = _pools(facts, present) or [GpuPool(chosen.product, chosen.gpus_per_node, chosen.nodes)]
     return quantization_matrix(
         facts.pair, pools, facts.spec.parallelism.tensor, facts.options.available, spread=facts.options.spread
     )
@@ -194,7 +214,7 @@ def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
     Nodes of products that the spec does not ask for are not worth a word:
     their owner knows why.
     """
-    if facts.on_cpu:
+    if facts.on_cpu or facts.replay is not None:
         return ""
     wanted = facts.spec.accelerator.product
     named: dict[str, list[str]] = {}

@@ -14,6 +14,10 @@ from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype
 
+_REHEARSAL: Final = (
+    "a recording is replayed (spec.engine.replay): the plan is a rehearsal, and its nodes need not exist"
+)
+
 MOST_SENTENCES: Final = 16
 """Fixes, and pieces of advice, that a status holds."""
 
@@ -90,7 +94,8 @@ def _workload(facts: Facts) -> Workload:
 
 def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:
     """Return whether there is a plan to launch, and which nodes no plan could use."""
-    explanation = f"{plan.explanation}; {passed_over}" if passed_over else plan.explanation
+    rehearsal = "" if facts.replay is None else _REHEARSAL
+    explanation = "; ".join(filter(None, [plan.explanation, rehearsal, passed_over]))
     if plan.verdict != "DoesNotFit":
         return ConditionUpdate("Planned", TRUE, plan.verdict, explanation)
     override = facts.spec.override

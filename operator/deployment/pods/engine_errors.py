@@ -91,6 +91,13 @@ ENGINE_ERRORS: Final = (
         "correct the model's path in the spec, or put the model there",
         permanent=True,
     ),
+    # `specdecode replay serve`, of the recording or of a setting that does not go with it
+    EngineError(
+        "RecordingNotReplayed",
+        re.compile(r"^error: (?:/recording/|--).*$", re.MULTILINE),
+        "correct spec.engine.replay, or put the recording there",
+        permanent=False,
+    ),
     # pydantic, for the classes in vllm/config
     EngineError(
         "EngineRefusesArguments",

@@ -54,4 +54,5 @@ def _measured_with(facts: Facts) -> str | None:
         return None
     draft = facts.spec.speculation.draft if facts.spec.speculation else None
     models = [facts.spec.target.model, *([draft.model] if draft else [])]
-    return f"{facts.method}, K {facts.pair.num_speculative_tokens}, {', '.join(models)}"[:_LONGEST]
+    how = "" if facts.replay is None else "replayed, "
+    return f"{how}{facts.method}, K {facts.pair.num_speculative_tokens}, {', '.join(models)}"[:_LONGEST]

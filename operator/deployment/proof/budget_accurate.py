@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping
 
-from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import no_engine_condition
 from specdecode_operator.deployment.proof.residual import BudgetResidual
+from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import Reading
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.choice.plan import CPU_PRODUCT, Plan
 
 
-def budget_condition(plan: Plan, residual: BudgetResidual | None, readings: Mapping[str, Reading]) -> ConditionUpdate:
+def budget_condition(
+    facts: Facts, plan: Plan, residual: BudgetResidual | None, readings: Mapping[str, Reading]
+) -> ConditionUpdate:
     """Return whether the engines got the KV cache that was promised after the margin."""
+    if facts.replay is not None:
+        message = "a replay has the KV cache that the plan tells it: only vLLM can prove the plan"
+        return ConditionUpdate("BudgetAccurate", UNKNOWN, "Replayed", message)
     if residual is None:
         return no_engine_condition("BudgetAccurate", readings)
     budget = plan.chosen.budget

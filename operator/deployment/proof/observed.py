@@ -31,13 +31,18 @@ def observed_status(
         kv_cache_residual_bytes=residual.residual_bytes if residual else None,
         kv_cache_residual=residual.percent if residual else None,
         max_concurrency=f"{min(concurrency):.2f}" if concurrency else None,
-        num_speculative_tokens=facts.pair.num_speculative_tokens if counters else None,
+        num_speculative_tokens=drafted_length(facts, total) if counters else None,
         draft_tokens=total.draft_tokens if counters else None,
         accepted_tokens=total.accepted_tokens if counters else None,
         acceptance=f"{percent}%" if percent is not None else None,
         acceptance_percent=percent,
         mean_acceptance_length=f"{length:.2f}" if length is not None else None,
     )
+
+
+def drafted_length(facts: Facts, total: SpeculationReading) -> int:
+    """Return K: what the spec asks for, or of a replay what was recorded."""
+    return facts.pair.num_speculative_tokens if facts.replay is None else len(total.accepted_per_position)
 
 
 def steady(new: ObservedStatus | None, old: ObservedStatus | None, *, figures_due: bool) -> ObservedStatus | None:

@@ -39,7 +39,12 @@ def share(predicted_tokens: int, reported_tokens: int) -> str | None:
 
 
 def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -> BudgetResidual | None:
-    """Return the residual of the smallest engine; None while none reports its KV cache."""
+    """Return the residual of the smallest engine; None while none reports its KV cache, and of a replay.
+
+    A replay says what the plan told it.
+    """
+    if facts.replay is not None:
+        return None
     engines = [reading for reading in readings.values() if isinstance(reading, EngineReading)]
     reported = [(engine.kv_cache_tokens, engine) for engine in engines if engine.kv_cache_tokens is not None]
     if not reported:

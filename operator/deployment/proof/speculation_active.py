@@ -27,21 +27,31 @@ def speculation_condition(
     # An engine that speculates has the counters from its start on.
     without = [name for name, engine in engines.items() if engine.speculation is None]
     if without:
-        message = (
-            f"{without[0]} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
-            " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
-        )
-        return _condition(FALSE, "NotDrafting", message)
+        return _condition(FALSE, "NotDrafting", _without_counters(facts, without[0]))
     if observed is not None and observed.draft_tokens:
-        message = (
-            f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
-            f" with K={facts.pair.num_speculative_tokens}"
-        )
-        # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
-        if facts.pair.other_draft_lengths:
-            message += ", or what numSpeculativeTokensByBatchSize says"
-        return _condition(TRUE, "Drafting", message)
+        return _drafting(facts, observed)
     return _nothing_drafted(facts, sum(engine.generation_tokens for engine in engines.values()))
+
+
+def _without_counters(facts: Facts, engine: str) -> str:
+    if facts.replay is not None:
+        return "the recording that is replayed is of an engine without speculation"
+    return (
+        f"{engine} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
+        " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
+    )
+
+
+def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
+    message = f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
+    if facts.replay is not None:
+        recorded = f"{message} with K={observed.num_speculative_tokens}, of the recording that is replayed"
+        return _condition(TRUE, "Replayed", f"{recorded}: no model runs")
+    message += f" with K={facts.pair.num_speculative_tokens}"
+    # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
+    if facts.pair.other_draft_lengths:
+        message += ", or what numSpeculativeTokensByBatchSize says"
+    return _condition(TRUE, "Drafting", message)
 
 
 def _nothing_drafted(facts: Facts, generated_tokens: int) -> ConditionUpdate:

@@ -28,7 +28,7 @@ def engine_settings(
     serving, limits = spec.serving, pair.limits
     return EngineSettings(
         model=engine_model_path(spec, spec.target),
-        served_model_names=tuple(serving.served_model_names) or (short_name(spec.target.model),),
+        served_model_names=served_names(spec),
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -55,6 +55,11 @@ def engine_settings(
         group=group,
         target_on_v1=pair.era.runner is Runner.V1,
     )
+
+
+def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
+    """Return the names that clients may ask for."""
+    return tuple(spec.serving.served_model_names) or (short_name(spec.target.model),)
 
 
 def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.replay import Replay
 from specdecode_operator.api.values import AcceleratorType, DraftSampling
 from specdecode_operator.deployment.spec.checkpoints import (
     choices,
@@ -29,7 +30,7 @@ from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, c
 from specdecode_operator.engine.rules.extra_args import attention_backend
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.choice.plan import PLACE_ONLY, PlanOptions, pair_at
+from specdecode_operator.sizing.choice.plan import PLACE_ONLY, Plan, PlanOptions, pair_at
 from specdecode_operator.sizing.choice.precision_rules import Available
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
@@ -54,6 +55,9 @@ class Facts:
     options: PlanOptions = PLACE_ONLY
     """What the plan may choose."""
 
+    operator_image: str | None = None
+    """The image that a replay runs from; None where nobody knows it."""
+
     def at(self, target: Precision, draft: Precision | None) -> "Facts":
         """Return the facts of the spec that names what is served at these precisions."""
         pair = pair_at(self.pair, self.options.available, target, draft)
@@ -66,8 +70,17 @@ class Facts:
 
     @property
     def image(self) -> str:
-        """The engine's image."""
+        """The image of vLLM."""
         return engine_image(self.spec, self.profile)
+
+    @property
+    def replay(self) -> Replay | None:
+        """The recording that is replayed in place of running the models."""
+        return self.spec.engine.replay
+
+    def takes_pods_of(self, plan: Plan) -> int:
+        """Return the pods of one replica: one on each node, and of a replay one whatever it stands for."""
+        return plan.chosen.nodes if self.replay is None else 1
 
     @property
     def on_cpu(self) -> bool:

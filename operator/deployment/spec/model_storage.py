@@ -39,12 +39,16 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
 
 def downloads_to_cache(spec: SpecDecodeDeploymentSpec) -> bool:
     """Whether models come from the hub by way of a claim."""
-    return spec.models.volume is None and spec.models.cache is not None
+    return _are_downloaded(spec) and spec.models.cache is not None
 
 
 def downloads_in_pods(spec: SpecDecodeDeploymentSpec) -> bool:
     """Whether each pod fetches its models from the hub."""
-    return spec.models.volume is None and spec.models.cache is None
+    return _are_downloaded(spec) and spec.models.cache is None
+
+
+def _are_downloaded(spec: SpecDecodeDeploymentSpec) -> bool:
+    return spec.models.volume is None and spec.engine.replay is None
 
 
 def cache_claim(spec: SpecDecodeDeploymentSpec) -> str | None:

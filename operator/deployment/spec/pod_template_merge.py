@@ -80,8 +80,11 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
     return patch
 
 
-def pod_template_problems(template: PodTemplate | None, platform: Platform) -> list[Problem]:
-    """Return what a podTemplate may not touch, and elements of lists without their merge key."""
+def pod_template_problems(template: PodTemplate | None, platform: Platform | None) -> list[Problem]:
+    """Return what a podTemplate may not touch, and elements of lists without their merge key.
+
+    On no ``platform`` the plan decides of no resources: a replay takes what it is given.
+    """
     if template is None:
         return []
     spec = template.spec or {}
@@ -92,7 +95,7 @@ def pod_template_problems(template: PodTemplate | None, platform: Platform) -> l
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, _SPEC),
         *_download_problems(spec),
-        *_engine_problems(spec, _PLANNED_RESOURCES[platform]),
+        *_engine_problems(spec, _PLANNED_RESOURCES[platform] if platform else {}),
         *_volume_problems(spec),
     ]
 

@@ -160,12 +160,13 @@ def _raise(problems: list[Problem], reason: str = "Invalid") -> None:
 
 def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
     platform = platform_of(spec)
+    replays = spec.engine.replay is not None
     return [
         *_product_problems(spec),
-        *image_problems(spec.engine.image, platform, profile),
+        *([] if replays else image_problems(spec.engine.image, platform, profile)),
         *extra_args_problems(spec.engine.extra_args, profile),
         *env_problems(spec.engine.env),
-        *pod_template_problems(spec.pod_template, platform),
+        *pod_template_problems(spec.pod_template, None if replays else platform),
         *schedule_problems(spec.captures),
     ]
 

@@ -47,6 +47,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     ``known`` is what was read of the models, ``tensor`` the tensor parallelism of the plan.
     """
     return [
+        *_replay_warnings(facts),
         *_version_warnings(facts),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
@@ -57,6 +58,16 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_tokenizer_warnings(facts, known),
         *schedule_warnings(facts.spec, facts.profile, facts.pair),
     ]
+
+
+def _replay_warnings(facts: Facts) -> Iterator[str]:
+    if facts.replay is None:
+        return
+    engine = facts.spec.engine
+    unused = [name for name, given in (("extraArgs", engine.extra_args), ("env", engine.env)) if given]
+    if unused:
+        fields = " and ".join(f"engine.{name}" for name in unused)
+        yield f"{fields} are vLLM's, and a replay does without them"
 
 
 def _version_warnings(facts: Facts) -> Iterator[str]:

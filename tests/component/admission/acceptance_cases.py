@@ -138,6 +138,23 @@ speculation:
   numSpeculativeTokens: 4
   numSpeculativeTokensByBatchSize: [{from: 17, to: 64, numSpeculativeTokens: 0}]
 """,
+    "replay": """
+target: {model: org/target}
+engine: {replay: {trace: {configMap: {name: recording}, path: trace.jsonl}}}
+""",
+    "replay of a capture, with everything": """
+target: {model: org/target}
+engine:
+  replay:
+    trace: {persistentVolumeClaim: {claimName: captures}, path: team/nightly}
+    match: Prefix
+    unmatched: Refuse
+    acceptance: [{percent: 80}, {fromSeconds: 60, percent: 30}]
+    timeScalePercent: 50
+    loadFactor: 10
+    seed: 7
+    failures: {startSeconds: 60, errorPercent: 5, hangAfterSeconds: 600, crashAfterSeconds: 900}
+""",
     "captured by the clock, as usual": """
 target: {model: org/target}
 captures: [{name: nightly, schedule: 0 3 * * *}]

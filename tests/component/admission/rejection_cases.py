@@ -2,6 +2,7 @@
 
 from tests.component.admission.bad_spec import Bad, speculation
 from tests.component.admission.model_rejection_cases import MODELS
+from tests.component.admission.replay_rejection_cases import REPLAYS
 
 
 def schedule(*ranges: tuple[int, int, int], k: int = 5) -> str:
@@ -268,6 +269,7 @@ BAD = {
         "engine: {env: [{name: A, value: one}, {name: A, value: two}]}", "spec.engine.env[1]", "Duplicate"
     ),
     "variable with a blank": Bad("engine: {env: [{name: 'A B'}]}", "spec.engine.env[0].name", "should match"),
+    **REPLAYS,
     # Captures by the clock
     "schedule of six fields": Bad(
         "captures: [{name: nightly, schedule: '0 0 3 * * *'}]", "spec.captures[0].schedule", "should match"

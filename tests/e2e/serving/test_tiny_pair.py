@@ -141,19 +141,7 @@ class TestServing:
 
 @pytest.mark.usefixtures("story")
 class TestChange:
-    """Runs after the others: the engine is replaced."""
-
-    def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one(self, kubectl: Kubectl) -> None:
-        for k in (2, 4):
-            patch = {"spec": {"speculation": {"numSpeculativeTokens": k}}}
-            kubectl.must("patch", "sdd", "tiny", "--type=merge", f"--patch={json.dumps(patch)}")
-        wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
-        eventually(lambda: len(engine_pods(kubectl)) == 1, "the earlier engine is gone")
-        (pod,) = engine_pods(kubectl)
-        command = pod["spec"]["containers"][0]["command"]
-        config = json.loads(command[command.index("--speculative-config") + 1])
-        assert config["num_speculative_tokens"] == 4
-        assert complete(kubectl, "Hello")["usage"]["completion_tokens"] == 64
+    """Runs after the others: the engine goes. How one takes another's place: test_replay.py."""
 
     def test_suspend_keeps_everything_but_the_pods(self, kubectl: Kubectl) -> None:
         kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":true}}')

@@ -92,6 +92,7 @@ def test_lists_say_how_they_merge() -> None:
     kinds = {path: schema["x-kubernetes-list-type"] for path, schema in schemas() if schema["type"] == "array"}
     assert {path for path, kind in kinds.items() if kind == "map"} == {
         ".spec.engine.env",
+        ".spec.engine.replay.acceptance",
         ".spec.target.checkpoints",
         ".spec.speculation.draft.checkpoints",
         ".spec.captures",

@@ -12,6 +12,7 @@ from tests.support.captures import (
     surroundings,
 )
 from tests.support.objects import Body, pair_70b, tiny_cpu
+from tests.support.replay_field_cases import replaying
 
 BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
     "no deployment": (capture(), surroundings(deployment=None), "DeploymentNotFound", False, "llama"),
@@ -57,6 +58,13 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         "RustFrontend",
         True,
         "remove it",
+    ),
+    "no engine but a recording": (
+        capture(),
+        surroundings(deployment=observed_deployment(replaying())),
+        "EngineReplayed",
+        True,
+        "specdecode replay serve --record",
     ),
     "an engine that is too new": (
         capture(),

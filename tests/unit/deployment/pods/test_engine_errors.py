@@ -74,6 +74,9 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig
   Value error, Unknown kv cache dtype: fp9 [type=value_error, input_value=ArgsKwargs((), {'block_size': 16})]
     For further information visit https://errors.pydantic.dev/2.14/v/value_error
 """
+NO_RECORDING = """\
+error: /recording/gone.jsonl: holds no trace.jsonl: name a capture's folder or a trace
+"""
 WRAPPED = """\
   File "/usr/lib/python3/dist-packages/vllm/v1/engine/utils.py", line 1432, in wait_for_engine_startup
     raise RuntimeError(
@@ -89,6 +92,7 @@ WORDS = {
     "GpuMemoryInUse": (IN_USE, "Free memory on device cuda:0 (3.1/79.1 GiB)", "another process"),
     "LengthNotSupported": (TOO_LONG_FOR_MODEL, "max_position_embeddings=2048.0", "spec.serving.maxModelLen"),
     "ModelMissing": (NO_DRAFT, "'/models/gone'", "put the model there"),
+    "RecordingNotReplayed": (NO_RECORDING, "/recording/gone.jsonl: holds no trace.jsonl", "spec.engine.replay"),
     "EngineRefusesArguments": (REFUSED, "unrecognized arguments: --max-model-lenn 4096", "spec.engine.extraArgs"),
 }
 

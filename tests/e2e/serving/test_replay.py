@@ -1,0 +1,81 @@
+"""Engines that replay a recording, in a real cluster: ready at once, they serve, change and drain as vLLM's do."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.conditions import condition, wait_for, wait_for_all
+from tests.support.kubectl import Kubectl
+from tests.support.traffic import Traffic
+from tests.support.waiting import eventually
+
+EXAMPLE = Path(__file__).parents[3] / "examples/replay.yaml"
+ENGINES = "--selector=specdecode.io/deployment=replay"
+
+
+@pytest.fixture(scope="module")
+def deployed(kubectl: Kubectl) -> Iterator[Kubectl]:
+    """Two engines of the example that serve."""
+    documents = list(yaml.safe_load_all(EXAMPLE.read_text()))
+    documents[-1]["spec"]["replicas"] = 2
+    assert kubectl.apply(yaml.safe_dump_all(documents)).returncode == 0
+    wait_for(kubectl, "replay", "Ready", "Serving")
+    yield kubectl
+    kubectl.must("delete", "sdd", "replay")
+
+
+def engines(kubectl: Kubectl) -> list[dict[str, Any]]:
+    return kubectl.objects("pods", ENGINES)
+
+
+def patch(kubectl: Kubectl, **replay: Any) -> None:
+    body = json.dumps({"spec": {"engine": {"replay": replay}}})
+    kubectl.must("patch", "sdd", "replay", "--type=merge", f"--patch={body}")
+
+
+def traffic(kubectl: Kubectl) -> Traffic:
+    """Clients that stream answers as short and as long as recorded ones are at most."""
+    question = {"model": "llama-70b", "prompt": "Once upon a time", "ignore_eos": True}
+    url = f"http://{kubectl.service_address('replay')}/v1/completions"
+    return Traffic(url, [{**question, "max_tokens": tokens} for tokens in (8, 79)])
+
+
+def test_it_is_planned_for_gpus_that_are_not_there_and_says_what_it_is(deployed: Kubectl) -> None:
+    body = wait_for_all(deployed, "replay", Ready=("True", "Serving"), BudgetAccurate=("Unknown", "Replayed"))
+    assert "replay a recording (spec.engine.replay)" in condition(deployed, "replay", "Ready")[2]
+    assert "replay a recording (spec.engine.replay)" in condition(deployed, "replay", "Available")[2]
+    plan = body["status"]["plan"]
+    assert (plan["product"], plan["gpusPerReplica"], plan["verdict"]) == ("NVIDIA-H200", 2, "Fits")
+
+
+def test_clients_stream_from_it_and_the_status_has_what_was_recorded(deployed: Kubectl) -> None:
+    with traffic(deployed) as requests:
+        eventually(lambda: requests.complete > 4, "requests are answered")
+    assert requests.failures == []
+    assert "of the recording that is replayed" in wait_for(deployed, "replay", "SpeculationActive", "Replayed")
+    status = deployed.object("sdd", "replay")["status"]
+    assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
+    assert status["observed"]["numSpeculativeTokens"] == 5
+    assert 20 < status["observed"]["acceptancePercent"] < 90
+
+
+def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one_and_no_request_is_lost(
+    deployed: Kubectl,
+) -> None:
+    with traffic(deployed) as requests:
+        for seed in (2, 4):
+            patch(deployed, seed=seed)
+        wait_for(deployed, "replay", "Ready", "Serving")
+        eventually(lambda: len(engines(deployed)) == 2, "the earlier engines are gone")
+        assert all("--seed=4" in pod["spec"]["containers"][0]["command"] for pod in engines(deployed))
+        before = requests.complete
+        deployed.must("scale", "sdd", "replay", "--replicas=1")
+        eventually(lambda: len(engines(deployed)) == 1, "one engine is gone")
+        after = requests.complete
+        eventually(lambda: requests.complete > after + 2, "the other one serves")
+    assert requests.failures == []
+    assert requests.complete > before > 0
