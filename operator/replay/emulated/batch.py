@@ -150,7 +150,12 @@ class Batch:
             allowed = pick(constraint.rows[position], endings, self._random)
             if allowed is not None:
                 return allowed
-        return self._random.randint(*self._text)
+        return self._word()
+
+    def _word(self) -> int:
+        # Faster than randint: 64 requests with K 5 take 400 of them a step.
+        first, last = self._text
+        return first + int(self._random.random() * (last - first + 1))
 
     def _draft(self, running: Running, width: int) -> list[int]:
         """Propose tokens, of which it is known already how many will be accepted."""
@@ -158,5 +163,5 @@ class Batch:
         if not width or running.drafting is None:
             return []
         drafted, running.fate = running.drafting.next(width)
-        running.drafts = [self._random.randint(*self._text) for _ in range(drafted)]
+        running.drafts = [self._word() for _ in range(drafted)]
         return list(running.drafts)
