@@ -6,7 +6,7 @@ On a quiet machine: everything is measured in seconds of this machine, and what 
 captures that are not in FOLDER yet are made (`bench/real_captures.py`): a real vLLM for the CPU at 4 and 8 clients,
 which is fitted, and at 2 and 16, with prompts four times as long, and with another K, which are held out. Each of
 these is recorded twice: how far the two are apart is the floor, which no forecast can beat. Then every load is
-forecast in virtual time from the fitted step times and acceptance (``model``), by the donors of `replay fit`
+forecast in virtual time from the fitted step times and acceptance (``steps``), by the donors of `replay fit`
 (``modelled``), and sent to vLLM with the emulated executor (``emulated``).
 """
 
@@ -19,13 +19,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from bench.real_captures import (
     CAPTURES,
-    MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     MODEL,
     OUTPUT_TOKENS,
@@ -43,9 +42,9 @@ from specdecode_operator.replay.emulated.acceptance import acceptance_from_json
 from specdecode_operator.replay.emulated.settings import KEY
 from specdecode_operator.replay.emulated.step_time import step_time_from_json
 from specdecode_operator.replay.engines.behaviour import Behaviour
-from specdecode_operator.replay.fitted.acceptance import fit_acceptance
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.fitted.step_time import fit_step_time
+from specdecode_operator.replay.engines.modelled import ModelledBehaviour
+from specdecode_operator.replay.fitted.fit import fit
+from specdecode_operator.replay.fitted.model import FittedModel
 from specdecode_operator.replay.launch.emulation import PLUGIN
 from specdecode_operator.replay.recording.read import read_recording
 from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
@@ -60,10 +59,6 @@ BLOCK_TOKENS: Final = 32
 TOKEN_BYTES: Final = 2 * 2 * 64 * 2
 """Of a layer: keys and values of two heads of 64, in bf16."""
 
-LIMITS: Final = Limits(
-    max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=2048, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_TOKENS
-)
-
 _LAYER: Final = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536
 _HEAD: Final = 512 * VOCABULARY
 DRAFT_SHARE: Final = (_LAYER + _HEAD) / (SHAPE["TARGET_LAYERS"] * _LAYER + _HEAD)
@@ -75,16 +70,6 @@ REPETITIONS: Final = 20
 SEED: Final = 11
 AGAIN: Final = "-x"
 """Stands between the name of a phase and the number of its repetition."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What was fitted to a capture, and what is not the engine's: how soon clients and scheduler see something."""
-
-    step_time: dict[str, Any]
-    acceptance: dict[str, Any]
-    lead_ms: float
-    turnarounds_ms: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -146,33 +131,7 @@ def _tokens_until(request: RecordedRequest, moment_ms: float) -> int:
     return int(np.array(request.chunk_tokens)[chunk_ms <= moment_ms].sum())
 
 
-def fit(folder: Path, draft_share: float) -> Fitted:
-    """Return what is fitted to a capture."""
-    recording = read_recording(folder)
-    step_time = fit_step_time([recording], draft_share=draft_share)
-    acceptance = fit_acceptance([recording])
-    if step_time is None or acceptance is None:
-        raise RuntimeError(f"{folder}: too little was recorded to fit it")
-    leads_ms = [
-        request.scheduled_ms - request.arrival_ms
-        for request in recording.requests
-        if request.scheduled_ms and request.arrival_ms
-    ]
-    return Fitted(step_time, acceptance, float(np.percentile(leads_ms, 1)), _turnarounds_ms(recording))
-
-
-def _turnarounds_ms(recording: Recording) -> list[float]:
-    """Return how soon a client asks again: the n-th answer of a phase, and the n-th request after the first ones."""
-    waits = []
-    for name, requests in phases_of(recording).items():
-        clients = int(name.rpartition("-")[2])
-        arrivals = sorted(request.arrival_ms or 0.0 for request in requests)[clients:]
-        ends = sorted(request.end_ms or 0.0 for request in requests)
-        waits += [max(0.0, arrival - end) for arrival, end in zip(arrivals, ends, strict=False)]
-    return waits
-
-
-def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: Fitted, seconds: int, out: Path) -> Recording:
+def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: FittedModel, seconds: int, out: Path) -> Recording:
     """Return what an engine does with a load, in no time."""
     load = planned.load
     prompts = Prompts(
@@ -184,7 +143,8 @@ def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: Fitted, seco
     )
     speculation = {"method": planned.method, "num_speculative_tokens": planned.k}
     meta = TraceMeta(schema=1, block_size=BLOCK_TOKENS, max_num_seqs=MAX_NUM_SEQS, speculative=speculation)
-    run = VirtualRun(behaviour=behaviour, limits=LIMITS, meta=meta, turnarounds_ms=fitted.turnarounds_ms)
+    turnarounds_ms = fitted.clients.turnarounds_ms if fitted.clients else (0.0,)
+    run = VirtualRun(behaviour=behaviour, limits=fitted.origin.limits, meta=meta, turnarounds_ms=turnarounds_ms)
     phases = [
         parse_arrivals(f"closed:{clients}", None, seconds, f"closed-{clients}{AGAIN}{number}")
         for clients in load.concurrency
@@ -195,7 +155,7 @@ def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: Fitted, seco
     return read_recording(out)
 
 
-def emulated_options(fitted: Fitted, folder: Path) -> EngineOptions:
+def emulated_options(fitted: FittedModel, folder: Path) -> EngineOptions:
     """Return what makes a vLLM an emulated one, with the scheduling of the CPU's: nothing is scheduled ahead."""
     plugins, told = folder / "plugins", folder / "told"
     told.mkdir(parents=True)
@@ -249,22 +209,38 @@ class Measured:
         return "\n".join([*lines, ""])
 
 
+def fitted_to(folder: Path, draft_share: float) -> FittedModel:
+    """Return what is fitted to a capture."""
+    model = fit([read_recording(folder)], draft_share=draft_share)
+    if model.step_time is None or model.acceptance is None:
+        raise RuntimeError(f"{folder}: too little was recorded to fit it")
+    return model
+
+
 @dataclass(frozen=True)
 class Bench:
     """Where everything is, and what was fitted to."""
 
     place: Place
     work: Path
-    fitted: Fitted
+    fitted: FittedModel
 
-    def forecast(self, name: str) -> Recording:
-        """Return a load in virtual time, by fitted step times and acceptance."""
-        planned = CAPTURES[name]
-        step_time, acceptance = step_time_from_json(self.fitted.step_time), acceptance_from_json(self.fitted.acceptance)
-        lead_ms = self.fitted.lead_ms
-        behaviour = GivenBehaviour(step_time, acceptance, SEED, lead_ms=lead_ms, width=planned.k)
+    def in_virtual_time(self, name: str) -> dict[str, Recording]:
+        """Return a load in virtual time, by fitted step times and acceptance, and by donors where K is theirs."""
+        planned, fitted = CAPTURES[name], self.fitted
         seconds = _seconds(read_recording(self.place.out / name))
-        return in_virtual_time(behaviour, planned, self.fitted, seconds, self.work / f"{name}-model")
+        # `fitted_to` sees to it that there are both.
+        step_time, acceptance = (
+            step_time_from_json(fitted.step_time or {}),
+            acceptance_from_json(fitted.acceptance or {}),
+        )
+        lead_ms = float(np.median(fitted.ttft.lead_ms)) if fitted.ttft else 0.0
+        given = GivenBehaviour(step_time, acceptance, SEED, lead_ms=lead_ms, width=planned.k)
+        found = {"steps": in_virtual_time(given, planned, fitted, seconds, self.work / f"{name}-steps")}
+        if planned.k == acceptance.num_speculative_tokens:
+            donors = ModelledBehaviour(fitted, SEED)
+            found["modelled"] = in_virtual_time(donors, planned, fitted, seconds, self.work / f"{name}-modelled")
+        return found
 
     def emulated(self, name: str) -> Recording:
         """Return what an emulated engine does with a load; it takes as long as the real one."""
@@ -283,7 +259,7 @@ class Bench:
         others: dict[str, Recording] = {}
         if (again := self.place.out / f"{name}-again").is_dir():
             others["again"] = read_recording(again)
-        others |= {"model": self.forecast(name), "emulated": self.emulated(name)}
+        others |= self.in_virtual_time(name) | {"emulated": self.emulated(name)}
         return Measured(name, read_recording(self.place.out / name), others)
 
 
@@ -305,7 +281,8 @@ def main() -> None:
         for name in names:
             if not (place.out / name).is_dir():
                 capture(place, name, CAPTURES[name])
-        bench = Bench(place, work, fit(place.out / f"{method}-fit", DRAFT_SHARE if method == "draft" else 0.0))
+        share = DRAFT_SHARE if method == "draft" else 0.0
+        bench = Bench(place, work, fitted_to(place.out / f"{method}-fit", share))
         for name in names:
             if not name.endswith(("-fit", "-again")):
                 sys.stdout.write(f"{bench.measure(name).table()}\n")

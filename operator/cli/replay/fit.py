@@ -34,6 +34,15 @@ def fit_command(  # noqa: PLR0913  each is an option
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     num_gpu_blocks: NumGpuBlocks = None,
+    draft_share: Annotated[
+        float,
+        typer.Option(
+            help="Bytes of the draft's weights by those of the target's, where a model drafts: what the draft takes "
+            "of a step cannot be told from one K, and the emulated engine needs it for another.",
+            min=0,
+            max=1,
+        ),
+    ] = 0.0,
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")
     ] = False,
@@ -46,7 +55,7 @@ def fit_command(  # noqa: PLR0913  each is an option
     """
     try:
         recordings = [read_recording(path, skip_bad_lines=skip_bad_lines) for path in traces]
-        model = _fitted(recordings)
+        model = _fitted(recordings, draft_share)
     except RecordingError as error:
         raise typer.BadParameter(str(error), param_hint="TRACE") from error
     model = with_limits(model, max_num_seqs, max_num_batched_tokens, num_gpu_blocks)
@@ -74,12 +83,12 @@ def with_limits(
     return msgspec.structs.replace(model, origin=msgspec.structs.replace(model.origin, limits=limits))
 
 
-def _fitted(recordings: list[Any]) -> FittedModel:
+def _fitted(recordings: list[Any], draft_share: float) -> FittedModel:
     try:
         from specdecode_operator.replay.fitted.fit import fit  # noqa: PLC0415  numpy is heavy, and an extra
     except ImportError as error:
         raise typer.BadParameter(NO_NUMPY) from error
-    return fit(recordings)
+    return fit(recordings, draft_share=draft_share)
 
 
 def _size(model: FittedModel) -> str:

@@ -42,8 +42,13 @@ class _Drafted:
     tokens: int = 0
 
 
-def fit(recordings: Sequence[Recording]) -> FittedModel:
+def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedModel:
     """Return the model of the engine that some captures are of.
+
+    Parameters
+    ----------
+    draft_share
+        What one pass of the draft reads, by what one of the target does: see `fit_step_time`.
 
     Raises
     ------
@@ -75,7 +80,7 @@ def fit(recordings: Sequence[Recording]) -> FittedModel:
         donors=_donors(lines, requests, k, drafted),
         ttft=Ttft(lead_ms=thinned(leads.tolist(), _MOST_LEADS)),
         clients=_clients(recordings),
-        step_time=fit_step_time(recordings),
+        step_time=fit_step_time(recordings, draft_share=draft_share),
         acceptance=fit_acceptance(recordings),
     )
 
