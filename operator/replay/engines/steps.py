@@ -98,7 +98,9 @@ class _Playing:
     """A record that is being played, and the ticket of its request."""
 
     __slots__ = (
+        "_call_at",
         "_drafting",
+        "_draws",
         "_engine",
         "_given",
         "_most",
@@ -118,10 +120,13 @@ class _Playing:
         self._record = record
         self._drafting = drafting
         self._sink = sink
+        self._draws = engine.settings.acceptance
         self._place = 0  # of the next burst
         self._given = 0  # tokens, so far
         self._most = min(max_tokens, record.output_tokens)
-        self._step = self._next_burst  # made once, not at every step
+        # Made once, not at every step.
+        self._step = self._next_burst
+        self._call_at = engine.clock.call_at
         self._running: bool | None = False  # None: it is over
         engine.waiting += 1
         now_ms = engine.clock.now_ms()
@@ -155,30 +160,31 @@ class _Playing:
 
     def _next_burst(self) -> None:
         """Give the burst that is due, and set the timer for the one after it."""
-        place, engine, record = self._place, self._engine, self._record
-        drafting, draws = self._drafting, engine.settings.acceptance
+        place, record, begin = self._place, self._record, self._given
+        draws = self._draws
         if draws is None or place == 0:
             tokens = record.chunk_tokens[place]
-            drafted, accepted = drafting.drafted[place], drafting.accepted[place]
+            drafted, accepted = self._drafting.drafted[place], self._drafting.accepted[place]
         else:
-            drafted, accepted = engine.k, draws.accepted(self._when_ms)
+            drafted, accepted = self._engine.k, draws.accepted(self._when_ms)
             tokens = 1 + accepted
-        begin = self._given
-        end = min(begin + tokens, self._most)
-        self._given = end
-        engine.held_tokens += end - begin
-        if end == self._most:
+        if begin + tokens >= self._most:
+            self._engine.held_tokens += self._most - begin
+            self._given = self._most
             self._end()
+            self._sink(self._burst(begin, self._most, drafted, accepted))
+            return
+        self._given = begin + tokens
+        self._engine.held_tokens += tokens
+        gaps_ms = record.gaps_ms
+        # Another acceptance may take more steps than were recorded: then their gaps begin again.
+        self._when_ms += gaps_ms[place] if draws is None else gaps_ms[place % len(gaps_ms)]
+        self._place = place + 1
+        self._timer = self._call_at(self._when_ms, self._step)
+        if begin and record.token_ids is None:
+            self._sink(_plain_burst(tokens, drafted, accepted))
         else:
-            gaps_ms = record.gaps_ms
-            # Another acceptance may take more steps than were recorded: then their gaps begin again.
-            self._when_ms += gaps_ms[place % len(gaps_ms)]
-            self._place = place + 1
-            self._timer = engine.clock.call_at(self._when_ms, self._step)
-            if begin and record.token_ids is None:
-                self._sink(_plain_burst(tokens, drafted, accepted))
-                return
-        self._sink(self._burst(begin, end, drafted, accepted))
+            self._sink(self._burst(begin, begin + tokens, drafted, accepted))
 
     def _burst(self, begin: int, end: int, drafted: int, accepted: int) -> Burst:
         """Return a burst that is the first or the last, or has token ids."""

@@ -37,7 +37,7 @@ class Meter:
     """Sums over all answers since the server began."""
 
     def __init__(self, clock: Clock, num_speculative_tokens: int, recorder: Recorder | None = None) -> None:
-        self.clock = clock
+        self.now_ms = clock.now_ms
         self.recorder = recorder
         self.in_flight = 0
         self.prompt_tokens = 0
@@ -86,7 +86,7 @@ class Answer:
         self._meter = meter
         self._sink = sink
         self.request = request
-        self.arrival_ms = meter.clock.now_ms()
+        self.arrival_ms = meter.now_ms()
         self.first_ms: float | None = None
         self._last_ms = 0.0
         self.tokens = 0
@@ -111,7 +111,8 @@ class Answer:
         self._end("stop_string", "stop", text)
 
     def _take(self, burst: Burst) -> None:
-        meter, now_ms = self._meter, self._meter.clock.now_ms()
+        meter = self._meter
+        now_ms = meter.now_ms()
         tokens, drafted = burst.tokens, burst.drafted
         if self.first_ms is not None:
             meter.itl_s.observe((now_ms - self._last_ms) / _MS_PER_S)
