@@ -11,6 +11,7 @@ import msgspec
 
 from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.files.manifest import SCHEMA
+from specdecode_operator.problems import printable
 from specdecode_operator.replay.engines.acceptance import AcceptanceDraws, AcceptanceSchedule
 from specdecode_operator.replay.engines.drafting import Drafting, assumed_drafting, recorded_drafting
 from specdecode_operator.replay.engines.engine import Clock, ReplayEngine
@@ -226,12 +227,18 @@ def _own_header(recording: Recording) -> TraceMeta:
 
 def _drafting(recordings: Sequence[Recording], notes: list[str]) -> Sequence[Drafting] | None:
     """Return what was drafted for each request, as far as step statistics say it."""
-    found, told = list[Drafting](), False
-    for recording in recordings:
-        of_steps = recorded_drafting(recording, read_steps(recording.steps)) if recording.steps is not None else None
-        told = told or of_steps is not None
-        if of_steps is None and recording.steps is not None:
-            notes.append(f"{recording.steps.name} does not fit the trace: K drafted tokens are assumed in each step")
-        k = recording.num_speculative_tokens
-        found += of_steps or [assumed_drafting(request, k) for request in recording.requests]
-    return found if told else None
+    of_steps = [
+        recorded_drafting(each, read_steps(each.steps)) if each.steps is not None else None for each in recordings
+    ]
+    notes += [
+        f"{printable(str(each.steps))} does not fit the trace: K drafted tokens are assumed in each step"
+        for each, found in zip(recordings, of_steps, strict=True)
+        if found is None and each.steps is not None
+    ]
+    if not any(of_steps):
+        return None
+    return [
+        drafting
+        for each, found in zip(recordings, of_steps, strict=True)
+        for drafting in found or [assumed_drafting(one, each.num_speculative_tokens) for one in each.requests]
+    ]
