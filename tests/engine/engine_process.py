@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,16 @@ class Engine:
 
     python: Path
     packages: Path | None = None
+    more: tuple[Path, ...] = ()  # folders of packages that come first
 
     @classmethod
     def at(cls, place: Path) -> "Engine":
         """Return the engine that a python executable, or a folder of installed packages, makes."""
         return cls(Path(sys.executable), place) if place.is_dir() else cls(place)
+
+    def beside(self, packages: Path) -> "Engine":
+        """Return the same with further packages."""
+        return replace(self, more=(packages,))
 
     def has_vllm(self) -> bool:
         """Decide without importing it, which takes long."""
@@ -38,7 +43,7 @@ class Engine:
         return done.stdout
 
     def _start(self, *arguments: str, text_in: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(str(folder) for folder in (self.packages, HERE) if folder)
+        path = os.pathsep.join(str(folder) for folder in (*self.more, self.packages, HERE) if folder)
         return subprocess.run(
             [self.python, *arguments],
             input=text_in,

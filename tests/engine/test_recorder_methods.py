@@ -98,7 +98,7 @@ def packages(method: Method) -> list[Path]:
     """Return what a method needs beside vLLM; skips where that is not installed."""
     if method.name != "suffix":
         return []
-    package = suffix_package.find_package()
+    package = suffix_package.PACKAGE.find()
     if package is None:
         pytest.skip("arctic-inference is not there: `.venv/bin/python -m tests.engine.suffix_package` builds it")
     return [package]

@@ -7,10 +7,13 @@ import pytest
 
 from specdecode_operator.replay.recording.read import read_recording
 from specdecode_operator.replay.recording.recording import RecordedRequest
+from tests.engine import guidellm_package
 from tests.engine.engine_process import Engine
+from tests.engine.recorder_server import make_models
 from tests.support.replay_process import replaying
 from tests.support.synthetic import Truth
 
+K = 4
 KINDS = ("stream", "whole", "chat-stream", "chat-whole")
 
 
@@ -43,3 +46,48 @@ def test_the_openai_library_sees_the_recorded_tokens(engine: Engine, trace: Path
         assert answer["finish"] == "length"
         if "stream" in name:
             assert answer["bursts"] == list(each.chunk_tokens)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_models(engine, tmp_path_factory.mktemp("models")) / "target"
+
+
+@pytest.mark.long
+def test_vllms_own_benchmark_sees_tokens_and_speculation(
+    engine: Engine, trace: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    with replaying(trace) as url:
+        engine.run(
+            *("-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend=openai", f"--base-url={url}"),
+            *("--model=trace", f"--tokenizer={tokenizer}", "--dataset-name=random", "--random-input-len=64"),
+            *("--random-output-len=100", "--ignore-eos", "--num-prompts=16", "--request-rate=20"),
+            *("--save-result", f"--result-dir={tmp_path}", "--result-filename=result.json"),
+        )  # fmt: skip
+    found = json.loads((tmp_path / "result.json").read_text())
+    recorded = read_recording(trace).requests
+    assert (found["completed"], found["failed"]) == (16, 0)
+    assert found["total_output_tokens"] == sum(each.output_tokens for each in recorded)
+    accepted = sum(each.output_tokens - len(each.chunk_tokens) for each in recorded)
+    drafted = K * sum(len(each.gaps_ms) for each in recorded)
+    assert found["spec_decode_acceptance_rate"] == pytest.approx(100 * accepted / drafted, abs=2)
+
+
+@pytest.mark.long
+def test_guidellm_sees_tokens_and_bursts(engine: Engine, trace: Path, tokenizer: Path, tmp_path: Path) -> None:
+    package = guidellm_package.PACKAGE.find()
+    if package is None:
+        pytest.skip("guidellm is not there: `.venv/bin/python -m tests.engine.guidellm_package` installs it")
+    with replaying(trace) as url:
+        engine.beside(package).run(
+            *("-m", "guidellm", "run", "--disable-console", "--profile=kind=constant,rate=20"),
+            *(f"--backend=kind=openai_http,target={url},model=trace", "--constraint=kind=max_requests,count=16"),
+            *(f"--tokenizer=kind=hf_auto,model={tokenizer}", f"--output=kind=json,path={tmp_path / 'found.json'}"),
+            "--data=kind=synthetic_text,prompt_tokens=64,output_tokens=100",
+        )
+    [benchmark] = json.loads((tmp_path / "found.json").read_text())["benchmarks"]
+    requests = benchmark["requests"]["successful"]
+    recorded = read_recording(trace).requests
+    assert [each["output_tokens"] for each in requests] == [each.output_tokens for each in recorded]
+    bursts = sorted(each.output_tokens / len(each.chunk_tokens) for each in recorded)
+    assert sorted(each["output_tokens_per_iteration"] for each in requests) == pytest.approx(bursts)
