@@ -10,6 +10,13 @@ _SHORT_S = 600
 _LONG_S = 604_800
 
 
+class ReplayMode(StrEnum):
+    """What is made of a recording."""
+
+    STEPS = "Steps"
+    MODELLED = "Modelled"
+
+
 class Matching(StrEnum):
     """How a request finds the record that it is answered with."""
 
@@ -23,6 +30,7 @@ class Unmatched(StrEnum):
 
     REPEAT = "Repeat"
     REFUSE = "Refuse"
+    MODELLED = "Modelled"
 
 
 class RecordingSource(ApiModel):
@@ -35,7 +43,8 @@ class RecordingSource(ApiModel):
     """Claim that holds it, such as that of a capture; mounted read-only."""
 
     path: FilePath
-    """Folder of a capture, or a trace, inside the ConfigMap or the volume. Step statistics are read from beside it."""
+    """Folder of a capture, or a trace, inside the ConfigMap or the volume; step statistics are read from beside it. For
+    mode Modelled also a model that `specdecode replay fit` made."""
 
 
 class AcceptanceFrom(ApiModel):
@@ -70,12 +79,16 @@ class Replay(ApiModel):
     trace: RecordingSource
     """The recording."""
 
+    mode: ReplayMode = ReplayMode.STEPS
+    """Steps: each request gets the tokens of a recorded one, in its bursts and at its gaps, whatever the load.
+    Modelled: tokens are drawn from all records, as the load is, with queues, preemption and the plan's KV cache."""
+
     match: Matching = Matching.ARRIVAL
     """How a request finds its record: in the order of arrival; by the number at the end of its id; or by the longest
     common prefix, of records with block hashes."""
 
     unmatched: Unmatched = Unmatched.REPEAT
-    """What comes when no record is left: the first again, or an answer of 409."""
+    """What comes when no record is left: the first again, an answer of 409, or tokens as in mode Modelled."""
 
     acceptance: list[AcceptanceFrom] = Field(
         default=[],

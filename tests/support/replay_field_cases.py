@@ -20,6 +20,7 @@ REPLAY_FIELDS: Mapping[str, FieldCase] = {
         "trace.configMap.name": at("other", on=replaying()),
         "trace.persistentVolumeClaim.claimName": at("other", on=replaying(trace=_ON_CLAIM)),
         "trace.path": at("other.jsonl", on=replaying()),
+        "mode": at("Modelled", on=replaying()),
         "match": at("RequestId", on=replaying()),
         "unmatched": at("Refuse", on=replaying()),
         "acceptance[].fromSeconds": at(0, on=replaying(acceptance=[{"fromSeconds": 60, "percent": 50}])),

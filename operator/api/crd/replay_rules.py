@@ -16,6 +16,20 @@ RECORDING_SOURCE = (
 
 REPLAY = (
     Rule(
+        field="match",
+        holds="self.mode != 'Modelled' || self.match == 'Arrival'",
+        message="is %s, but mode Modelled looks for no record: remove it, or use mode: Steps",
+        values=("self.match",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="unmatched",
+        holds="self.mode != 'Modelled' || self.unmatched == 'Repeat'",
+        message="is %s, but mode Modelled looks for no record: remove it, or use mode: Steps",
+        values=("self.unmatched",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="acceptance",
         holds="!has(self.acceptance) || self.acceptance.size() == 0 || self.acceptance[0].fromSeconds == 0"
         " && self.acceptance.map(a, a.fromSeconds).isSorted()",

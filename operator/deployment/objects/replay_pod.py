@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.replay import Matching, RecordingSource, Replay, Unmatched
+from specdecode_operator.api.replay import Matching, RecordingSource, Replay, ReplayMode, Unmatched
 from specdecode_operator.deployment.objects.engine_pod import Role, access_values, engine_timeouts, rendered_pod
 from specdecode_operator.deployment.objects.pod_user import container_user
 from specdecode_operator.deployment.spec.engine_settings import served_names
@@ -24,12 +24,13 @@ _PROBE_PERIOD_S: Final = 1
 _REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 """A trace of 100,000 requests takes more memory: podTemplate may ask for it."""
 
+_MODES: Final = {ReplayMode.STEPS: "steps", ReplayMode.MODELLED: "modelled"}
 _MATCHING: Final = {
     Matching.ARRIVAL: "arrival",
     Matching.REQUEST_ID: "request-id",
     Matching.PREFIX: "prefix",
 }
-_UNMATCHED: Final = {Unmatched.REPEAT: "repeat", Unmatched.REFUSE: "refuse"}
+_UNMATCHED: Final = {Unmatched.REPEAT: "repeat", Unmatched.REFUSE: "refuse", Unmatched.MODELLED: "modelled"}
 
 
 def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
@@ -70,18 +71,19 @@ def _command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
     """Return the command, with the KV cache that the plan promises."""
     spec, budget = facts.spec, plan.chosen.budget
     flags: dict[str, Any] = {
+        "mode": _MODES[replay.mode],
         "host": "0.0.0.0",  # noqa: S104  the pod's own network
         "port": spec.serving.port,
         "max-model-len": facts.pair.limits.max_model_len,
         "kv-cache-tokens": max(1, budget.kv_cache_tokens),
-        "match": _MATCHING[replay.match],
-        "unmatched": _UNMATCHED[replay.unmatched],
         "time-scale": replay.time_scale_percent / 100,
         "load-factor": replay.load_factor,
         "seed": replay.seed,
         "drain-timeout": engine_timeouts(facts, plan).shutdown_timeout_s,
         **_failures(replay),
     }
+    if replay.mode is ReplayMode.STEPS:
+        flags |= {"match": _MATCHING[replay.match], "unmatched": _UNMATCHED[replay.unmatched]}
     if replay.acceptance:
         flags["acceptance"] = ",".join(f"{each.from_seconds}:{each.percent / 100}" for each in replay.acceptance)
     names = [f"--served-model-name={name}" for name in served_names(spec)]

@@ -142,6 +142,10 @@ speculation:
 target: {model: org/target}
 engine: {replay: {trace: {configMap: {name: recording}, path: trace.jsonl}}}
 """,
+    "replay by a model": """
+target: {model: org/target}
+engine: {replay: {trace: {configMap: {name: recording}, path: model.json}, mode: Modelled}}
+""",
     "replay of a capture, with everything": """
 target: {model: org/target}
 engine:

@@ -48,6 +48,16 @@ REPLAYS = {
         replay("timeScalePercent: 0"), f"{_REPLAY}.timeScalePercent", "greater than or equal to 1"
     ),
     "replay with another match": Bad(replay("match: Best"), f"{_REPLAY}.match", '"Arrival", "RequestId", "Prefix"'),
+    "replay that draws and matches": Bad(
+        replay("mode: Modelled, match: Prefix"),
+        f"{_REPLAY}.match",
+        "is Prefix, but mode Modelled looks for no record: remove it, or use mode: Steps",
+    ),
+    "replay that draws and refuses": Bad(
+        replay("mode: Modelled, unmatched: Refuse"),
+        f"{_REPLAY}.unmatched",
+        "is Refuse, but mode Modelled looks for no record: remove it, or use mode: Steps",
+    ),
     "replay over HTTPS": Bad(
         replay(more="serving: {tlsSecret: {name: certificate}}"),
         "spec.serving.tlsSecret",

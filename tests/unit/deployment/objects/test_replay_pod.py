@@ -74,6 +74,14 @@ def test_every_field_reaches_the_server() -> None:
     assert (given["hang_after"], given["crash_after"]) == (60, 90)
 
 
+def test_a_mode_that_draws_is_not_told_how_to_match() -> None:
+    given = told(replaying(mode="Modelled"))
+    assert given["mode"] == "modelled"
+    assert not {"--match", "--unmatched"} & {
+        each.partition("=")[0] for each in engine(replaying(mode="Modelled"))["command"]
+    }
+
+
 def test_it_is_the_operators_image_without_gpus_models_or_a_node_of_its_own() -> None:
     spec = replaying()
     spec["engine"] |= {"image": "localhost/vllm:1", "env": [{"name": "VLLM_USE_V1", "value": "1"}]}
