@@ -18,7 +18,7 @@ from specdecode_operator.replay.server.exposition import Exposition
 from specdecode_operator.replay.server.generation import Engines, Streamed, Whole
 from specdecode_operator.replay.server.requests import Asked, RefusedError, bad_request, read_chat, read_completion
 
-_LARGEST_BODY_BYTES: Final = 64 * 2**20
+_LARGEST_BODY_BYTES: Final = 16 * 2**20
 _LONGEST_ID: Final = 256
 _SHOWN: Final = 100
 

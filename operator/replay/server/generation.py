@@ -84,9 +84,10 @@ class Generation:
         """
         self._engines.meter.request_n.observe(self.asked.n)
         try:
-            for choice in self.choices:
-                incoming = self._incoming(choice.prompt)
-                choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
+            for number, prompt in enumerate(self.asked.prompts):
+                incoming = self._incoming(prompt)
+                for choice in self.choices[number * self.asked.n : (number + 1) * self.asked.n]:
+                    choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
         except BaseException:
             self.abort()
             raise

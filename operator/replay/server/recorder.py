@@ -178,10 +178,18 @@ class CaptureRecorder:
         )
         if live.tokens:
             self._trace.write(encode(trace_record(request, None, self._clock)) + b"\n")
+            # Whoever kills the server has whole lines of all requests that had ended.
+            self._flush()
             return
         if self._aborted is None:
             self._aborted = self._open(ABORTED)
         self._aborted.write(encode(aborted_record(request, None, self._clock)) + b"\n")
+        self._flush()
+
+    def _flush(self) -> None:
+        for stream in (self._trace, self._steps, self._aborted):
+            if stream is not None:
+                stream.flush()
 
     def _open(self, name: str) -> BinaryIO:
         return (self._folder / f"{name}{PART_SUFFIX}").open("xb")

@@ -33,19 +33,14 @@ def bad_request(message: str, parameter: str | None = None) -> RefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be gone on from: text, or tokens."""
+    """What is to be gone on from: text, or tokens; and how many tokens that is."""
 
-    text: str | None
-    ids: Sequence[int] | None
-
-    @property
-    def tokens(self) -> int:
-        """How many it has."""
-        return len(self.ids) if self.ids is not None else count_tokens(self.text or "")
+    given: str | Sequence[int]
+    tokens: int
 
     def token_ids(self) -> Sequence[int]:
         """Return its tokens."""
-        return self.ids if self.ids is not None else token_ids(self.text or "")
+        return token_ids(self.given) if isinstance(self.given, str) else self.given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +132,7 @@ def read_chat(data: bytes) -> Asked:
     if not body.messages:
         raise bad_request("messages must not be empty", "messages")
     text = "".join(f"{message.role}\n{_content(message.content)}\n" for message in body.messages)
-    return _asked(body, [Prompt(text, None)], body.max_completion_tokens or body.max_tokens, chat=True)
+    return _asked(body, [_prompt(text)], body.max_completion_tokens or body.max_tokens, chat=True)
 
 
 def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, chat: bool) -> Asked:
@@ -201,10 +196,10 @@ def _prompts(prompt: str | list[Any] | None) -> Sequence[Prompt]:
 
 def _prompt(prompt: str | list[Any]) -> Prompt:
     if isinstance(prompt, str):
-        return Prompt(prompt, None)
+        return Prompt(prompt, count_tokens(prompt))
     if not all(type(token) is int and 0 <= token < 2**32 for token in prompt):
         raise bad_request("prompt: token ids are whole numbers from 0 to 2^32 - 1", "prompt")
-    return Prompt(None, prompt)
+    return Prompt(prompt, len(prompt))
 
 
 def _content(content: str | list[Any] | None) -> str:

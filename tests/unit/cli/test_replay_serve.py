@@ -59,11 +59,16 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun_and_leaves_a_cap
 
 
 def test_a_server_that_crashes_is_gone_with_its_streams(tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=60_000.0)])
-    with serving(str(trace), "--crash-after", "0.5") as (process, url):
+    trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK), record(arrival_ms=1.0, ttft_ms=60_000.0)])
+    out = tmp_path / "out"
+    with serving(str(trace), "--crash-after", "2", "--record", str(out)) as (process, url):
+        httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=30)
         with pytest.raises(httpx.HTTPError):
             httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=30)
         assert process.wait(timeout=60) == 1
+    found = validate_capture(out)
+    assert found.trace is not None
+    assert found.trace.records == 1, "what had ended before is whole"
 
 
 def test_a_server_that_hangs_is_healthy_and_says_nothing(tmp_path: Path) -> None:
