@@ -22,8 +22,8 @@ from specdecode_operator.pictures.seen.steps import StepSums
 from specdecode_operator.pictures.seen.sums import Floats
 
 _POINTS_OVER_TIME: Final = 80
-_FEWEST_DRAFTED: Final = 30
-"""Drafted tokens, or steps: a share of fewer is left out, as chance alone would move it by more than 18 %."""
+_FEWEST_DRAFTED: Final = 100
+"""Drafted tokens, or steps: a share of fewer is left out, as chance alone would move it by more than 10 points."""
 
 _HEADROOM: Final = 1.15
 _ACCEPTANCE: Final = "accepted drafted tokens"

@@ -23,8 +23,8 @@ _LEGEND_LINE_IN: Final = 0.165
 _WHOLE: Final = 100
 """Numbers from here on are shown without decimals."""
 
-_ONE_DECADE, _FEW_DECADES = 30, 2000
-"""Ratios of an axis' ends that ask for more ticks, and for fewer."""
+_CLOSE, _ONE_DECADE, _FEW_DECADES = 4, 30, 2000
+"""Ratios of an axis' ends: below them it is linear, has more ticks, and has some within a decade."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,11 @@ def counted(count: float, what: str) -> str:
 
 
 def plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with plain numbers at its ticks."""
+    """Make an axis logarithmic, with plain numbers at its ticks; one whose ends lie close stays linear."""
     axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    if low > 0 and high / low < _CLOSE:
+        return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
     ratio = high / low

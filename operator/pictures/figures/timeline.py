@@ -22,6 +22,7 @@ _MOST_ROWS: Final = 60
 """More requests in one picture are lines that nobody can follow: those around the busiest moment are drawn."""
 
 _MOMENTS: Final = 400
+_ROUNDING_S: Final = 1e-6
 _STATES: Final = (("waiting", "#D55E00", "////"), ("prefill", "#F0E442", "\\\\\\\\"), ("decoding", "#0072B2", ""))
 
 
@@ -92,7 +93,9 @@ def _draw_states(axes: Axes, rows: Floats) -> int:
 
 def _in_flight(rows: Floats) -> Integers:
     """Return how many requests there were at each arrival, that one included; rows are in order of arrival."""
-    return np.arange(1, len(rows) + 1) - np.searchsorted(np.sort(rows[:, 3]), rows[:, 0], side="left")
+    # A client that asks again at once does so in the moment in which it was answered, but for the rounding of sums.
+    ended = np.searchsorted(np.sort(rows[:, 3]) - _ROUNDING_S, rows[:, 0], side="right")
+    return np.arange(1, len(rows) + 1) - ended
 
 
 def _draw_rows(axes: Axes, rows: Floats) -> None:

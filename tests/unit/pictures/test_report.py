@@ -123,6 +123,12 @@ def test_an_engine_that_does_not_speculate_has_no_acceptance(report: Report, tmp
     assert "1.00 tokens a step on average, 100% of the steps gave one" in shown(tmp_path / "report.html")
 
 
+def test_a_client_that_asks_again_at_once_is_one_at_a_time(report: Report, tmp_path: Path) -> None:
+    whole_ms = 30.0 + 10.0 + 12.5
+    left_out(report, tmp_path, [record(arrival_ms=whole_ms * place) for place in range(9)])
+    assert "9 requests in 0.472 s, at most 1 at a time" in shown(tmp_path / "report.html")
+
+
 def test_requests_that_never_arrived_have_no_timeline(report: Report, tmp_path: Path) -> None:
     said = left_out(report, tmp_path, [record(arrival_ms=None), record(arrival_ms=None)])
     assert "Timeline of requests: no request has its moment of arrival" in said
