@@ -30,8 +30,7 @@ def inline_svg(picture: Picture) -> str:
     """Return a figure as an element of a page: what is no picture left out, and no id that another figure has."""
     with _no_glyph_warnings():
         raw = io.BytesIO()
-        # Without a date the same capture gives the same bytes.
-        picture.figure.savefig(raw, format="svg", metadata={"Date": None})
+        picture.figure.savefig(raw, format="svg")
     # What matplotlib wrote itself, with all names escaped by it.
     root = ET.fromstring(raw.getvalue())  # noqa: S314
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
@@ -94,6 +93,7 @@ def write_alone(picture: Picture, files: list[Path]) -> None:
     figure.text(0.01, 0.05 / whole, "\n".join(captions), va="bottom", fontsize=7, color=QUIET)
     with _no_glyph_warnings():
         for file in files:
+            # Without a date the same capture gives the same bytes.
             metadata = {"Date": None} if file.suffix == ".svg" else {"Software": None}
             figure.savefig(file, dpi=_DOTS_PER_INCH, metadata=metadata)
 

@@ -183,7 +183,10 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
     (folder / "client.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     made = report(folder)
     assert made.exit_code == 0, made.output
-    assert "6 requests in 0.2" in shown(tmp_path / "report.html"), "since the first arrival"
+    words = shown(tmp_path / "report.html")
+    assert "6 requests in 0.2" in words, "since the first arrival"
+    assert "At most 100.0% of the KV cache was in use" in words
+    assert "The client's median is 35.0 ms" in words
 
 
 @pytest.mark.parametrize(
