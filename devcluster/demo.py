@@ -1,7 +1,7 @@
 """The main job on this machine: cluster, operator, a real vLLM that speculates.
 
-Run as `./just demo`; `./just demo-full` lets a capture of it follow, through the command that users have.
-`./just down` removes what it leaves running.
+Run as `./just demo`; `./just demo-full` lets a capture of it follow, through the command that users have, and a replay
+of the capture. `./just down` removes what it leaves running.
 """
 
 import json
@@ -20,6 +20,7 @@ from typing import Any
 from devcluster.builds import binaries
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.kubectl import Kubectl
+from devcluster.demo_replay import SPECDECODE, replay_and_report
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.host.progress import say, step
@@ -44,6 +45,7 @@ _OUTPUT_TOKENS = 96
 def main() -> int:
     """Run the demo and return the exit status."""
     times: dict[str, float] = {}
+    report: Path | None = None
     try:
         with _timed(times, "images and engine environment"):
             prepare_images()
@@ -65,7 +67,9 @@ def main() -> int:
             _wait_for_proof(kubectl)
         if "--capture" in sys.argv[1:]:
             with _timed(times, "capture: load, check, fetch"):
-                _capture(kubectl)
+                capture = _capture(kubectl)
+            with _timed(times, "its replay, and a report of both"):
+                report = replay_and_report(capture)
             with _timed(times, "serving again, and proof"):
                 _wait_for_engines(kubectl)
                 answers = _complete(kubectl)
@@ -76,6 +80,8 @@ def main() -> int:
         say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
         return 1
     _report(kubectl, moment, answers, times)
+    if report is not None:
+        print(f"\nThe capture against its replay, in pictures: {report}")
     return 0
 
 
@@ -148,8 +154,8 @@ def _moment(kubectl: Kubectl) -> _Moment:
             return _Moment(table, body["status"])
 
 
-def _capture(kubectl: Kubectl) -> None:
-    """Capture the deployment, fetch the files and print their summary."""
+def _capture(kubectl: Kubectl) -> Path:
+    """Capture the deployment, fetch the files and print their summary; return their folder."""
     with step("capturing it: specdecode capture up examples/capture-tiny.yaml"):
         _specdecode(kubectl, "capture", "up", str(_EXAMPLES / "capture-tiny.yaml"))
     # Another demo's files are of another capture, and stay.
@@ -157,6 +163,7 @@ def _capture(kubectl: Kubectl) -> None:
     out = REPOSITORY / "captures" / f"{CAPTURE}-{uid[:8]}"
     _specdecode(kubectl, "capture", "run", CAPTURE, f"--out={out}")
     _specdecode(kubectl, "capture", "validate", str(out))
+    return out
 
 
 def _specdecode(kubectl: Kubectl, *arguments: str) -> None:
@@ -170,7 +177,7 @@ def _specdecode(kubectl: Kubectl, *arguments: str) -> None:
         "PATH": os.pathsep.join([str(program.parent), os.environ.get("PATH", os.defpath)]),
     }
     sys.stdout.flush()
-    done = subprocess.run([Path(sys.executable).with_name("specdecode"), *arguments], env=environment, check=False)
+    done = subprocess.run([SPECDECODE, *arguments], env=environment, check=False)
     if done.returncode:
         raise ClusterError(f"specdecode {' '.join(arguments)} ended with exit code {done.returncode}")
 
