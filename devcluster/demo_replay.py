@@ -23,9 +23,9 @@ def replay_and_report(capture: Path) -> Path:
         _serving(capture, replayed) as url,
         step("playing it back without vLLM: specdecode replay serve, replay drive"),
     ):
-        _specdecode("replay", "drive", str(capture), f"--url={url}", quiet=True)
+        _specdecode("replay", "drive", str(capture), f"--url={url}")
     with step("drawing both: specdecode capture report --replayed"):
-        _specdecode("capture", "report", str(capture), f"--replayed={replayed}", f"--output={page}", quiet=True)
+        _specdecode("capture", "report", str(capture), f"--replayed={replayed}", f"--output={page}")
     return page
 
 
@@ -34,21 +34,25 @@ def _serving(capture: Path, replayed: Path) -> Iterator[str]:
     """Serve a capture, and record that; yields the URL."""
     options = ("--match=request-id", "--unmatched=refuse", "--port=0", f"--record={replayed}")
     command = [str(SPECDECODE), "replay", "serve", str(capture), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
+        said = []
         try:
-            _, found, url = process.stdout.readline().rpartition(" on ")
-            if not found:
-                raise ClusterError(f"specdecode replay serve {capture} ended with exit code {process.wait(_END_S)}")
-            yield url.strip()
+            for line in process.stdout:
+                said.append(line)
+                if " on http://" in line:
+                    break
+            else:
+                raise ClusterError(f"specdecode replay serve {capture}: {''.join(said).strip()}")
+            yield said[-1].rpartition(" on ")[2].strip()
         finally:
             # It writes the end of its recording.
             process.terminate()
             process.communicate(timeout=_END_S)
 
 
-def _specdecode(*arguments: str, quiet: bool = False) -> None:
-    sys.stdout.flush()
-    done = subprocess.run([SPECDECODE, *arguments], check=False, text=True, stdout=subprocess.PIPE if quiet else None)
+def _specdecode(*arguments: str) -> None:
+    done = subprocess.run([SPECDECODE, *arguments], check=False, text=True, capture_output=True)
     if done.returncode:
-        raise ClusterError(f"specdecode {' '.join(arguments)} ended with exit code {done.returncode}")
+        said = f"{done.stdout}{done.stderr}".strip()
+        raise ClusterError(f"specdecode {' '.join(arguments)} ended with exit code {done.returncode}:\n{said}")
