@@ -101,7 +101,7 @@ def _share_out(stats: SpeculationStats | None, members: list[_Member], k: int) -
     left = tokens if drafts <= len(later) else round(tokens * len(later) / drafts)
     for number, member in enumerate(drafters):
         even = -(-left // (len(drafters) - number))
-        drafted = min(max(even, member.further), max(k, member.further))
+        drafted = min(max(even, member.further), k)
         member.drafting.drafted[member.place] = drafted
         member.drafting.accepted[member.place] = min(member.further, drafted)
         left = max(0, left - drafted)

@@ -104,6 +104,13 @@ def test_traces_that_cannot_be_played_are_refused_in_one_line(tmp_path: Path) ->
     assert "K is" in refused(str(plain), str(five))
     assert "--acceptance" in refused(str(plain), "--acceptance", "0.5")
     assert "block_hashes" in refused(str(here), "--match", "prefix")
+    large = dict(META) | {"speculative": {"num_speculative_tokens": 10**9}}
+    assert "K is 1000000000" in refused(str(write_trace(tmp_path / "large.jsonl", [record()], large)))
+    fat = write_trace(tmp_path / "fat.jsonl", [record(output_tokens=2**31, itl_tokens=[1, 1])], None)
+    assert "a burst has 2147483646 tokens" in refused(str(fat))
+    model = tmp_path / "model.json"
+    model.write_text("{}")
+    assert "is no fitted model" in refused(str(model), "--mode", "modelled")
     assert "--mode modelled" in refused(str(here), "--mode", "modelled", "--match", "prefix")
     assert "--plan" in refused(str(here), "--plan", "x.yaml")
     assert "--host" in refused(str(here), "--host", "192.0.2.1")

@@ -136,6 +136,12 @@ async def test_speculation_is_counted_as_the_operator_reads_it(tmp_path: Path) -
     assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0' in page
 
 
+async def test_of_chunks_that_were_merged_no_more_than_k_tokens_count_as_accepted(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK | {"output_tokens": 20, "itl_tokens": [9, 9]})]) as client:
+        assert [len(text) // 4 for text in texts(await events(client))] == [2, 9, 9]
+        assert (await metrics(client)).speculation.accepted_per_position == (3, 2, 2, 2)
+
+
 async def test_an_engine_without_speculation_has_no_metrics_of_it(tmp_path: Path) -> None:
     plain = record(ttft_ms=1.0, output_tokens=3, itl_ms=[1.0, 1.0], itl_tokens=None)
     async with replay_server(tmp_path, [plain], PLAIN_META) as client:

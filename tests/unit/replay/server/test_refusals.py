@@ -114,3 +114,10 @@ async def test_paths_that_are_none_have_an_error_too(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         assert (await client.get("/v1/nothing")).json()["error"]["code"] == 404
         assert (await client.get("/v1/completions")).status_code == 405
+
+
+async def test_records_without_arrival_are_used_in_the_order_of_the_file(tmp_path: Path) -> None:
+    records = [record(**QUICK, arrival_ms=None, output_tokens=tokens, itl_tokens=[1, 1]) for tokens in (5, 3, 4)]
+    async with replay_server(tmp_path, records) as client:
+        found = [len("".join(texts(await events(client)))) // 4 for _ in range(3)]
+    assert found == [5, 3, 4]
