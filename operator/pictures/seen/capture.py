@@ -104,22 +104,24 @@ def read_capture(path: Path, *, replayed: bool = False) -> Capture:
 
 
 class _BadLines:
-    """Counts lines that break a rule, and keeps what is wrong with the first one of each file."""
+    """Counts lines that break a rule, and keeps what is wrong with the first one."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.first: RecordingError | None = None
         self._count = 0
 
     def __call__(self, error: RecordingError) -> None:
         """Take one in."""
         self._count += 1
-        if self._count == 1:
-            self.warnings.append(f"{error}")
+        self.first = self.first or error
 
     def said(self) -> list[str]:
         """Return the first one, and how many there are."""
-        more = [f"{self._count:,} lines that cannot be read are left out"] if self._count > 1 else []
-        return [*self.warnings, *more]
+        if not self._count:
+            return self.warnings
+        lines = f"{self._count:,} line{'s' * (self._count > 1)} that cannot be read left out, first {self.first}"
+        return [*self.warnings, lines]
 
 
 def _requests(trace: Path, bad: _BadLines) -> tuple[TraceMeta, RequestSums]:
@@ -130,7 +132,7 @@ def _requests(trace: Path, bad: _BadLines) -> tuple[TraceMeta, RequestSums]:
         else:
             requests.add(line)
     if not len(requests):
-        raise no_requests(trace)
+        raise bad.first or no_requests(trace)
     requests.flush()
     return meta, requests
 

@@ -41,6 +41,10 @@ OnBadLine = Callable[[RecordingError], None]
 """What is done about a line that breaks a rule: it is told which, and raises it, or counts it and goes on."""
 
 
+def _refuse(error: RecordingError) -> None:
+    raise RecordingError(f"{error}: mend it, or skip bad lines")
+
+
 def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
     """Return what a capture's folder, or a trace, holds.
 
@@ -62,7 +66,7 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
     def skip(error: RecordingError) -> None:
         nonlocal skipped
         if not skip_bad_lines:
-            raise error
+            _refuse(error)
         skipped += 1
 
     for line in read_requests(trace, skip):
@@ -119,10 +123,6 @@ def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[TraceMeta | Reco
                 bad_line(_bad_line(trace, line.number, str(error)))
     except OSError as error:
         raise RecordingError(f"{printable(str(trace))}: cannot be read: {error.strerror}") from error
-
-
-def _refuse(error: RecordingError) -> None:
-    raise error
 
 
 def read_steps(path: Path, bad_line: OnBadLine = _refuse) -> Iterator[StepLine]:
@@ -206,7 +206,7 @@ def _whole_lines(path: Path) -> Iterator[Line]:
 
 
 def _bad_line(path: Path, number: int, message: str) -> RecordingError:
-    return RecordingError(f"{printable(str(path))}: line {number}: {printable(message)}: mend it, or skip bad lines")
+    return RecordingError(f"{printable(str(path))}: line {number}: {printable(message)}")
 
 
 def _request(text: bytes) -> RecordedRequest:

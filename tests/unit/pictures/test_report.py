@@ -158,10 +158,10 @@ def test_what_cannot_be_read_is_left_out_and_said(report: Report, tmp_path: Path
     (folder / "manifest.json").write_text("{")
     made = report(folder)
     assert made.exit_code == 0
-    assert "line 62" in made.stderr
-    assert "2 lines that cannot be read are left out" in made.stderr
+    assert "2 lines that cannot be read left out, first" in made.stderr
+    assert "demo/trace.jsonl: line 62: Object missing required field `output_tokens`\n" in made.stderr
     assert "manifest.json: is no JSON" in made.stderr
-    assert "2 lines that cannot be read are left out" in shown(tmp_path / "report.html")
+    assert "2 lines that cannot be read left out" in shown(tmp_path / "report.html")
 
 
 def test_figures_of_a_plan_that_cannot_be_are_not_drawn(report: Report, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
     steps = [step(ts_ms, [2, 1, 1, 0], usage=usage) for ts_ms, usage in ((1.7e12, 1e308), (1e300, -1e308))]
     (folder / "step-stats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
     client = {"id": "r", "phase": "p", "index": 0, "outcome": "completed"}
-    lines = [client | {"ttft_ms": ttft_ms} for ttft_ms in (1e308, -1.0, 30.0, 40.0)]
+    lines = [client | {"ttft_ms": ttft_ms} for ttft_ms in (1e308, 1e308, 30.0, 40.0)]
     (folder / "client.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     made = report(folder)
     assert made.exit_code == 0, made.output
@@ -197,6 +197,7 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
         (["demo", "-o", "gone/report.html"], "gone/report.html: No such file or directory: name a place"),
         (["demo", "--svg", "demo/trace.jsonl"], "demo/trace.jsonl: is no folder: name one"),
         (["empty"], "has no request: record some load"),
+        (["demo/manifest.json"], "manifest.json: line 1: Object missing required field `prompt_tokens`"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
