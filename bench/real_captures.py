@@ -33,7 +33,11 @@ likely at all, and so little attention that the last tokens nearly decide the ne
 
 VOCABULARY: Final = 1024
 MAX_MODEL_LEN: Final = 2048
-MAX_NUM_SEQS: Final = 32
+MAX_NUM_SEQS: Final = 16
+MAX_NUM_BATCHED_TOKENS: Final = 128
+"""So few that steps have at most 32 sizes: a vLLM for the CPU keeps kernels for so many, and stands still for up to a
+second for any other, which no engine on a GPU does."""
+
 OUTPUT_TOKENS: Final = 200
 PROMPT_TOKENS, LONG_PROMPT_TOKENS = 96, 384
 TEMPERATURES: Final = [{"temperature": "0.0", "sharePercent": 100}]
@@ -120,8 +124,6 @@ CAPTURES: Final = {
     "draft-more-again": Planned("draft_model", 3, _again(MORE)),
     "draft-long-again": Planned("draft_model", 3, _again(LONG)),
     "draft-k5-again": Planned("draft_model", 5, _again(Load((8,)))),
-    # So few clients and drafts that a step has one of 32 sizes: a vLLM for the CPU prepares so many for each layer,
-    # and for any other it stands still for half a second.
     "ngram-fit": Planned("ngram", 3, Load((2, 4))),
     "ngram-more": Planned("ngram", 3, Load((1, 8))),
     "ngram-more-again": Planned("ngram", 3, _again(Load((1, 8)))),
@@ -178,6 +180,7 @@ def capture(place: Place, name: str, planned: Planned, engine: EngineOptions = E
         prepared = job("http://127.0.0.1:1")
         prepared.prepare(scratch / "bundle")
         usual = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-seqs={MAX_NUM_SEQS}", "--block-size=32")
+        usual += (f"--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}",)
         variables = {
             "SPECDECODE_RECORD_DIR": str(prepared.places.segments),
             "OBSERVER_DIR": "",

@@ -1,6 +1,6 @@
 """How near replay comes to a real engine under loads that it was not fitted to.
 
-    .venv/bin/python -m bench.replay_fidelity FOLDER [--methods draft ngram] [--seconds 25]
+    .venv/bin/python -m bench.replay_fidelity FOLDER [--methods draft ngram] [--seconds 20]
 
 On a quiet machine: everything is measured in seconds of this machine, and what else runs on it is in all figures. The
 captures that are not in FOLDER yet are made (`bench/real_captures.py`): a real vLLM for the CPU at 4 and 8 clients,
@@ -68,6 +68,7 @@ REPETITIONS: Final = 20
 """Of a load in virtual time, which costs nothing: so many that chance has little part in it."""
 
 SEED: Final = 11
+COLUMNS: Final = ("again", "steps", "modelled", "emulated")
 AGAIN: Final = "-x"
 """Stands between the name of a phase and the number of its repetition."""
 
@@ -196,15 +197,20 @@ class Measured:
         """Return a table for each phase: the real engine's figures, and by how much others differ."""
         return "\n".join(self._of_phase(phase, requests) for phase, requests in phases_of(self.real).items())
 
+    def error(self, column: str, phase: str, figure: str, value: float) -> str:
+        """Return by how much a column differs from the real engine's value."""
+        if column not in self.others:
+            return ""
+        return f"{100 * (figures(phases_of(self.others[column])[phase]).rows()[figure] / value - 1):+.1f} %"
+
     def _of_phase(self, phase: str, requests: Sequence[RecordedRequest]) -> str:
         real = figures(requests).rows()
-        columns = {name: figures(phases_of(each)[phase]).rows() for name, each in self.others.items()}
         lines = [
-            f"| {self.name}, {phase} | real | {' | '.join(columns)} |",
-            f"| --- | ---: {'| ---: ' * len(columns)}|",
+            f"| {self.name}, {phase} | real | {' | '.join(self.others)} |",
+            f"| --- | ---: {'| ---: ' * len(self.others)}|",
         ]
         for figure, value in real.items():
-            errors = [f"{100 * (column[figure] / value - 1):+.1f} %" for column in columns.values()]
+            errors = [self.error(column, phase, figure, value) for column in self.others]
             lines.append(f"| {figure} | {value:.4g} | {' | '.join(errors)} |")
         return "\n".join([*lines, ""])
 
@@ -215,6 +221,20 @@ def fitted_to(folder: Path, draft_share: float) -> FittedModel:
     if model.step_time is None or model.acceptance is None:
         raise RuntimeError(f"{folder}: too little was recorded to fit it")
     return model
+
+
+def summary(measured: Sequence[Measured]) -> str:
+    """Return a table for each figure that has an aim, a line for each load."""
+    lines = []
+    for figure in ("TPOT mean, ms", "TPOT P50, ms", "TTFT mean, ms", "TTFT P50, ms", "tokens/s", "tokens/step"):
+        lines += [f"| {figure} | real | {' | '.join(COLUMNS)} |", f"| --- | ---: {'| ---: ' * len(COLUMNS)}|"]
+        for each in measured:
+            for phase, requests in phases_of(each.real).items():
+                value = figures(requests).rows()[figure]
+                errors = [each.error(column, phase, figure, value) for column in COLUMNS]
+                lines.append(f"| {each.name}, {phase} | {value:.4g} | {' | '.join(errors)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -268,7 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure replay against a real vLLM on the CPU.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--methods", nargs="+", choices=("draft", "ngram"), default=("draft", "ngram"))
-    parser.add_argument("--seconds", type=int, default=25, help="for each number of clients (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=20, help="for each number of clients (default: %(default)s)")
     arguments = parser.parse_args()
     engine = Engine.at(install_engine_environment())
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -276,6 +296,7 @@ def main() -> None:
     work = arguments.folder / "forecasts"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
+    all_measured = []
     for method in arguments.methods:
         names = [name for name in CAPTURES if name.startswith(method)]
         for name in names:
@@ -285,8 +306,10 @@ def main() -> None:
         bench = Bench(place, work, fitted_to(place.out / f"{method}-fit", share))
         for name in names:
             if not name.endswith(("-fit", "-again")):
-                sys.stdout.write(f"{bench.measure(name).table()}\n")
+                all_measured.append(bench.measure(name))
+                sys.stdout.write(f"{all_measured[-1].table()}\n")
                 sys.stdout.flush()
+    sys.stdout.write(summary(all_measured))
 
 
 if __name__ == "__main__":

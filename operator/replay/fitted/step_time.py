@@ -34,6 +34,9 @@ _ROUNDS: Final = 12
 _WORTH: Final = 0.003
 """By how much, of the squared deviations, a term must make the fit better to stay."""
 
+_BEND: Final = 0.02
+"""The same for a bend of the curve."""
+
 _RESIDUALS: Final = 101
 _QUANTILES: Final = (0.001, 0.999)
 _HOST_QUANTILE: Final = 0.9
@@ -73,7 +76,7 @@ def fit_measured_steps(steps: MeasuredSteps, *, draft_share: float = 0.0) -> dic
     """Return the section that describes some steps; see `fit_step_time`."""
     if len(steps) < LEAST_STEPS:
         return None
-    knots = _knots(steps.scheduled_tokens)
+    knots = _bends(steps, draft_share)
     table = _columns(steps, knots, draft_share)
     names = list(table)
     columns = np.column_stack([table[name] for name in names])
@@ -120,6 +123,23 @@ def _knots(tokens: Numbers) -> list[float]:
             knots.append(step)
         step *= 2
     return [*knots, high] if high > low else knots
+
+
+def _bends(steps: MeasuredSteps, draft_share: float) -> list[float]:
+    """Return the knots that are worth it: a curve that bends where it need not goes astray behind its end."""
+    candidates = _knots(steps.scheduled_tokens)
+    kept = [candidates[0], candidates[-1]] if len(candidates) > 1 else candidates
+
+    def cost(knots: Sequence[float]) -> float:
+        return _cost(np.column_stack(list(_columns(steps, knots, draft_share).values())), steps.ms)
+
+    best = cost(kept)
+    while others := [each for each in candidates if each not in kept]:
+        found, knots = min((cost(sorted([*kept, each])), sorted([*kept, each])) for each in others)
+        if found > best * (1 - _BEND):
+            break
+        best, kept = found, knots
+    return kept
 
 
 def _columns(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> dict[str, Numbers]:
