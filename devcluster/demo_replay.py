@@ -16,14 +16,19 @@ _END_S = 60
 
 def replay_and_report(capture: Path) -> Path:
     """Play a capture back under its own load, record that, and return a page with both."""
-    replayed, page = (capture.with_name(f"{capture.name}-{what}") for what in ("replay", "report.html"))
-    # That of another demo's run with the same capture
-    shutil.rmtree(replayed, ignore_errors=True)
+    replayed, asked, page = (capture.with_name(f"{capture.name}-{what}") for what in ("replay", "asked", "report.html"))
+    # Those of another demo's run with the same capture
+    for folder in (replayed, asked):
+        shutil.rmtree(folder, ignore_errors=True)
     with (
         _serving(capture, replayed) as url,
         step("playing it back without vLLM: specdecode replay serve, replay drive"),
     ):
-        _specdecode("replay", "drive", str(capture), f"--url={url}")
+        _specdecode("replay", "drive", str(capture), f"--url={url}", f"--out={asked}")
+    # What client and server wrote is one capture, as of an engine.
+    for file in asked.iterdir():
+        file.rename(replayed / file.name)
+    asked.rmdir()
     with step("drawing both: specdecode capture report --replayed"):
         _specdecode("capture", "report", str(capture), f"--replayed={replayed}", f"--output={page}")
     return page
