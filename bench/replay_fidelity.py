@@ -69,6 +69,16 @@ REPETITIONS: Final = 20
 
 SEED: Final = 11
 COLUMNS: Final = ("again", "steps", "modelled", "emulated")
+SUMMARY: Final = (
+    "TPOT mean, ms",
+    "TPOT P50, ms",
+    "TTFT mean, ms",
+    "TTFT P50, ms",
+    "tokens/s",
+    "tokens/step",
+    "tokens/step, P10 of requests",
+    "tokens/step, P90 of requests",
+)
 AGAIN: Final = "-x"
 """Stands between the name of a phase and the number of its repetition."""
 
@@ -81,6 +91,7 @@ class Figures:
     ttft_ms: np.ndarray
     tokens_per_second: float
     tokens_per_step: float
+    of_requests: np.ndarray  # tokens per step of each
 
     def rows(self) -> dict[str, float]:
         """Return the figures by name."""
@@ -88,7 +99,11 @@ class Figures:
         for name, values in (("TPOT", self.tpot_ms), ("TTFT", self.ttft_ms)):
             found[f"{name} mean, ms"] = float(values.mean())
             found |= {f"{name} P{each}, ms": float(np.percentile(values, each)) for each in (50, 90, 99)}
-        return found | {"tokens/s": self.tokens_per_second, "tokens/step": self.tokens_per_step}
+        found |= {"tokens/s": self.tokens_per_second, "tokens/step": self.tokens_per_step}
+        of_requests = {
+            f"tokens/step, P{each} of requests": float(np.percentile(self.of_requests, each)) for each in (10, 90)
+        }
+        return found | of_requests
 
 
 def phases_of(recording: Recording) -> dict[str, list[RecordedRequest]]:
@@ -103,6 +118,7 @@ def figures(requests: Sequence[RecordedRequest]) -> Figures:
     """Return the figures of some requests."""
     decoding_ms = np.array([sum(request.gaps_ms) for request in requests])
     tokens = np.array([request.output_tokens for request in requests])
+    steps = np.array([len(request.gaps_ms) for request in requests])
     repetitions: dict[str, list[RecordedRequest]] = {}
     for request in requests:
         repetitions.setdefault(request.phase or "", []).append(request)
@@ -110,7 +126,8 @@ def figures(requests: Sequence[RecordedRequest]) -> Figures:
         tpot_ms=decoding_ms / np.maximum(1, tokens - 1),
         ttft_ms=np.array([request.ttft_ms for request in requests]),
         tokens_per_second=float(np.mean([_throughput(each) for each in repetitions.values()])),
-        tokens_per_step=float((tokens - 1).sum() / max(1, sum(len(request.gaps_ms) for request in requests))),
+        tokens_per_step=float((tokens - 1).sum() / max(1, steps.sum())),
+        of_requests=(tokens - 1) / np.maximum(1, steps),
     )
 
 
@@ -226,7 +243,7 @@ def fitted_to(folder: Path, draft_share: float) -> FittedModel:
 def summary(measured: Sequence[Measured]) -> str:
     """Return a table for each figure that has an aim, a line for each load."""
     lines = []
-    for figure in ("TPOT mean, ms", "TPOT P50, ms", "TTFT mean, ms", "TTFT P50, ms", "tokens/s", "tokens/step"):
+    for figure in SUMMARY:
         lines += [f"| {figure} | real | {' | '.join(COLUMNS)} |", f"| --- | ---: {'| ---: ' * len(COLUMNS)}|"]
         for each in measured:
             for phase, requests in phases_of(each.real).items():

@@ -32,6 +32,21 @@ def test_a_capture_becomes_a_small_file(tmp_path: Path) -> None:
     assert [capture.requests for capture in model.origin.captures] == [40]
 
 
+def test_what_a_draft_takes_of_a_step_is_told_by_who_knows_the_models(tmp_path: Path) -> None:
+    capture = str(Path(__file__).parents[2] / "data/captures/draft_model")
+    takes_ms = []
+    for share in ("0", "0.1"):
+        code, text = run("fit", capture, "-o", str(tmp_path / share), "--draft-share", share)
+        assert code == 0, text
+        step_time = read_model(tmp_path / share).step_time or {}
+        takes_ms.append((step_time.get("draft_ms", 0.0), step_time["curve"][0][1]))
+    (none, whole), (draft_ms, base_ms) = takes_ms
+    assert none == 0
+    assert draft_ms == pytest.approx(base_ms * 0.1, rel=0.1)
+    # Three passes of the draft are in what was one sum before.
+    assert base_ms + 3 * draft_ms == pytest.approx(whole, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("records", "says"),
     [
