@@ -18,6 +18,7 @@ from specdecode_operator.replay.fitted.model import ModelFileError, read_model
 from specdecode_operator.replay.launch.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
 from specdecode_operator.replay.launch.engine_environment import EngineEnvironment, free_port
 from specdecode_operator.replay.launch.folder import EngineFolder, write_engine_folder
+from specdecode_operator.replay.launch.model_folder import tokenizer_files
 
 RECORD_VARIABLE: Final = "SPECDECODE_RECORD_DIR"
 """Where the recorder writes, as everywhere."""
@@ -50,6 +51,8 @@ def serve_emulated(asked: Asked) -> int:
         if len(asked.models) != 1:
             fail(f"--mode emulated takes one fitted model, not {len(asked.models)}: fit it to all captures together")
         model = read_model(asked.models[0])
+        if asked.tokenizer is not None and not tokenizer_files(asked.tokenizer):
+            fail(f"--tokenizer {asked.tokenizer}: has no tokenizer: name a folder with its tokenizer.json")
         launch = _planned(asked)
         emulated = emulation(launch, model)
         engine = EngineEnvironment.at(asked.engine)

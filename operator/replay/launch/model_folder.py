@@ -20,6 +20,9 @@ _OF_A_TOKENIZER: Final = (
 )
 """Files of a model's repository that are its tokenizer's, and say where its texts end."""
 
+_WORDS: Final = ("tokenizer.", "vocab", "tekken.json")
+"""How the files begin that hold its tokens."""
+
 _NOT_TOLD: Final = ("quantization_config", "compression_config", "auto_map")
 """What says how weights are stored, and asks for kernels and code that are not needed."""
 
@@ -40,10 +43,8 @@ def write_model_folder(
     }
     vocabulary = int(told.get("vocab_size") or _USUAL_TEXT[1] + 1)
     if tokenizer is not None:
-        for pattern in _OF_A_TOKENIZER:
-            for path in sorted(tokenizer.glob(pattern)):
-                if path.is_file():
-                    shutil.copy(path, folder / path.name)
+        for path in tokenizer_files(tokenizer):
+            shutil.copy(path, folder / path.name)
         text = min(_USUAL_TEXT[0], vocabulary - 1), min(_USUAL_TEXT[1], vocabulary - 1)
     else:
         made = tokenizer_json(vocabulary)
@@ -57,12 +58,21 @@ def write_model_folder(
     return text
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a tokenizer in a folder; none where there is no tokenizer."""
+    found = [path for pattern in _OF_A_TOKENIZER for path in sorted(folder.glob(pattern)) if path.is_file()]
+    return found if any(path.name.startswith(_WORDS) for path in found) else []
+
+
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config.json that generates text: what sees and hears needs processors that are not there."""
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         return dict(config)
-    names = [str(each).replace("ForConditionalGeneration", "ForCausalLM") for each in config.get("architectures", ())]
+    outer_names = [
+        str(each).replace("ForConditionalGeneration", "ForCausalLM") for each in config.get("architectures", ())
+    ]
+    names = inner.get("architectures") or outer_names
     outer = {name: config[name] for name in ("dtype", "torch_dtype", "tie_word_embeddings") if name in config}
     return {**outer, **inner, "architectures": names}
 

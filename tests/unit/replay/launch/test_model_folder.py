@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.launch.model_folder import text_config, write_model_folder
+from specdecode_operator.replay.launch.model_folder import text_config, tokenizer_files, write_model_folder
 from specdecode_operator.replay.launch.tokenizer import BEGIN, END, text_tokens, tokenizer_json
 
 CONFIG: dict[str, Any] = {
@@ -74,3 +74,13 @@ def test_of_a_model_that_sees_the_part_that_writes_is_taken() -> None:
         "num_hidden_layers": 48,
     }
     assert text_config(CONFIG) == CONFIG
+    named = seeing | {"text_config": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"}}
+    assert text_config(named)["architectures"] == ["DeepseekV3ForCausalLM"]
+
+
+def test_a_folder_without_a_tokenizer_has_no_files_of_one(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert tokenizer_files(tmp_path) == []
+    assert tokenizer_files(tmp_path / "nowhere") == []
+    (tmp_path / "tekken.json").write_text("{}")
+    assert {path.name for path in tokenizer_files(tmp_path)} == {"tokenizer_config.json", "tekken.json"}
