@@ -8,8 +8,9 @@ import typer
 
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import replaced_whole
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable
-from specdecode_operator.replay.fitted.model import FittedModel, Limits, encode_model
+from specdecode_operator.replay.fitted.model import FittedModel, Limits, decode_model, encode_model
 from specdecode_operator.replay.recording.read import RecordingError, read_recording
 
 _OF_CAPTURE: Final = "Absent: as the capture says."
@@ -59,8 +60,13 @@ def fit_command(  # noqa: PLR0913  each is an option
     except RecordingError as error:
         raise typer.BadParameter(str(error), param_hint="TRACE") from error
     model = with_limits(model, max_num_seqs, max_num_batched_tokens, num_gpu_blocks)
+    text = encode_model(model)
+    try:
+        decode_model(text)
+    except UnreadableTextError as error:
+        raise typer.BadParameter(f"no engine is so: {error}", param_hint="TRACE") from error
     with replaced_whole(out) as stream:
-        stream.write(encode_model(model).decode())
+        stream.write(text.decode())
     say("\n".join([f"{printable(str(out))}: {_size(model)}", *_limits_text(model.origin.limits), *_ranges_text(model)]))
     if skipped := sum(each.skipped_lines for each in recordings):
         say(f"{skipped} lines could not be read and were left out", err=True)

@@ -133,10 +133,16 @@ def _text(out: Path, outcome: Outcome) -> list[str]:
         from specdecode_operator.replay.compare.measures import measured  # noqa: PLC0415  numpy is an extra
     except ImportError as error:
         raise typer.BadParameter(NO_NUMPY) from error
-    found = measured(read_recording(out))
+    try:
+        recording = read_recording(out, skip_bad_lines=True)
+    except RecordingError:
+        # Nothing but what the reader takes for no step of an engine.
+        return [f"{printable(str(out))}: {outcome.finished:,} requests, all of which waited longer than an hour"]
+    found, late = measured(recording), recording.skipped_lines
     rate = found.output_tokens / found.seconds if found.seconds else 0.0
     more = [f"{outcome.preemptions} preemptions"] if outcome.preemptions else []
     more += [f"{outcome.failed} requests were too large for the KV cache"] if outcome.failed else []
+    more += [f"{late:,} requests waited longer than an hour, and are not in these figures"] if late else []
     times = (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("gap", found.gap_ms))
     return [
         f"{printable(str(out))}: {outcome.finished:,} requests in {found.seconds:.1f} s, {rate:,.1f} tokens/s",

@@ -94,7 +94,7 @@ class SteppedEngine:
         most = min(request.max_tokens, course.output_tokens)
         if self._max_model_len is not None:
             most = min(most, self._max_model_len - request.prompt_tokens)
-        mine = _Request(request, sink, course, request.prompt_tokens, max(1, most), engine=self)
+        mine = _Request(request, sink, course, max(1, request.prompt_tokens), max(1, most), engine=self)
         lead_ms = self._behaviour.lead_ms()
         if lead_ms > 0:
             self._clock.call_at(self._clock.now_ms() + lead_ms, partial(self._enqueue, mine))
@@ -281,7 +281,7 @@ class SteppedEngine:
         return Burst(
             tokens=tokens,
             drafted=drafted,
-            accepted=accepted,
+            accepted=accepted if drafted else 0,
             cached_tokens=request.cached if is_first else 0,
             finish_reason=reason,
         )

@@ -38,7 +38,7 @@ class Bursts(Struct, kw_only=True, frozen=True):
     decoding: list[Small]
     positions: list[Small]
     contexts: list[Small]
-    tokens: list[Annotated[int, Meta(ge=1, le=4096)]]
+    tokens: list[Annotated[int, Meta(ge=1, le=2**27)]]
     counts: list[Annotated[int, Meta(ge=1, le=2**40)]]
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Stops(Struct, kw_only=True, frozen=True):
     """Requests that the model itself ended."""
 
     share: Share
-    output_tokens: list[Small]  # ascending, evenly spread over quantiles
+    output_tokens: list[Count]  # ascending, evenly spread over quantiles
 
 
 class Drafts(Struct, kw_only=True, frozen=True):
@@ -71,7 +71,7 @@ class Donors(Struct, kw_only=True, frozen=True):
     persistence: Annotated[float, Meta(ge=0, lt=1)]  # how much a step's pace tells of the next one's
     classes: Annotated[list[Share], Meta(min_length=1, max_length=64)]  # shares of easy and hard requests
     bursts: Bursts
-    firsts: list[tuple[Annotated[int, Meta(ge=1, le=2**20)], Count]]  # tokens at the end of a prefill, how often
+    firsts: list[tuple[Annotated[int, Meta(ge=1, le=2**27)], Count]]  # tokens at the end of a prefill, how often
     drafts: Drafts
     stops: Stops
     ranges: dict[str, Range]

@@ -21,7 +21,7 @@ from specdecode_operator.replay.fitted.ranges import Range
 from specdecode_operator.replay.fitted.step_time import fit_step_time
 from specdecode_operator.replay.fitted.timeline import Floats, Ints, Timeline, timeline
 from specdecode_operator.replay.fitted.trend import expected_ms, fitted_trend
-from specdecode_operator.replay.recording.read import RecordingError, read_steps, refuse_different
+from specdecode_operator.replay.recording.read import LONGEST_GAP_MS, RecordingError, read_steps, refuse_different
 from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
 
 _LEAST_STEPS: Final = 8
@@ -32,6 +32,8 @@ _SEED: Final = 0
 _USED_CACHE: Final = 0.05
 """A KV cache used less tells too little of its size."""
 _LEAST_MS: Final = 1e-3
+_MOST_SIZES: Final = 32
+"""Larger bursts are all alike, as far as they tell easy requests from hard ones."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
         schema=SCHEMA,
         origin=_origin(recordings, fitted, lines),
         donors=_donors(lines, requests, k, drafted),
-        ttft=Ttft(lead_ms=thinned(leads.tolist(), _MOST_LEADS)),
+        ttft=Ttft(lead_ms=thinned(np.minimum(leads, LONGEST_GAP_MS).tolist(), _MOST_LEADS)),
         clients=_clients(recordings),
         step_time=fit_step_time(recordings, draft_share=draft_share),
         acceptance=fit_acceptance(recordings),
@@ -87,6 +89,7 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
 
 def _clients(recordings: Sequence[Recording]) -> Clients | None:
     found = [value for recording in recordings for value in turnarounds_ms(recording.requests)]
+    found = [min(value, LONGEST_GAP_MS) for value in found]
     return Clients(turnarounds_ms=thinned(found, _MOST_LEADS)) if found else None
 
 
@@ -222,12 +225,12 @@ def _cell_codes(line: Timeline) -> Ints:
 
 def _burst_counts(lines: list[Timeline], k: int) -> Floats:
     """Return how many bursts of each size came after which, for each request, without those that max_tokens cut."""
-    rows = []
+    rows, most = [], min(k + 1, _MOST_SIZES)
     for line in lines:
         counted = ~line.chunk_is_first & ~line.chunk_is_cut
         before = np.searchsorted(buckets.BURST, _before(line)[counted])
-        sizes = np.minimum(line.chunk_tokens[counted], k + 1) - 1
-        counts = np.zeros((len(line.prompt_tokens), buckets.buckets(buckets.BURST), k + 1))
+        sizes = np.minimum(line.chunk_tokens[counted], most) - 1
+        counts = np.zeros((len(line.prompt_tokens), buckets.buckets(buckets.BURST), most))
         np.add.at(counts, (line.chunk_request[counted], before, sizes), 1)
         rows.append(counts)
     return np.concatenate(rows)

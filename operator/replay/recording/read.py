@@ -30,6 +30,12 @@ from specdecode_operator.replay.recording.recording import RecordedRequest, Reco
 LONGEST_GAP_MS: Final = 3_600_000.0
 """An hour: what is longer was never one step of an engine, and would keep a client waiting for good."""
 
+LONGEST_RUN_MS: Final = 1e13
+"""Three hundred years: what is farther from a run's zero is no moment of it."""
+
+MOST_TOKENS: Final = 2**27
+"""Of a prompt, or of an answer: ten times as many as any model takes."""
+
 _RECORD: Final = msgspec.json.Decoder(TraceRecord)
 
 
@@ -217,6 +223,11 @@ def _request(text: bytes) -> RecordedRequest:
     for value in chain((record.ttft_ms,), gaps_ms):
         if not 0 <= value <= LONGEST_GAP_MS:
             raise UnreadableLineError("time", f"a time of {value:g} ms: it must lie between 0 and an hour")
+    for moment in (record.arrival_ms, record.scheduled_ms):
+        if moment is not None and not abs(moment) <= LONGEST_RUN_MS:
+            raise UnreadableLineError("time", f"a moment of {moment:g} ms: it must lie within {LONGEST_RUN_MS:g}")
+    if max(record.prompt_tokens, record.cached_tokens, record.output_tokens) > MOST_TOKENS:
+        raise UnreadableLineError("tokens", f"more than {MOST_TOKENS:,} tokens, which no request has")
     context = record.itl_ctx
     return RecordedRequest(
         arrival_ms=record.arrival_ms,

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from specdecode_operator.capture.files.formats import TraceMeta
+
+MOST_TOKENS_AT_ONCE: Final = 4096
+"""Of a burst that may be a draft's: blocks of diffusion models have 256 at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +69,16 @@ class Recording:
         Without a header that tells, bursts of one size are the blocks of a diffusion model, which drafts nothing.
         """
         given = (self.meta.speculative or {}).get("num_speculative_tokens")
-        if isinstance(given, int) and given > 0:
+        if isinstance(given, int) and 0 < given < MOST_TOKENS_AT_ONCE:
             return given
         if self.meta.schema is not None and self.meta.speculative is None:
             return 0
-        return 0 if self._of_blocks() else max((max(each.chunk_tokens) for each in self.requests), default=1) - 1
+        return 0 if self._of_blocks() else self._largest_burst() - 1
+
+    def _largest_burst(self) -> int:
+        """Return its tokens; a first chunk has what nobody knows the sizes of, where those are not there."""
+        sizes = (max(each.chunk_tokens[1:], default=1) for each in self.requests)
+        return min(max(sizes, default=1), MOST_TOKENS_AT_ONCE)
 
     def _of_blocks(self) -> bool:
         """Whether every burst but the last one of a request has the same size."""

@@ -47,13 +47,13 @@ class _Watched:
 class VirtualRecorder:
     """Takes the steps and bursts of one engine; lines are written as requests finish and steps end."""
 
-    def __init__(self, folder: Path, clock: VirtualClock, meta: TraceMeta) -> None:
+    def __init__(self, folder: Path, clock: VirtualClock, meta: TraceMeta, k: int) -> None:
         """Write into a folder, which is there."""
         self._clock = clock
         self._trace: BinaryIO = (folder / TRACE).open("wb")
         self._steps: BinaryIO = (folder / STEP_STATS).open("wb")
         self._trace.write(encode_meta(meta) + b"\n")
-        self._k = int((meta.speculative or {}).get("num_speculative_tokens", 0))
+        self._k = k
         self._open: dict[str, _Watched] = {}
         self._last: StepReport | None = None
         self.finished = 0

@@ -68,7 +68,7 @@ class VirtualRun:
 
     def _run(self, folder: Path, send: Callable[[VirtualClock, SteppedEngine, VirtualRecorder], None]) -> Outcome:
         clock = VirtualClock()
-        recorder = VirtualRecorder(folder, clock, self.meta)
+        recorder = VirtualRecorder(folder, clock, self.meta, self.behaviour.num_speculative_tokens)
         engine = SteppedEngine(clock, self.behaviour, self.limits, recorder.on_step)
         try:
             send(clock, engine, recorder)

@@ -105,3 +105,52 @@ def test_two_recordings_are_compared_as_text_and_as_data(tmp_path: Path) -> None
     assert code == 1
     assert {"name": "TTFT mean", "passed": False}.items() <= json.loads(text)["figures"][0].items()
     assert run("compare", str(one), str(one), "--check")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_tokens": 2**63},
+        {"output_tokens": 2**40},
+        {"output_tokens": 2**31},
+        {"arrival_ms": 1e300},
+        {"scheduled_ms": -1e300},
+    ],
+)
+def test_what_no_engine_ever_did_is_refused_with_its_line(tmp_path: Path, fields: dict[str, object]) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", [record(), record(**fields)])
+    for arguments in (("fit", str(trace), "-o", str(tmp_path / "model.json")), ("compare", str(trace), str(trace))):
+        code, text = run(*arguments)
+        assert code == 2
+        assert "trace.jsonl: line 3: " in text
+
+
+@pytest.mark.parametrize(
+    ("meta", "records"),
+    [
+        ({}, [record(output_tokens=100_000, itl_tokens=None)]),
+        ({"speculative": {"num_speculative_tokens": 10**9}}, [record()]),
+        ({"speculative": {"num_speculative_tokens": -1}}, [record()]),
+        ({"max_num_seqs": 0, "block_size": 0, "tp": 0}, [record()]),
+        ({}, [record(itl_tokens=[5000, 2], output_tokens=5003)]),
+        ({}, [record(cached_tokens=500), record(prompt_tokens=0)]),
+        ({}, [record(scheduled_ms=1e12), record(scheduled_ms=-1e12)]),
+    ],
+)
+def test_what_is_strange_is_fitted_and_played(
+    tmp_path: Path, meta: dict[str, object], records: list[dict[str, object]]
+) -> None:
+    write_trace(tmp_path / "trace.jsonl", records, {**META, **meta})
+    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
+    assert code == 0, text
+    code, text = run("forecast", str(tmp_path / "model.json"), "-o", str(tmp_path / "out"), "--load", str(tmp_path))
+    assert code == 0, text
+
+
+def test_limits_that_no_engine_has_are_refused(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.jsonl", [record()], {**META, "max_num_seqs": 2**62})
+    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
+    assert code == 2
+    assert "no engine is so: " in text
+    assert "max_num_seqs" in text
+    assert not (tmp_path / "model.json").exists()
