@@ -1,5 +1,6 @@
 """The ASGI application: vLLM's paths, its errors, and failures that somebody ordered."""
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,9 @@ class _Answers:
         except RefusedError as refused:
             body = error(refused.status, refused.kind, str(refused), refused.parameter)
             await _json(body, refused.status)(scope, receive, send)
+        except asyncio.CancelledError:
+            # The server ends, and has waited as long as it was told to: it closes the connection.
+            return
 
     async def _answer(self, data: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         service, asked = self._service, self._read(data)

@@ -188,11 +188,12 @@ def _read_traces(settings: SourceSettings) -> Source:
     if not modelled:
         notes += _told_of_steps(settings, recording)
     of_what = "an engine fitted to " if modelled else ""
+    meta = _own_header(recording)
     return Source(
-        meta=_own_header(recording),
+        meta=meta,
         num_speculative_tokens=k,
         kv_cache_tokens=_modelled_tokens(model) if modelled else largest_batch_tokens(recording),
-        told=f"{of_what}{count} requests of {recording.meta.model}",
+        told=f"{of_what}{count} {'request' if count == 1 else 'requests'} of {meta.model}",
         recording=recording,
         drafting=_drafting(recordings, notes) if k and not modelled else None,
         model=model,

@@ -58,6 +58,20 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun_and_leaves_a_cap
     assert found.passed, found.problems
 
 
+def test_what_takes_longer_than_the_end_may_is_cut_off_without_a_word_of_python(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=10.0, itl_ms=[3_600_000.0, 1.0])])
+    out = tmp_path / "out"
+    with serving(str(trace), "--drain-timeout", "1", "--record", str(out)) as (process, url):
+        body = {"prompt": "a", "stream": True, "max_tokens": 50}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False) as response:
+            next(response.iter_lines())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert json.loads((out / "trace.jsonl").read_text().splitlines()[1])["ended_by"] in {"abort", "unfinished"}
+
+
 def test_a_server_that_crashes_is_gone_with_its_streams(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK), record(arrival_ms=1.0, ttft_ms=60_000.0)])
     out = tmp_path / "out"
