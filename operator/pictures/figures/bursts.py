@@ -22,6 +22,7 @@ from specdecode_operator.pictures.seen.requests import LARGEST_BURST
 from specdecode_operator.pictures.seen.sums import log_quantile
 
 _FEW_BARS: Final = 40
+_FEWEST_SIZES: Final = 4
 _ONE_PERCENT: Final = 0.01
 _FEWEST_STEPS: Final = 5
 """Fewer steps of a size say nothing of its quantiles."""
@@ -57,11 +58,17 @@ def tokens_per_step(series: Sequence[Series]) -> Picture | LeftOut:
     axes.grid(visible=False, axis="x")
     axes.set_xlabel(f"tokens a step gave a request{f' ({LARGEST_BURST}: or more)' if largest == LARGEST_BURST else ''}")
     percent_axis(axes, "decode steps", highest * 1.08)
-    whole_ticks(axes)
+    _size_axis(axes, largest)
     if len(known) > 1:
         legend_above(figure, axes)
     sentence = per_series(known, _mean_words)
     return Picture("tokens-per-step", title, sentence, figure, tuple(each.capture for each in known))
+
+
+def _size_axis(axes: Axes, largest: int) -> None:
+    """Show sizes from 1 on; one alone gets no bar as wide as the figure."""
+    axes.set_xlim(0.4, max(largest, _FEWEST_SIZES) + 0.6)
+    whole_ticks(axes)
 
 
 def _mean_words(each: Series) -> str:
@@ -87,7 +94,7 @@ def step_time(series: Sequence[Series]) -> Picture | LeftOut:
     axes.set_ylim(0, min(axes.get_ylim()[1], _HIGHEST * slowest_ms))
     axes.set_xlabel("burst size N: tokens a step gave a request")
     axes.set_ylabel("time of the step (ms)")
-    whole_ticks(axes)
+    _size_axis(axes, max(_sizes(each)[-1] for each in known))
     legend_above(figure, axes)
     sentence = per_series(known, _time_words)
     return Picture("step-time", title, sentence, figure, tuple(each.capture for each in known))

@@ -128,7 +128,8 @@ def by_load(series: Sequence[Series]) -> Picture | LeftOut:
     left.plot([], [], color=QUIET, marker="_", markersize=9, linestyle="", label="P99")
     legend_above(figure, left, columns=6)
     more = (f"{left_out} further loads are not drawn.",) if left_out > 0 else ()
-    sentence = per_series(known, lambda each: _load_words(each, loads[each.label], names))
+    where = "in phase" if by_phase else "with so many requests in flight:"
+    sentence = per_series(known, lambda each: _load_words(each, loads[each.label], names, where))
     return Picture("latency-by-load", title, (*sentence, *more), figure, tuple(each.capture for each in known))
 
 
@@ -180,14 +181,14 @@ def _zero_or_log(axes: Axes) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _load_words(each: Series, loads: dict[str, Floats], names: Sequence[str]) -> str:
+def _load_words(each: Series, loads: dict[str, Floats], names: Sequence[str], where: str) -> str:
     values = np.asarray(each.capture.requests.ttft_ms)
     worst = max(
         (name for name in names if name in loads), key=lambda name: float(np.quantile(values[loads[name]], 0.99))
     )
     quantiles = np.quantile(values[loads[worst]], _QUANTILES)
     return (
-        f"the slowest first tokens are in {worst}: TTFT P50 {measured(quantiles[0])}, P99 {measured(quantiles[2])} ms"
+        f"first tokens were slowest {where} {worst}: TTFT P50 {measured(quantiles[0])}, P99 {measured(quantiles[2])} ms"
     )
 
 
