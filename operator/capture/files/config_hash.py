@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.recorder.lines import EngineConfig, Header
+from specdecode_operator.capture.recorder.lines import EMULATED, EngineConfig, Header
 
 _V3: Final = "config-fingerprint-v3"
 _ENGINE: Final = "specdecode-engine-v1"
@@ -17,9 +17,14 @@ _VERSION: Final = re.compile(r"\d+\.\d+\.\d+(?:rc\d+)?")
 
 
 def gpu_label(name: str | None) -> str:
-    """Return the short name that traces carry: ``H200`` for ``NVIDIA H200``, ``cpu`` where there is no GPU."""
+    """Return the short name that traces carry: ``H200`` for ``NVIDIA H200``, ``cpu`` where there is no GPU.
+
+    What was emulated stays so: ``emulated H200``.
+    """
     if name is None:
         return "cpu"
+    if name.startswith(f"{EMULATED} "):
+        return f"{EMULATED} {gpu_label(name.removeprefix(f'{EMULATED} '))}"
     found = _GPU_NAME.search(name)
     return found.group() if found else name
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .lines import RECORDER_VERSION, SCHEMA, EngineConfig, Header, Speculative
+from .lines import EMULATED, RECORDER_VERSION, SCHEMA, EngineConfig, Header, Speculative
 from .settings import Settings
 from .shapes import EngineClasses
 
@@ -118,7 +118,7 @@ def _gpu() -> str | None:
     try:
         # An emulated engine (replay/emulated) says so of itself; of other platforms the name is unknown.
         if emulated := vars(type(current_platform)).get("specdecode_emulated"):
-            return f"emulated {emulated}"
+            return f"{EMULATED} {emulated}"
         return None if current_platform.is_cpu() else str(current_platform.get_device_name())
     except Exception:  # noqa: BLE001 (whatever a driver raises: it is one word in the header)
         return None

@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+EMULATED = "emulated"
+"""Before the name of the GPU of a header: nothing was computed, see replay/emulated."""
+
 RECORDER_VERSION = "0.1.0"
 """Raised when what is recorded, or how, changes."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from specdecode_operator.capture.files.config_hash import gpu_label
 from specdecode_operator.capture.job.plugin_bundle import PluginBundle
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.spec.checkpoints import config_of
@@ -15,7 +16,7 @@ from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.settings import EngineSettings, Platform
 from specdecode_operator.replay.emulated.settings import KEY
 from specdecode_operator.replay.fitted.model import FittedModel
-from specdecode_operator.sizing.choice.plan import Row
+from specdecode_operator.sizing.choice.plan import CPU_PRODUCT, Row
 from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
 from specdecode_operator.sizing.kv.layout import cache_layout, cache_pages
 from specdecode_operator.sizing.kv.pages import Page
@@ -145,7 +146,10 @@ def _check(pair: Pair, row: Row, model: FittedModel) -> None:
 def transfer_warnings(emulated: Emulation, tensor: int, product: str) -> list[str]:
     """Return in which ways a model was fitted to something else than what is planned, each in one line."""
     origin, acceptance = emulated.model.origin, emulated.model.acceptance
-    fitted = {"GPU": (origin.gpu, product), "tensor parallelism": (origin.tp, tensor)}
+    # A trace has the short name, or cpu; a plan the product's label, or CPU.
+    gpu = None if origin.gpu is None else gpu_label(origin.gpu)
+    planned = "cpu" if product == CPU_PRODUCT else gpu_label(product)
+    fitted = {"GPU": (gpu, planned), "tensor parallelism": (origin.tp, tensor)}
     found = [
         f"the model was fitted on {what} {seen}, and the plan has {wanted}: step times are those of {seen}"
         for what, (seen, wanted) in fitted.items()

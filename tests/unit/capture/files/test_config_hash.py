@@ -87,6 +87,8 @@ class TestLabels:
             ("AMD Instinct MI300X", "MI300X"),
             ("Something Else", "Something Else"),
             (None, "cpu"),
+            ("emulated NVIDIA-H200", "emulated H200"),
+            ("emulated CPU", "emulated CPU"),
         ],
     )
     def test_gpu(self, name: str | None, label: str) -> None:

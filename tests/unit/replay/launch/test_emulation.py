@@ -1,6 +1,7 @@
 """What vLLM and the plugin in it are told of a deployment."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +135,20 @@ def test_what_cannot_be_emulated_is_told_with_what_to_do(
         _emulation(spec, tmp_path, model)
 
 
+def _of(gpu: str) -> FittedModel:
+    return FittedModel(schema=1, origin=Origin(gpu=gpu, tp=2), step_time=MODEL.step_time, acceptance=MODEL.acceptance)
+
+
 def test_what_the_model_was_not_fitted_on_is_told(tmp_path: Path) -> None:
     dense = _emulation(DENSE, tmp_path)
     assert transfer_warnings(dense, 2, "NVIDIA-H200") == []
+    for short in ("H200", "NVIDIA H200"):
+        assert transfer_warnings(replace(dense, model=_of(short)), 2, "NVIDIA-H200") == []
+    assert transfer_warnings(replace(dense, model=_of("cpu")), 2, "CPU") == []
+    (line,) = transfer_warnings(replace(dense, model=_of("emulated H200")), 2, "NVIDIA-H200")
+    assert "fitted on GPU emulated H200, and the plan has H200" in line
     assert [line.split(",")[0] for line in transfer_warnings(dense, 4, "NVIDIA-H100-80GB-HBM3")] == [
-        "the model was fitted on GPU NVIDIA-H200",
+        "the model was fitted on GPU H200",
         "the model was fitted on tensor parallelism 2",
     ]
     wider = DENSE | {"speculation": DENSE["speculation"] | {"numSpeculativeTokens": 7}}  # type: ignore[operator]
