@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from specdecode_operator.pictures.figures.drawing import (
     QUIET,
@@ -21,6 +22,9 @@ from specdecode_operator.pictures.figures.drawing import (
 from specdecode_operator.pictures.seen.client import ClientSums
 from specdecode_operator.pictures.seen.sums import Floats
 from specdecode_operator.problems import shown
+
+Mask = NDArray[np.bool_]
+"""Which of the requests."""
 
 _CURVE_POINTS: Final = 200
 _QUANTILES: Final = (0.5, 0.9, 0.99)
@@ -133,18 +137,19 @@ def by_load(series: Sequence[Series]) -> Picture | LeftOut:
     return Picture("latency-by-load", title, (*sentence, *more), figure, tuple(each.capture for each in known))
 
 
-def _phases(each: Series) -> dict[str, Floats]:
+def _phases(each: Series) -> dict[str, Mask]:
     """Return which requests each phase has, in the order in which phases began."""
     requests = each.capture.requests
     numbers, arrivals = np.asarray(requests.phase), np.nan_to_num(np.asarray(requests.arrival_ms))
-    found = {
-        shown(name, _LOAD_NAME) if name is not None else "(none)": np.asarray(numbers == place)
-        for name, place in requests.phases.items()
-    }
+    found: dict[str, Mask] = {}
+    for name, place in requests.phases.items():
+        key = "(none)" if name is None else shown(name, _LOAD_NAME)
+        # Names that are the same as far as they are shown are one load.
+        found[key] = found.get(key, np.zeros(len(numbers), dtype=bool)) | (numbers == place)
     return dict(sorted(found.items(), key=lambda item: float(arrivals[item[1]].min()) if item[1].any() else 0.0))
 
 
-def _octaves(each: Series) -> dict[str, Floats]:
+def _octaves(each: Series) -> dict[str, Mask]:
     concurrency = np.maximum(np.asarray(each.capture.requests.concurrency), 1)
     octaves = np.floor(np.log2(concurrency)).astype(np.int64)
     return {
@@ -154,7 +159,7 @@ def _octaves(each: Series) -> dict[str, Floats]:
 
 
 def _draw_quantiles(  # noqa: PLR0913, PLR0917  where, what, and how
-    axes: Axes, values: Floats, loads: dict[str, Floats], names: Sequence[str], each: Series, offset: float
+    axes: Axes, values: Floats, loads: dict[str, Mask], names: Sequence[str], each: Series, offset: float
 ) -> None:
     style = each.style
     points = []
@@ -181,7 +186,7 @@ def _zero_or_log(axes: Axes) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _load_words(each: Series, loads: dict[str, Floats], names: Sequence[str], where: str) -> str:
+def _load_words(each: Series, loads: dict[str, Mask], names: Sequence[str], where: str) -> str:
     values = np.asarray(each.capture.requests.ttft_ms)
     worst = max(
         (name for name in names if name in loads), key=lambda name: float(np.quantile(values[loads[name]], 0.99))
