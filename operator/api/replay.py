@@ -15,6 +15,7 @@ class ReplayMode(StrEnum):
 
     STEPS = "Steps"
     MODELLED = "Modelled"
+    EMULATED = "Emulated"
 
 
 class Matching(StrEnum):
@@ -44,7 +45,7 @@ class RecordingSource(ApiModel):
 
     path: FilePath
     """Folder of a capture, or a trace, inside the ConfigMap or the volume; step statistics are read from beside it. For
-    mode Modelled also a model that `specdecode replay fit` made."""
+    mode Modelled also a model that `specdecode replay fit` made, for Emulated nothing else."""
 
 
 class AcceptanceFrom(ApiModel):
@@ -81,7 +82,9 @@ class Replay(ApiModel):
 
     mode: ReplayMode = ReplayMode.STEPS
     """Steps: each request gets the tokens of a recorded one, in its bursts and at its gaps, whatever the load.
-    Modelled: tokens are drawn from all records, as the load is, with queues, preemption and the plan's KV cache."""
+    Modelled: tokens are drawn from all records, as the load is, with queues, preemption and the plan's KV cache.
+    Emulated: vLLM itself serves, on CPU and without weights, and only its steps are drawn; engine.image names its
+    image."""
 
     match: Matching = Matching.ARRIVAL
     """How a request finds its record: in the order of arrival; by the number at the end of its id; or by the longest

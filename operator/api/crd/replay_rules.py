@@ -14,20 +14,38 @@ RECORDING_SOURCE = (
     INSIDE_A_VOLUME,
 )
 
+
+def _of_records(field: str, default: str) -> Rule:
+    """Return the rule that a field says how records are found, which only one mode does."""
+    return Rule(
+        field=field,
+        holds=f"self.mode == 'Steps' || self.{field} == '{default}'",
+        message="is %s, but mode %s looks for no record: remove it, or use mode: Steps",
+        values=(f"self.{field}", "self.mode"),
+        reason=Reason.FORBIDDEN,
+    )
+
+
+def _not_of_vllm(field: str, absent: str) -> Rule:
+    """Return the rule that a field changes what is replayed, and not what vLLM does."""
+    return Rule(
+        field=field,
+        holds=f"self.mode != 'Emulated' || {absent}",
+        message="is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
+        reason=Reason.FORBIDDEN,
+    )
+
+
 REPLAY = (
-    Rule(
-        field="match",
-        holds="self.mode != 'Modelled' || self.match == 'Arrival'",
-        message="is %s, but mode Modelled looks for no record: remove it, or use mode: Steps",
-        values=("self.match",),
-        reason=Reason.FORBIDDEN,
-    ),
-    Rule(
-        field="unmatched",
-        holds="self.mode != 'Modelled' || self.unmatched == 'Repeat'",
-        message="is %s, but mode Modelled looks for no record: remove it, or use mode: Steps",
-        values=("self.unmatched",),
-        reason=Reason.FORBIDDEN,
+    _of_records("match", "Arrival"),
+    _of_records("unmatched", "Repeat"),
+    _not_of_vllm("acceptance", "!has(self.acceptance) || self.acceptance.size() == 0"),
+    _not_of_vllm("timeScalePercent", "self.timeScalePercent == 100"),
+    _not_of_vllm("loadFactor", "self.loadFactor == 1"),
+    _not_of_vllm(
+        "failures",
+        "self.failures.startSeconds == 0 && self.failures.errorPercent == 0"
+        " && !has(self.failures.hangAfterSeconds) && !has(self.failures.crashAfterSeconds)",
     ),
     Rule(
         field="acceptance",
@@ -49,7 +67,7 @@ REPLAYING_SPEC = (
     Rule(
         field="captures",
         holds=f"!{_REPLAYS} || !has(self.captures) || self.captures.size() == 0",
-        message="no recorder can be in an engine that replays a recording: remove them, or engine.replay",
+        message="a capture of a replay (engine.replay) would measure nothing: remove one of the two",
         reason=Reason.FORBIDDEN,
     ),
 )

@@ -49,8 +49,8 @@ def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
     spec = facts.spec
     if facts.replay is not None:
         message = (
-            "the deployment replays a recording (spec.engine.replay), and only vLLM loads the recorder: capture a"
-            " deployment without it, or record a replay on your own machine: specdecode replay serve --record"
+            "the deployment replays a recording (spec.engine.replay), and a capture of it would measure nothing:"
+            " capture a deployment without it, or record a replay on your own machine: specdecode replay serve --record"
         )
         return Blocked("EngineReplayed", message, permanent=True)
     if plan.chosen.nodes > 1:

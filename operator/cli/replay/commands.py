@@ -7,6 +7,7 @@ from specdecode_operator.cli.application import LazyGroup, application
 
 class _Commands(LazyGroup):
     later: ClassVar = {
+        "prepare": "replay.prepare:prepare_command",
         "serve": "replay.serve:serve_command",
         "drive": "replay.drive:drive_command",
         "compare": "replay.compare:compare_command",

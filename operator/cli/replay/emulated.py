@@ -16,7 +16,7 @@ from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.problems import printable
 from specdecode_operator.replay.fitted.model import ModelFileError, read_model
 from specdecode_operator.replay.launch.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
-from specdecode_operator.replay.launch.engine_environment import EngineEnvironment, free_port
+from specdecode_operator.replay.launch.engine_environment import EngineEnvironment, free_port, start_script
 from specdecode_operator.replay.launch.folder import EngineFolder, write_engine_folder
 from specdecode_operator.replay.launch.model_folder import tokenizer_files
 
@@ -74,6 +74,20 @@ def serve_emulated(asked: Asked) -> int:
     except FileExistsError as error:
         fail(f"--keep {asked.keep}: {error.filename} is there already: name another folder")
     return status
+
+
+def prepare(asked: Asked, folder: Path, num_gpu_blocks: int | None) -> None:
+    """Write an engine's files below a folder, with a script that starts it where vLLM is."""
+    try:
+        launch = _planned(asked)
+        emulated = emulation(launch, read_model(asked.models[0])).with_blocks(num_gpu_blocks)
+        written = write_engine_folder(folder / "engine", emulated, tokenizer=asked.tokenizer, seed=asked.seed)
+    except (NotEmulatedError, ModelFileError) as error:
+        fail(error)
+    except OSError as error:
+        fail(f"--out {folder}: {error.strerror}: name another folder")
+    (folder / "start.py").write_text(start_script(written.plugins, written.arguments), encoding="utf-8")
+    _say_what_is_served(emulated, launch, emulated.profile.version)
 
 
 def _planned(asked: Asked) -> Launch:

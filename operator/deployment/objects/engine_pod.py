@@ -141,6 +141,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
     env |= own_env
     return {
         "role": role,
+        "prepare": None,
         "labels": worker_labels(key.name) if role is Role.WORKER else selector_labels(key.name),
         "host_address_variable": HOST_ADDRESS_VARIABLE,
         "image": facts.image,

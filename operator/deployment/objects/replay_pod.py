@@ -5,6 +5,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.replay import Matching, RecordingSource, Replay, ReplayMode, Unmatched
+from specdecode_operator.deployment.objects.emulated_engine import RECORDING_PATH, USER_ID, emulated_engine
 from specdecode_operator.deployment.objects.engine_pod import Role, access_values, engine_timeouts, rendered_pod
 from specdecode_operator.deployment.objects.pod_user import container_user
 from specdecode_operator.deployment.spec.engine_settings import served_names
@@ -13,11 +14,7 @@ from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAI
 from specdecode_operator.kube.labels import selector_labels
 from specdecode_operator.sizing.choice.plan import Plan
 
-_RECORDING: Final = "recording"
-_RECORDING_PATH: Final = "/recording"
-_USER_ID: Final = 65532
-"""As whom captures write."""
-
+_MOUNT: Final = {"name": "specdecode-recording", "mountPath": RECORDING_PATH, "readOnly": True}
 _PROBE_PERIOD_S: Final = 1
 """It is ready in a second, and not in minutes."""
 
@@ -37,26 +34,34 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
     """Return metadata and spec of the pods that replay a recording, with the user's podTemplate merged in."""
     spec, replay = facts.spec, facts.replay
     assert replay is not None  # noqa: S101  there would be no such pod
-    mount = {"name": _RECORDING, "mountPath": _RECORDING_PATH, "readOnly": True}
+    is_emulated = replay.mode is ReplayMode.EMULATED
+    engine = emulated_engine(key, facts, plan, _MOUNT) if is_emulated else _server(facts, replay, plan)
     return rendered_pod(
         spec,
         {
             "role": Role.ALONE,
             "labels": selector_labels(key.name),
-            "image": facts.operator_image,
-            "command": _command(facts, replay, plan),
-            "env": [],
-            "resources": {"requests": _REQUESTS},
-            "user": container_user(spec, ENGINE_CONTAINER, _USER_ID),
+            "user": container_user(spec, ENGINE_CONTAINER, USER_ID),
             # Nothing of what only vLLM needs.
-            **dict.fromkeys(("product", "volume_group", "downloads", "shm_gib", "logging_config")),
-            "volumes": [{"name": _RECORDING, **_volume(replay.trace)}],
-            "mounts": [mount],
+            **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "logging_config")),
+            "volumes": [{"name": _MOUNT["name"], **_volume(replay.trace)}],
+            "mounts": [_MOUNT],
             "probe_period_s": _PROBE_PERIOD_S,
             "times": engine_timeouts(facts, plan),
             **access_values(spec),
+            **engine,
         },
     )
+
+
+def _server(facts: Facts, replay: Replay, plan: Plan) -> dict[str, Any]:
+    """Return what is a replay server's own of a pod."""
+    return {
+        "image": facts.operator_image,
+        "command": _command(facts, replay, plan),
+        "env": [],
+        "resources": {"requests": _REQUESTS},
+    }
 
 
 def _volume(source: RecordingSource) -> Body:
@@ -88,7 +93,7 @@ def _command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
         flags["acceptance"] = ",".join(f"{each.from_seconds}:{each.percent / 100}" for each in replay.acceptance)
     names = [f"--served-model-name={name}" for name in served_names(spec)]
     written = [f"--{name}={value}" for name, value in flags.items()]
-    return ["specdecode", "replay", "serve", f"{_RECORDING_PATH}/{replay.trace.path}", *names, *written]
+    return ["specdecode", "replay", "serve", f"{RECORDING_PATH}/{replay.trace.path}", *names, *written]
 
 
 def _failures(replay: Replay) -> dict[str, Any]:

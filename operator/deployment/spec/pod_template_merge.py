@@ -95,6 +95,7 @@ def pod_template_problems(template: PodTemplate | None, platform: Platform | Non
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, _SPEC),
         *_download_problems(spec),
+        *(_missing_download_problems(spec) if platform is None else []),
         *_engine_problems(spec, _PLANNED_RESOURCES[platform] if platform else {}),
         *_volume_problems(spec),
     ]
@@ -173,6 +174,12 @@ def _download_problems(spec: dict[str, Any]) -> Iterator[Problem]:
             for field in _PROTECTED_IN_DOWNLOADS:
                 if field in container:
                     yield Problem(f"{where}.{field}", "set", f"{name} is the operator's own")
+
+
+def _missing_download_problems(spec: dict[str, Any]) -> Iterator[Problem]:
+    for where, container in _elements(spec, "initContainers"):
+        if name_of(container) in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}:
+            yield Problem(where, str(name_of(container)), "a replay downloads nothing: leave it out")
 
 
 def _engine_problems(spec: dict[str, Any], planned_resources: Mapping[str, str]) -> Iterator[Problem]:

@@ -13,10 +13,18 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.api.replay import ReplayMode
 from specdecode_operator.api.values import AcceleratorType
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
-from specdecode_operator.deployment.spec.model_sources import DRAFT, NO_MODELS, TARGET, KnownModels, ModelSource
+from specdecode_operator.deployment.spec.model_sources import (
+    DRAFT,
+    NO_MODELS,
+    TARGET,
+    KnownModels,
+    ModelSource,
+    undescribed_models,
+)
 from specdecode_operator.deployment.spec.pairing_rules import pairing_problems
 from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
@@ -25,6 +33,7 @@ from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
+from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import product_refusal
 from specdecode_operator.kube.pod_policy import pod_problems
 from specdecode_operator.kube.untyped import mapping, objects
@@ -163,12 +172,33 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
     replays = spec.engine.replay is not None
     return [
         *_product_problems(spec),
-        *([] if replays else image_problems(spec.engine.image, platform, profile)),
+        *_image_problems(spec, profile),
+        *_emulation_problems(spec),
         *extra_args_problems(spec.engine.extra_args, profile),
         *env_problems(spec.engine.env),
         *pod_template_problems(spec.pod_template, None if replays else platform),
         *schedule_problems(spec.captures),
     ]
+
+
+def _image_problems(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
+    replay = spec.engine.replay
+    if replay is None:
+        return image_problems(spec.engine.image, platform_of(spec), profile)
+    return image_problems(spec.engine.image, Platform.CPU, profile) if replay.mode is ReplayMode.EMULATED else []
+
+
+def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
+    """What an engine without weights cannot be, told before its pod finds out (replay/launch/emulation.py)."""
+    if spec.engine.replay is None or spec.engine.replay.mode is not ReplayMode.EMULATED:
+        return
+    for field in undescribed_models(spec):
+        yield Problem(
+            f"{field}.config", "absent", "mode Emulated needs the model's config.json: write its content there"
+        )
+    for name, count in (("pipeline", spec.parallelism.pipeline), ("data", spec.parallelism.data)):
+        if count > 1:
+            yield Problem(f"spec.parallelism.{name}", str(count), "one stage of one copy is emulated: use 1")
 
 
 def _size_problems(pair: Pair) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from specdecode_operator.api.models import ServedModel
+from specdecode_operator.api.replay import ReplayMode
 from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.facts import Facts
@@ -61,7 +62,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
 
 
 def _replay_warnings(facts: Facts) -> Iterator[str]:
-    if facts.replay is None:
+    if facts.replay is None or facts.replay.mode is ReplayMode.EMULATED:
         return
     engine = facts.spec.engine
     unused = [name for name, given in (("extraArgs", engine.extra_args), ("env", engine.env)) if given]

@@ -65,6 +65,12 @@ class Emulation:
     gpu: str  # Product of the plan, or CPU
     model: FittedModel
 
+    def with_blocks(self, num_blocks: int | None) -> "Emulation":
+        """Return it with a KV cache of so many blocks; None: of as many as planned."""
+        if num_blocks is None:
+            return self
+        return replace(self, num_blocks=num_blocks, kv_cache_bytes=self.kv_cache_bytes // self.num_blocks * num_blocks)
+
     def plugin_settings(self, text: tuple[int, int], seed: int) -> dict[str, Any]:
         """Return what the plugin is told."""
         return {

@@ -1,5 +1,6 @@
 """The environment that has vLLM, and its server as a process of it."""
 
+import json
 import os
 import signal
 import socket
@@ -90,6 +91,30 @@ class EngineEnvironment:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+_START: Final = """\
+import json, os, sys
+
+TOLD = json.loads({told!r})
+for name in TOLD["unset"]:
+    os.environ.pop(name, None)
+paths = [TOLD["plugins"], os.environ.get("PYTHONPATH")]
+os.environ.update(TOLD["variables"], PYTHONPATH=os.pathsep.join(filter(None, paths)))
+command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *TOLD["arguments"], *sys.argv[1:]]
+os.execv(sys.executable, command)
+"""
+
+
+def start_script(plugins: Path, arguments: Sequence[str]) -> str:
+    """Return a program that becomes vLLM's server with plugins and arguments, and needs nothing else of ours."""
+    told = {
+        "plugins": str(plugins.resolve()),
+        "arguments": list(arguments),
+        "variables": _VARIABLES,
+        "unset": _UNSET,
+    }
+    return _START.format(told=json.dumps(told))
 
 
 def free_port(host: str) -> int:

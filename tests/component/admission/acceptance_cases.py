@@ -142,6 +142,10 @@ speculation:
 target: {model: org/target}
 engine: {replay: {trace: {configMap: {name: recording}, path: trace.jsonl}}}
 """,
+    "emulated": """
+target: {model: org/target}
+engine: {replay: {trace: {configMap: {name: recording}, path: model.json}, mode: Emulated, seed: 3}}
+""",
     "replay by a model": """
 target: {model: org/target}
 engine: {replay: {trace: {configMap: {name: recording}, path: model.json}, mode: Modelled}}

@@ -58,6 +58,19 @@ REPLAYS = {
         f"{_REPLAY}.unmatched",
         "is Refuse, but mode Modelled looks for no record: remove it, or use mode: Steps",
     ),
+    **{
+        f"emulated engine with {field.partition(':')[0]}": Bad(
+            replay(f"mode: Emulated, {field}", trace="configMap: {name: models}, path: model.json"),
+            f"{_REPLAY}.{field.partition(':')[0]}",
+            "is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
+        )
+        for field in (
+            "acceptance: [{percent: 50}]",
+            "timeScalePercent: 50",
+            "loadFactor: 2",
+            "failures: {crashAfterSeconds: 60}",
+        )
+    },
     "replay over HTTPS": Bad(
         replay(more="serving: {tlsSecret: {name: certificate}}"),
         "spec.serving.tlsSecret",
@@ -66,6 +79,6 @@ REPLAYS = {
     "replay that is captured": Bad(
         replay(more="captures: [{name: nightly, schedule: 0 3 * * *}]"),
         "spec.captures",
-        "no recorder can be in an engine that replays a recording: remove them, or engine.replay",
+        "a capture of a replay (engine.replay) would measure nothing: remove one of the two",
     ),
 }

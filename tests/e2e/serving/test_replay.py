@@ -8,12 +8,26 @@ from typing import Any
 import pytest
 import yaml
 
+from devcluster.images import engine_image
 from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "examples/replay.yaml"
+ENGINE_DEADLINE_S = 600
+MODEL = {
+    "schema": 1,
+    "origin": {"model": "made-up", "gpu": "NVIDIA-H200", "tp": 2},
+    "step_time": {"curve": [[1, 6.0]], "request_us": 20.0, "ranges": {"requests": [1, 64]}},
+    "acceptance": {
+        "num_speculative_tokens": 5,
+        "outcomes": [[5, accepted] for accepted in range(6)],
+        "classes": [{"share": 1, "outcomes": [0.2, 0.2, 0.18, 0.12, 0.1, 0.2]}],
+    },
+}
+"""Steps of 6 ms, and drafts of which 2.32 tokens of 5 are accepted."""
+
 ENGINES = "--selector=specdecode.io/deployment=replay"
 
 
@@ -79,3 +93,24 @@ def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one_and_n
         eventually(lambda: requests.complete > after + 2, "the other one serves")
     assert requests.failures == []
     assert requests.complete > before > 0
+
+
+@pytest.mark.long
+def test_vllm_itself_serves_the_plan_without_weights_and_gpus(kubectl: Kubectl) -> None:
+    body = list(yaml.safe_load_all(EXAMPLE.read_text()))[-1] | {"metadata": {"name": "emulated"}}
+    trace = {"configMap": {"name": "model"}, "path": "model.json"}
+    body["spec"]["engine"] = {"image": engine_image.REFERENCE, "replay": {"mode": "Emulated", "trace": trace}}
+    model = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "model"}}
+    model["data"] = {"model.json": json.dumps(MODEL)}
+    assert kubectl.apply(yaml.safe_dump_all([model, body])).returncode == 0
+    wait_for(kubectl, "emulated", "Ready", "Serving", ENGINE_DEADLINE_S)
+    url = f"http://{kubectl.service_address('emulated')}/v1/completions"
+    question = {"model": "llama-70b", "prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": True}
+    with Traffic(url, [question] * 4) as requests:
+        eventually(lambda: requests.complete > 4, "requests are answered")
+    assert requests.failures == []
+    wait_for(kubectl, "emulated", "SpeculationActive", "Replayed")
+    status = kubectl.object("sdd", "emulated")["status"]
+    assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"] > 300_000
+    assert status["observed"]["acceptancePercent"] in range(36, 57), "of the model, 46 %"
+    kubectl.must("delete", "sdd", "emulated")

@@ -44,7 +44,7 @@ OTHER_WORDS = {
     ),
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "Gi", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
-    "RollingUpdate",
+    *("FallbackToLogsOnError", "RollingUpdate"),
     # Classes of models, what the hub's library raises, a header of HTTP, and what a sentence begins with.
     *("GatedRepoError", "RepositoryNotFoundError"),
     *("RevisionNotFoundError", "Range", "Volume"),

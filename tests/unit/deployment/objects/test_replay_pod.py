@@ -7,7 +7,7 @@ from typer.main import get_command
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
-from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.desired_state import Launch, NotLaunched
 from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.decisions import H200_NODE, OPERATOR_IMAGE, desired_state
 from tests.support.objects import H200, pair_70b, parent
@@ -90,7 +90,7 @@ def test_it_is_the_operators_image_without_gpus_models_or_a_node_of_its_own() ->
     assert "nvidia.com/gpu" not in str(container["resources"])
     assert not {"nodeSelector", "tolerations", "initContainers"} & set(pod_spec)
     assert "env" not in container
-    assert [volume["name"] for volume in pod_spec["volumes"]] == ["recording", "tmp"]
+    assert [volume["name"] for volume in pod_spec["volumes"]] == ["specdecode-recording", "tmp"]
 
 
 @pytest.mark.parametrize("spec", [replaying(), pair_70b()], ids=["replay", "vLLM"])
@@ -130,6 +130,15 @@ def test_pod_template_is_merged_and_may_say_what_it_takes() -> None:
     assert pod(spec)["spec"]["priorityClassName"] == "low"
     assert engine(spec)["resources"]["requests"] == {"cpu": "2", "memory": "256Mi"}
     assert engine(spec)["resources"]["limits"] == {"memory": "1Gi"}
+
+
+def test_a_download_that_is_not_there_cannot_be_changed() -> None:
+    template = {"spec": {"initContainers": [{"name": "download-target", "resources": {"limits": {"memory": "1Gi"}}}]}}
+    assert isinstance(desired_state(read_parent(parent(pair_70b(podTemplate=template))), (H200_NODE,)).outcome, Launch)
+    outcome = desired_state(read_parent(parent(replaying() | {"podTemplate": template}))).outcome
+    assert isinstance(outcome, NotLaunched)
+    said = "spec.podTemplate.spec.initContainers[0]: download-target: a replay downloads nothing: leave it out"
+    assert said in outcome.readiness.message
 
 
 def test_a_key_is_asked_of_clients() -> None:
