@@ -120,7 +120,7 @@ engine-versions: setup
     @{{ python }} -m tests.engine.suffix_package
     @{{ python }} -m tests.engine.guidellm_package
 
-# Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, cost of the recorder
+# Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, cost of the recorder, speed of replay
 [group('checks')]
 bench: setup
     @{{ python }} bench/accuracy.py

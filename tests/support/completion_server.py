@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ class CompletionServer:
     """What the server received, and what it answers."""
 
     port: int = 0
+    tls: bool = False
     answer: Answer = answer_in_full
     pages: dict[str, tuple[int, str]] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
@@ -100,7 +102,7 @@ class CompletionServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     def request(self, request_id: str) -> Received:
         return next(request for request in self.received if request.id == request_id)
@@ -163,16 +165,16 @@ class CompletionServer:
 
 
 @contextlib.asynccontextmanager
-async def completion_server() -> AsyncIterator[CompletionServer]:
+async def completion_server(tls: ssl.SSLContext | None = None) -> AsyncIterator[CompletionServer]:
     """Serve on a free port of the loopback."""
-    state = CompletionServer()
+    state = CompletionServer(tls=tls is not None)
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(state.handle(reader, writer))
         state.handlers.add(task)
         task.add_done_callback(state.handlers.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state

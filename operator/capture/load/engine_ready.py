@@ -1,6 +1,7 @@
 """Waits for the engine, and reads what its own counters say of a run."""
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -46,9 +47,9 @@ class NoMetrics:
 class EngineMonitor:
     """Asks the engine at its own pages, outside the load."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         # The engine is in the same pod: proxies of the environment do not apply.
-        self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+        self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False, verify=tls or True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -49,7 +49,7 @@ def drive_command(  # noqa: PLR0913  each is an option
         Path | None, typer.Option("--out", help="Folder for client.jsonl, which must not be there yet.")
     ] = None,
     time_scale: Annotated[
-        float, typer.Option(help="Factor of the times between arrivals: 0.5 is twice the load.", min=0)
+        float, typer.Option(help="Factor of the times between arrivals: 0.5 is twice the load.", min=0, max=1000)
     ] = 1.0,
     requests: Annotated[int | None, typer.Option(help="Send the first so many only.", min=1)] = None,
     vocab_size: Annotated[

@@ -12,6 +12,8 @@ from specdecode_operator.replay.recording.read import RecordingError
 from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
 
 _PHASE: Final = "replay"
+_LONGEST_PROMPT: Final = 2**24
+"""No engine takes more, and making it would only fill this machine's memory."""
 _FOR_A_HEADER: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -44,7 +46,7 @@ def planned(recording: Recording, time_scale: float, most: int | None = None) ->
     Raises
     ------
     RecordingError
-        None has a moment.
+        None has a moment, or a prompt is longer than any.
     """
     requests = [request for request in recording.requests if request.arrival_ms is not None][:most]
     if not requests:
@@ -52,6 +54,9 @@ def planned(recording: Recording, time_scale: float, most: int | None = None) ->
             f"{printable(str(recording.trace))}: no record has arrival_ms, so nobody knows when to send them: name a"
             " trace of a capture"
         )
+    longest = max(request.prompt_tokens for request in requests)
+    if longest > _LONGEST_PROMPT:
+        raise RecordingError(f"{printable(str(recording.trace))}: a prompt of {longest} tokens: leave its record out")
     first_ms = requests[0].arrival_ms or 0.0
     earlier = earlier_turns(requests)
     gone_on_from = set(earlier)

@@ -55,7 +55,7 @@ class Drive:
         client = EngineClient(self.server, self.timeout_s)
         log = ClientLog(folder, stop.set_from_thread)
         try:
-            async with EngineMonitor(self.monitor_url) as monitor:
+            async with EngineMonitor(self.monitor_url, self.server.tls) as monitor:
                 before = await monitor.read()
                 # Its zero is the first request's moment; before that, its connection is made.
                 sending = Sending(client=client, log=log, zero_s=time.monotonic() + CONNECT_AHEAD_S)

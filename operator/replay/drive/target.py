@@ -86,14 +86,16 @@ async def find_target(address: Address, model: str | None, recorded: str | None,
     TargetError
         It does not answer, refuses the key, or does not serve the model.
     """
-    served = await _served(address, api_key)
+    # Who a certificate may be signed by is what OpenSSL says on this machine, and SSL_CERT_FILE.
+    tls = ssl.create_default_context() if address.tls else None
+    served = await _served(address, api_key, tls)
     return Server(
         host=address.host,
         port=address.port,
         path=f"{address.path}{_API}",
         model=_chosen(address, model, recorded, served),
         api_key=api_key,
-        tls=ssl.create_default_context() if address.tls else None,
+        tls=tls,
     )
 
 
@@ -118,9 +120,9 @@ def _names(served: list[str]) -> str:
     return (", ".join(map(printable, served[:_MOST_NAMES])) or "no model") + more
 
 
-async def _served(address: Address, api_key: str | None) -> list[str] | None:
+async def _served(address: Address, api_key: str | None, tls: ssl.SSLContext | None) -> list[str] | None:
     """Return the names of its models; None where it has no such page."""
-    status, page = await _get(f"{address.root}{_API}/models", api_key)
+    status, page = await _get(f"{address.root}{_API}/models", api_key, tls)
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         given = "refuses the key" if api_key else "wants a key"
         raise TargetError(
@@ -140,13 +142,13 @@ async def _served(address: Address, api_key: str | None) -> list[str] | None:
         ) from error
 
 
-async def _get(url: str, api_key: str | None) -> tuple[int, bytes]:
+async def _get(url: str, api_key: str | None, tls: ssl.SSLContext | None) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     page = bytearray()
     try:
         async with (
             # Like the requests, which go straight to the server.
-            httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as client,
+            httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, verify=tls or True) as client,
             client.stream("GET", url, headers=headers) as response,
         ):
             async for data in response.aiter_bytes():

@@ -1,8 +1,12 @@
 """Which recorded requests are later turns of a conversation, and of which request each goes on from."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from specdecode_operator.replay.recording.recording import RecordedRequest
+
+_ROUNDING_MS: Final = 0.1
+"""Of the many gaps that make an end."""
 
 
 def earlier_turns(requests: Sequence[RecordedRequest]) -> list[int | None]:
@@ -20,7 +24,7 @@ def earlier_turns(requests: Sequence[RecordedRequest]) -> list[int | None]:
         end_ms = ends_ms[place]
         if request.block_hashes and end_ms is not None:
             last = request.block_hashes[-1]
-            if taken_up_ms.get(last, end_ms) >= end_ms:
+            if taken_up_ms.get(last, end_ms) >= end_ms - _ROUNDING_MS:
                 heads.setdefault(last, []).append(place)
     return found
 
@@ -44,7 +48,7 @@ def _deepest(request: RecordedRequest, heads: dict[int, list[int]], ends_ms: Seq
         ended = [
             (end_ms, place)
             for place in heads.get(block, ())
-            if (end_ms := ends_ms[place]) is not None and end_ms <= request.arrival_ms
+            if (end_ms := ends_ms[place]) is not None and end_ms <= request.arrival_ms + _ROUNDING_MS
         ]
         if ended:
             return max(ended)[1]

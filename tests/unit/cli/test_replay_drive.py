@@ -108,6 +108,13 @@ def test_what_cannot_be_sent_is_one_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
 
 
+@pytest.mark.parametrize("arguments", [["--time-scale", "nan"], ["--time-scale", "inf"], ["--timeout", "nan"]])
+def test_numbers_that_are_none(trace: Path, arguments: list[str]) -> None:
+    code, text = run(trace, "--url", "http://127.0.0.1:1", *arguments)
+    assert code == 2
+    assert f"Invalid value for '{arguments[0]}'" in text
+
+
 def test_a_trace_that_is_none(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--url", "http://127.0.0.1:1")
     assert (code, text.count("\n")) == (2, 1)

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devcluster.cluster import pki
 from specdecode_operator.capture.load.prompts import TokenIds
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.replay.drive import run
@@ -15,7 +17,7 @@ from specdecode_operator.replay.drive.plan import Planned, planned
 from specdecode_operator.replay.drive.prompts import BlockPrompts
 from specdecode_operator.replay.drive.run import Drive, Driven
 from specdecode_operator.replay.drive.summary import summarize, summary_text
-from specdecode_operator.replay.drive.target import Address, find_target
+from specdecode_operator.replay.drive.target import Address, TargetError, find_target
 from specdecode_operator.replay.recording.read import RecordingError, read_recording
 from tests.support.completion_server import (
     CompletionServer,
@@ -29,11 +31,13 @@ from tests.support.completion_server import (
 from tests.support.sequences import common_length
 from tests.support.traces import Line, record, write_trace
 
+MODELS = (200, json.dumps({"data": [{"id": "tiny"}]}))
+
 
 @pytest.fixture
 async def server() -> AsyncIterator[CompletionServer]:
     async with completion_server() as state:
-        state.pages["/v1/models"] = (200, json.dumps({"data": [{"id": "tiny"}]}))
+        state.pages["/v1/models"] = MODELS
         yield state
 
 
@@ -99,6 +103,11 @@ def test_moments_are_scaled_and_only_the_first_are_taken(tmp_path: Path) -> None
 def test_a_recording_without_moments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="no record has arrival_ms, so nobody knows when to send them"):
         plan_of(tmp_path, [record(arrival_ms=None)])
+
+
+def test_a_prompt_longer_than_any_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="a prompt of 1000000000000000000 tokens: leave its record out"):
+        plan_of(tmp_path, [record(prompt_tokens=10**18)])
 
 
 @pytest.mark.parametrize("recorded", ["a\r\nX-Other: b", "a b", "ä", "", "x" * 129])
@@ -167,6 +176,20 @@ async def test_a_turn_without_all_that_was_answered_begins_as_the_recorded_one_d
     one, other = (request.body["prompt"] for request in server.received)
     assert (common_length(one, other), len(other)) == (16, 24)
     assert [line["outcome"] for line in lines] == ["completed", "completed"]
+
+
+async def test_over_tls_the_certificate_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pki.create(tmp_path / "pki", [pki.Identity("server", "server", addresses=("127.0.0.1",))])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "pki" / "server.crt", tmp_path / "pki" / "server.key")
+    async with completion_server(context) as server:
+        server.pages["/v1/models"] = MODELS
+        with pytest.raises(TargetError, match=r"does not answer .*certificate verify failed"):
+            await drive(server, plan_of(tmp_path, [record()]), tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "pki" / "ca.crt"))
+        _, [line] = await drive(server, plan_of(tmp_path, [record()]), tmp_path)
+        assert line["outcome"] == "completed"
+        assert server.served["/metrics"] > 0
 
 
 async def test_a_run_that_is_stopped_accounts_for_what_was_sent(server: CompletionServer, tmp_path: Path) -> None:

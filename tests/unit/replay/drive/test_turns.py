@@ -25,7 +25,7 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
     ("requests", "expected"),
     [
         ([request(0, 1), request(200, 1, 2)], [None, 0]),
-        ([request(0, 1), request(100, 1, 2)], [None, 0]),
+        ([request(0, 1), request(99.95, 1, 2)], [None, 0]),
         ([request(0, 1), request(200, 1, 2), request(400, 1, 2, 3)], [None, 0, 1]),
         ([request(0, 1), request(200, 3, 4)], [None, None]),
         ([request(0, 1, 2), request(200, 1, 2)], [None, None]),
