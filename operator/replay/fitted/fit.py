@@ -64,14 +64,7 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
         found, steps, of_steps = _timelines(recording, k)
         lines += found
         drafted = _Drafted(drafted.drafts + of_steps.drafts, drafted.tokens + of_steps.tokens)
-        fitted.append(
-            FittedCapture(
-                name=recording.trace.parent.name,
-                config_hash=recording.meta.config_hash,
-                requests=len(recording.requests),
-                steps=steps,
-            )
-        )
+        fitted.append(_capture(recording, steps))
     if not lines or not any(np.isfinite(line.duration_ms).any() for line in lines):
         raise RecordingError(f"{recordings[0].trace}: no request has arrival_ms: nothing can be fitted to it")
     requests = [request for recording in recordings for request in recording.requests]
@@ -85,6 +78,11 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
         step_time=fit_step_time(recordings, draft_share=draft_share),
         acceptance=fit_acceptance(recordings),
     )
+
+
+def _capture(recording: Recording, steps: int) -> FittedCapture:
+    name, requests = recording.trace.parent.name, len(recording.requests)
+    return FittedCapture(name=name, config_hash=recording.meta.config_hash, requests=requests, steps=steps)
 
 
 def _clients(recordings: Sequence[Recording]) -> Clients | None:

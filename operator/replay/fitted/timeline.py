@@ -37,7 +37,6 @@ class Timeline:
     requests: Ints
     decoding: Ints  # of them, those that have their next tokens
     prefill_tokens: Ints
-    scheduled_tokens: Ints
     context_tokens: Ints
     kv_cache_usage: Floats  # nan without step statistics
     # Of chunks, those of a request one after another
@@ -69,7 +68,6 @@ def timeline(requests: Sequence[RecordedRequest], lines: Iterable[StepLine], k: 
     stats_ms = np.array([line.ts_ms for line in stats], dtype=np.float64)
     step_of, end_ms = _clustered(np.concatenate([chunks.stamp_ms, stats_ms]))
     chunk_step, stats_step = step_of[: len(chunks.stamp_ms)], step_of[len(chunks.stamp_ms) :]
-    arrival_ms = np.array([each.arrival_ms for each in requests], dtype=np.float64)
     known = [each.scheduled_ms if each.scheduled_ms is not None else each.arrival_ms for each in requests]
     begin_ms = np.array(known, dtype=np.float64)
     last_ms = chunks.stamp_ms[chunks.is_last]
@@ -77,14 +75,10 @@ def timeline(requests: Sequence[RecordedRequest], lines: Iterable[StepLine], k: 
     decoding, context = _decoding(requests, chunks, chunk_step, len(end_ms))
     prefill, prefilling = _prefill(requests, chunk_step[chunks.is_first], end_ms, begin_ms)
     batch = decoding + prefilling
-    scheduled = decoding * (1 + k) + prefill
     usage = np.full(len(end_ms), np.nan)
     for line, step in zip(stats, stats_step, strict=True):
         usage[step] = line.scheduler.kv_cache_usage
-        _take_details(line.scheduler.iteration_details, int(step), (batch, decoding, prefill, scheduled))
-    # Nobody was there when it came, nor when it was scheduled.
-    before_idle = _active(arrival_ms, begin_ms, last_ms) + _active(begin_ms, begin_ms, last_ms) == 0
-    has_schedule = np.array([each.scheduled_ms is not None for each in requests])
+        _take_details(line.scheduler.iteration_details, int(step), (batch, decoding, prefill))
     ended = np.array([each.finish_reason == "length" for each in requests])
     return Timeline(
         k=k,
@@ -94,7 +88,6 @@ def timeline(requests: Sequence[RecordedRequest], lines: Iterable[StepLine], k: 
         requests=batch,
         decoding=decoding,
         prefill_tokens=prefill,
-        scheduled_tokens=scheduled,
         context_tokens=context,
         kv_cache_usage=usage,
         chunk_request=chunks.request,
@@ -104,8 +97,16 @@ def timeline(requests: Sequence[RecordedRequest], lines: Iterable[StepLine], k: 
         chunk_is_first=chunks.is_first,
         chunk_is_cut=chunks.is_last & ended[chunks.request],
         prompt_tokens=np.array([each.prompt_tokens for each in requests], dtype=np.int64),
-        lead_ms=np.maximum(0.0, (begin_ms - arrival_ms))[before_idle & has_schedule],
+        lead_ms=_leads_ms(requests, begin_ms, last_ms),
     )
+
+
+def _leads_ms(requests: Sequence[RecordedRequest], begin_ms: Floats, last_ms: Floats) -> Floats:
+    """Return the time to the scheduler, of those who found nobody there when they came and when they began."""
+    arrival_ms = np.array([each.arrival_ms for each in requests], dtype=np.float64)
+    alone = _active(arrival_ms, begin_ms, last_ms) + _active(begin_ms, begin_ms, last_ms) == 0
+    known = np.array([each.scheduled_ms is not None for each in requests])
+    return np.asarray(np.maximum(0.0, begin_ms - arrival_ms)[alone & known], dtype=np.float64)
 
 
 def _chunks(requests: Sequence[RecordedRequest]) -> _Chunks:
@@ -185,15 +186,12 @@ def _prefill(requests: Sequence[RecordedRequest], last: Ints, end_ms: Floats, be
     return prefill, prefilling
 
 
-def _take_details(details: Any, step: int, into: tuple[Ints, Ints, Ints, Ints]) -> None:
+def _take_details(details: Any, step: int, into: tuple[Ints, Ints, Ints]) -> None:
     """Take what the engine itself says of a step, in place of what was made out."""
     if not isinstance(details, dict):
         return
-    names = ("num_ctx_requests", "num_generation_requests", "num_ctx_tokens", "num_generation_tokens")
+    names = ("num_ctx_requests", "num_generation_requests", "num_ctx_tokens")
     values = [value for name in names if isinstance(value := details.get(name), int) and 0 <= value < _MOST_TOKENS]
     if len(values) == len(names):
-        prompts, decoding, prompt_tokens, decoded = values
-        for array, value in zip(
-            into, (prompts + decoding, decoding, prompt_tokens, prompt_tokens + decoded), strict=True
-        ):
-            array[step] = value
+        batch, decoding, prefill = into
+        batch[step], decoding[step], prefill[step] = values[0] + values[1], values[1], values[2]
