@@ -68,6 +68,9 @@ def fit_command(  # noqa: PLR0913  each is an option
     with replaced_whole(out) as stream:
         stream.write(text.decode())
     say("\n".join([f"{printable(str(out))}: {_size(model)}", *_limits_text(model.origin.limits), *_ranges_text(model)]))
+    engines = {request.engine for recording in recordings for request in recording.requests}
+    if len(engines) > 1:
+        say(f"{len(engines)} data-parallel engines were recorded: the model is of one of them", err=True)
     if skipped := sum(each.skipped_lines for each in recordings):
         say(f"{skipped} lines could not be read and were left out", err=True)
 

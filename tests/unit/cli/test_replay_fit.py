@@ -87,6 +87,16 @@ def test_captures_of_different_engines_are_not_mixed(tmp_path: Path, meta: dict[
     assert says in text
 
 
+def test_of_several_engines_it_is_said_that_one_is_fitted(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.jsonl", [record(engine=0), record(engine=1)])
+    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
+    assert code == 0
+    assert "2 data-parallel engines were recorded: the model is of one of them" in text
+    donors = read_model(tmp_path / "model.json").donors
+    assert donors is not None
+    assert donors.ranges["requests decoding at once"].most == 1
+
+
 def test_gaps_of_zero_can_be_fitted(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.jsonl", [record(itl_ms=[0.0, 0.0], ttft_ms=0.0), record(arrival_ms=5.0, ttft_ms=0.0)])
     code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
