@@ -84,6 +84,8 @@ def _parts(body: Body) -> tuple[SpecDecodeDeploymentSpec, PlanStatus, ObservedSt
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))
         raise UnusableObjectError(f"{place}: {detail['msg']}: write it with kubectl get sdd NAME -o yaml") from error
+    if spec.engine.replay is not None:
+        raise UnusableObjectError("spec.engine.replay: only engines that run a model show what memory it takes")
     plan, observed = status.plan, status.observed
     if plan is None or observed is None or observed.kv_cache_residual_bytes is None:
         raise UnusableObjectError("has no status.observed.kvCacheResidualBytes: wait until an engine of it serves")

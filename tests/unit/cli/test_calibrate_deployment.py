@@ -21,6 +21,7 @@ from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibratio
 from tests.support.decisions import desired_state
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
+from tests.support.replay_field_cases import replaying
 from tests.unit.deployment.proof.test_residual import reading
 
 NODES = (NodeFacts("h200-0", H200, 8),)
@@ -190,3 +191,10 @@ def test_an_unknown_model_is_taken_from_its_config(out: Path, tmp_path: Path) ->
 
 def test_a_file_without_objects_is_refused(out: Path) -> None:
     assert "holds no SpecDecodeDeployment" in calibrate(out, {"kind": "Other"}).output
+
+
+def test_a_replay_shows_nothing(out: Path) -> None:
+    done = calibrate(out, serving(0, spec=replaying()))
+    assert done.exit_code != 0
+    assert "spec.engine.replay: only engines that run a model show what memory it takes" in done.output
+    assert not out.exists()
