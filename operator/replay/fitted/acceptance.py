@@ -22,7 +22,13 @@ from specdecode_operator.replay.recording.recording import RecordedRequest, Reco
 LEAST_CHUNKS: Final = 100
 """Fewer of one temperature carry no fit of their own."""
 
+MOST_K: Final = 64
+"""Longer drafts are no speculation as vLLM has it, but blocks of a diffusion model or a header that is wrong."""
+
 MOST_CLASSES: Final = 4
+_MOST_REQUESTS: Final = 2000
+"""More do not make the classes any clearer; these are spread over the recording."""
+
 _ROUNDS: Final = 200
 _SAME: Final = 1e-7
 _DOUBT: Final = 0.5
@@ -54,10 +60,10 @@ class _Mixture:
 
 
 def fit_acceptance(recordings: Sequence[Recording]) -> dict[str, Any] | None:
-    """Return the section; None where nothing was drafted, or too little to tell."""
+    """Return the section; None where nothing was drafted, too little to tell, or more than any engine drafts."""
     k = max((each.num_speculative_tokens for each in recordings), default=0)
-    requests = [request for each in recordings for request in each.requests]
-    whole = _series(requests, k) if k else None
+    requests = _spread([request for each in recordings for request in each.requests])
+    whole = _series(requests, k) if 0 < k <= MOST_K else None
     if whole is None or whole.counts.sum() < LEAST_CHUNKS:
         return None
     outcomes, chances = _outcomes(whole.counts.sum(axis=0), _drafted_lengths(recordings, k))
@@ -76,6 +82,10 @@ def fit_acceptance(recordings: Sequence[Recording]) -> dict[str, Any] | None:
         "classes": classes,
         "ranges": {"requests": len(requests), "chunks": int(whole.counts.sum())},
     }
+
+
+def _spread(requests: Sequence[RecordedRequest]) -> Sequence[RecordedRequest]:
+    return requests[:: -(-len(requests) // _MOST_REQUESTS)] if requests else requests
 
 
 def _series(requests: Iterable[RecordedRequest], k: int) -> _Series:

@@ -1,7 +1,7 @@
 """The steps of a recording, with what was in each: of its step statistics, and of the chunks that ended with them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Final, Self
 
@@ -35,6 +35,10 @@ class MeasuredSteps:
     def __len__(self) -> int:
         """Return how many they are."""
         return len(self.ms)
+
+    def every(self, stride: int) -> Self:
+        """Return one of so many steps."""
+        return replace(self, **{field.name: getattr(self, field.name)[::stride] for field in fields(self)})
 
     @classmethod
     def of(cls, recordings: Iterable[Recording]) -> Self:

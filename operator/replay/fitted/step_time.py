@@ -24,6 +24,9 @@ from specdecode_operator.replay.recording.recording import Recording
 LEAST_STEPS: Final = 50
 """Fewer cannot carry a fit."""
 
+_MOST_STEPS: Final = 8000
+"""More do not make the terms any clearer; these are spread over the recording."""
+
 _LEAST_IN_SEGMENT: Final = 30
 """Steps between two knots of the curve."""
 
@@ -131,7 +134,7 @@ def _bends(steps: MeasuredSteps, draft_share: float) -> list[float]:
     kept = [candidates[0], candidates[-1]] if len(candidates) > 1 else candidates
 
     def cost(knots: Sequence[float]) -> float:
-        return _cost(np.column_stack(list(_columns(steps, knots, draft_share).values())), steps.ms)
+        return _cost(_table(steps, knots, draft_share)[1], steps.ms)
 
     best = cost(kept)
     while others := [each for each in candidates if each not in kept]:
@@ -140,6 +143,11 @@ def _bends(steps: MeasuredSteps, draft_share: float) -> list[float]:
             break
         best, kept = found, knots
     return kept
+
+
+def _table(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> tuple[list[str], Numbers]:
+    table = _columns(steps, knots, draft_share)
+    return list(table), np.column_stack(list(table.values()))
 
 
 def _columns(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> dict[str, Numbers]:

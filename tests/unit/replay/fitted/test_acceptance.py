@@ -154,6 +154,16 @@ def test_what_did_not_speculate_has_no_section() -> None:
     assert fit_acceptance([recording([])]) is None
 
 
+def test_what_no_engine_drafts_has_no_section() -> None:
+    assert fit_acceptance([recording(drawn(from_rates((0.7, 0.5)), 20, 100).requests, k=65)]) is None
+
+
+def test_of_many_requests_some_are_enough() -> None:
+    found = section(drawn(from_rates((0.7, 0.5)), 5000, 30))
+    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.02)
+    assert found["ranges"]["requests"] <= 2000
+
+
 @pytest.mark.parametrize("name", ["draft_model", "ngram"])
 def test_a_real_engine_is_told_by_its_own_counters(name: str) -> None:
     real = read_recording(REAL / name)

@@ -100,6 +100,15 @@ def test_one_k_leaves_the_drafts_share_to_who_knows_the_models() -> None:
     assert ms_of(blind, **three) == pytest.approx(ms_of(told, **three), rel=1e-3)
 
 
+def test_of_many_steps_some_are_enough() -> None:
+    steps = drawn_steps(count=9000, late=0.0)
+    found = fitted(steps)
+    assert ms_of(found) == pytest.approx(ms_of(KNOWN), rel=0.02)
+    assert ms_of(found, requests=64, scheduled_tokens=320) == pytest.approx(
+        ms_of(KNOWN, requests=64, scheduled_tokens=320), rel=0.03
+    )
+
+
 def test_ranges_say_what_was_seen() -> None:
     found = fitted(drawn_steps())
     assert found.ranges["requests"] == (1, 32)
