@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from specdecode_operator.replay.launch.emulation import NotEmulatedError
+from specdecode_operator.capture.job.recorder_bundle import RECORDER
+from specdecode_operator.replay.launch.emulation import PLUGIN, NotEmulatedError
 
 _VARIABLES: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -73,6 +74,9 @@ class EngineEnvironment:
     def variables(self, plugins: Sequence[Path], more: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a process with plugins in these folders."""
         inherited = {name: value for name, value in os.environ.items() if name not in _UNSET}
+        if "VLLM_PLUGINS" in inherited:  # which then lists all that vLLM may load
+            listed = [inherited["VLLM_PLUGINS"], PLUGIN.package, RECORDER.package]
+            inherited["VLLM_PLUGINS"] = ",".join(filter(None, listed))
         # The plugins come first: no package of the environment may take their place.
         path = [*plugins, *([self.packages] if self.packages else []), inherited.get("PYTHONPATH")]
         return {**inherited, **_VARIABLES, **more, "PYTHONPATH": os.pathsep.join(str(each) for each in path if each)}
