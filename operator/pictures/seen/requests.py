@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from specdecode_operator.pictures.seen.sums import FURTHEST_MS, LOG_BINS, ByNumber, ByTime, Floats, Integers, log_bin
+from specdecode_operator.pictures.seen.sums import LOG_BINS, ByNumber, ByTime, Floats, Integers, log_bin
 from specdecode_operator.replay.recording.recording import RecordedRequest
 
 LARGEST_BURST: Final = 256
@@ -123,13 +123,12 @@ def _before(
 ) -> Integers:
     """Return the tokens that each burst came after: the prompt, and the output so far."""
     earlier = np.concatenate(([0], np.cumsum(bursts)))
-    prompts = np.array([min(each.prompt_tokens, 2**40) for each in pending])
+    prompts = np.array([each.prompt_tokens for each in pending])
     return np.asarray(np.repeat(prompts + first_tokens, lengths) + earlier[:-1] - earlier[starts])
 
 
 def _moment(value_ms: float | None) -> float:
-    """Return a moment; nan of what is none in a run."""
-    return float("nan") if value_ms is None or abs(value_ms) > FURTHEST_MS else value_ms
+    return float("nan") if value_ms is None else value_ms
 
 
 def _joined(arrays: Iterable[Sequence[float]], kind: type[np.int64 | np.float64]) -> NDArray[Any]:

@@ -10,7 +10,7 @@ Integers = NDArray[np.int64]
 
 MOST_TIME_BINS: Final = 4096
 _FIRST_WIDTH_MS: Final = 16.0
-FURTHEST_MS: Final = 1e15
+_FURTHEST_MS: Final = 1e15
 """30,000 years: what lies further is no moment of a run."""
 
 _LEAST_MS: Final = 0.001
@@ -46,7 +46,7 @@ class ByTime:
 
     def add(self, moments_ms: Floats, *columns: Floats | Integers) -> None:
         """Add the values of some moments; what is no moment of a run is left out."""
-        sane = np.abs(moments_ms) <= FURTHEST_MS
+        sane = np.abs(moments_ms) <= _FURTHEST_MS
         if not sane.any():
             return
         values = np.column_stack(columns).astype(np.float64)[sane]

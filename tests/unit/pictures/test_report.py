@@ -173,9 +173,10 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
     folder = tmp_path / "odd"
     folder.mkdir()
     epoch = [record(arrival_ms=1.7e12 + 50 * place) for place in range(5)]
-    huge = record(output_tokens=2**32, itl_tokens=[2**31, 5], prompt_tokens=2**60, arrival_ms=1.7e12, preemptions=2**63)
-    later = record(arrival_ms=1e300, scheduled_ms=-1e300, itl_ms=[0.0, 0.0], ttft_ms=0.0)
-    write_trace(folder / "trace.jsonl", [*epoch, huge, later], META)
+    huge = {"output_tokens": 2**27, "prompt_tokens": 2**27, "preemptions": 2**63, "concurrency": 2**63}
+    odd = record(itl_tokens=[2**26, 5], arrival_ms=1.7e12, **huge)
+    at_once = record(arrival_ms=1.7e12, scheduled_ms=-1e13, itl_ms=[0.0, 0.0], ttft_ms=0.0)
+    write_trace(folder / "trace.jsonl", [*epoch, odd, at_once], META)
     steps = [step(ts_ms, [2, 1, 1, 0], usage=usage) for ts_ms, usage in ((1.7e12, 1e308), (1e300, -1e308))]
     (folder / "step-stats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
     client = {"id": "r", "phase": "p", "index": 0, "outcome": "completed"}
@@ -184,7 +185,7 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
     made = report(folder)
     assert made.exit_code == 0, made.output
     words = shown(tmp_path / "report.html")
-    assert "6 requests in 0.2" in words, "since the first arrival"
+    assert "7 requests in 0.2" in words, "since the first arrival"
     assert "At most 100.0% of the KV cache was in use" in words
     assert "The client's median is 35.0 ms" in words
 
