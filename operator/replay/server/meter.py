@@ -123,7 +123,9 @@ class Answer:
         meter.generation_tokens += tokens
         if drafted:
             meter.draft_tokens += drafted
-            meter.drafts_by_accepted[burst.accepted] += 1
+            by_accepted, accepted = meter.drafts_by_accepted, burst.accepted
+            # A model fitted to chunks that were merged may give more than K.
+            by_accepted[accepted if accepted < len(by_accepted) else -1] += 1
         if meter.recorder is not None:
             meter.recorder.burst(self, burst, now_ms)
         self._sink(burst)

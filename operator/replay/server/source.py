@@ -27,7 +27,6 @@ from specdecode_operator.replay.recording.recording import Recording
 BLOCK_TOKENS: Final = 16
 """Of a trace whose header does not say it, as vllm-vcr has it."""
 
-_MOST_BURST_TOKENS: Final = 4096
 _MODEL_SUFFIX: Final = ".json"
 
 
@@ -176,7 +175,6 @@ def _modelled_tokens(model: FittedModel | None) -> int | None:
 def _read_traces(settings: SourceSettings) -> Source:
     recordings = [read_recording(path, skip_bad_lines=settings.skip_bad_lines) for path in settings.traces]
     recording, notes, model = concatenated(recordings), list[str](), None
-    _look_at_bursts(recording, notes)
     count, k = len(recording.requests), recording.num_speculative_tokens
     if recording.skipped_lines:
         notes.append(f"{recording.skipped_lines} lines that cannot be read were left out")
@@ -185,6 +183,9 @@ def _read_traces(settings: SourceSettings) -> Source:
         from specdecode_operator.replay.fitted.fit import fit  # noqa: PLC0415  takes a while, and few need it
 
         model = fit(recordings)
+    largest = max(max(each.chunk_tokens[1:], default=0) for each in recording.requests)
+    if k and largest > k + 1:
+        notes.append(f"the largest burst has {largest} tokens, more than K + 1: K of them count as accepted")
     if not modelled:
         notes += _told_of_steps(settings, recording)
     of_what = "an engine fitted to " if modelled else ""
@@ -199,17 +200,6 @@ def _read_traces(settings: SourceSettings) -> Source:
         model=model,
         notes=notes,
     )
-
-
-def _look_at_bursts(recording: Recording, notes: list[str]) -> None:
-    k, largest = recording.num_speculative_tokens, max(max(each.chunk_tokens) for each in recording.requests)
-    name = printable(str(recording.trace))
-    if largest > _MOST_BURST_TOKENS:
-        raise ServeError(f"{name}: a burst has {largest} tokens: no step of an engine gives a request so many, mend it")
-    if k > _MOST_BURST_TOKENS:
-        raise ServeError(f"{name}: K is {k} by its header: no engine drafts so many, mend it")
-    if k and largest > k + 1:
-        notes.append(f"the largest burst has {largest} tokens, more than K + 1: K of them count as accepted")
 
 
 def _told_of_steps(settings: SourceSettings, recording: Recording) -> list[str]:

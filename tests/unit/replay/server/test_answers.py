@@ -194,3 +194,12 @@ async def test_a_modelled_engine_serves_what_no_record_is_left_for(tmp_path: Pat
         found = [texts(await events(client, max_tokens=50, ignore_eos=True)) for _ in range(21)]
     assert all(len("".join(each)) == 24 for each in found[:20])
     assert len("".join(found[20])) == 200
+
+
+async def test_a_model_of_merged_chunks_counts_no_more_than_k_accepted_tokens(tmp_path: Path) -> None:
+    merged = [record(arrival_ms=100.0 * n, ttft_ms=1.0, output_tokens=40, itl_tokens=[19, 20]) for n in range(20)]
+    async with replay_server(tmp_path, merged, mode=Mode.MODELLED) as client:
+        found = await events(client, max_tokens=40, ignore_eos=True)
+        reading = await metrics(client)
+    assert sum(len(text) // 4 for text in texts(found)) == 40
+    assert len(reading.speculation.accepted_per_position) == 4
