@@ -54,6 +54,7 @@ _OWN: Final = frozenset({
 
 
 _OF_RECORDS: Final = frozenset({"match", "unmatched"})
+_OF_BATCHES: Final = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 
 
 def refuse_options(context: typer.Context, mode: str) -> None:
@@ -67,6 +68,8 @@ def refuse_options(context: typer.Context, mode: str) -> None:
         name = parameter.name or ""
         if mode == "emulated" and name not in _TAKEN:
             raise typer.BadParameter("is not heeded with --mode emulated: leave it out", param_hint=parameter.opts[0])
+        if mode == "steps" and name in _OF_BATCHES:
+            raise typer.BadParameter("is not heeded with --mode steps: leave it out", param_hint=parameter.opts[0])
         if mode == "modelled" and name in _OF_RECORDS:
             raise typer.BadParameter("is not heeded with --mode modelled: leave it out", param_hint=parameter.opts[0])
         if mode != "emulated" and name in _OWN:

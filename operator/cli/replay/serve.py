@@ -52,6 +52,12 @@ def serve_command(  # noqa: PLR0913  each is an option
         list[str] | None, typer.Option(help="Key that requests must have; may be repeated. Absent: VLLM_API_KEY.")
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer at most.", min=1)] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="modelled: requests in one batch at most. Absent: as recorded.", min=1)
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="modelled: tokens in one step at most. Absent: as recorded.", min=1)
+    ] = None,
     match: Annotated[Matching, typer.Option(help="How requests find their records.")] = Matching.ARRIVAL,
     unmatched: Annotated[
         Unmatched,
@@ -145,6 +151,8 @@ def serve_command(  # noqa: PLR0913  each is an option
             unmatched=unmatched,
             kv_cache_tokens=kv_cache_tokens,
             max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             time_scale=time_scale,
             acceptance=_schedule(acceptance),
             seed=seed,

@@ -87,7 +87,10 @@ def _command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
         "drain-timeout": engine_timeouts(facts, plan).shutdown_timeout_s,
         **_failures(replay),
     }
-    if replay.mode is ReplayMode.STEPS:
+    if replay.mode is ReplayMode.MODELLED:
+        limits = facts.pair.limits
+        flags |= {"max-num-seqs": limits.max_num_seqs, "max-num-batched-tokens": limits.max_num_batched_tokens}
+    else:
         flags |= {"match": _MATCHING[replay.match], "unmatched": _UNMATCHED[replay.unmatched]}
     if replay.acceptance:
         flags["acceptance"] = ",".join(f"{each.from_seconds}:{each.percent / 100}" for each in replay.acceptance)

@@ -52,6 +52,8 @@ class SourceSettings:
     unmatched: Unmatched = Unmatched.REPEAT
     kv_cache_tokens: int | None = None
     max_model_len: int | None = None
+    max_num_seqs: int | None = None  # of a modelled engine
+    max_num_batched_tokens: int | None = None  # of a modelled engine
     time_scale: float = 1.0
     acceptance: AcceptanceSchedule | None = None
     seed: int = 0
@@ -122,8 +124,9 @@ def play(settings: SourceSettings, source: Source, clock: Clock) -> Played:
 
 def _modelled(settings: SourceSettings, model: FittedModel, clock: Clock) -> Played:
     limits, schedule = model.origin.limits, settings.acceptance
-    if settings.max_model_len is not None:
-        limits = msgspec.structs.replace(limits, max_model_len=settings.max_model_len)
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        if (asked := getattr(settings, name)) is not None:
+            limits = msgspec.structs.replace(limits, **{name: asked})
     if settings.kv_cache_tokens is not None:
         blocks = max(1, settings.kv_cache_tokens // (limits.block_size or BLOCK_TOKENS))
         limits = msgspec.structs.replace(limits, num_gpu_blocks=blocks)

@@ -125,6 +125,7 @@ def test_traces_that_cannot_be_played_are_refused_in_one_line(tmp_path: Path) ->
     assert "is no fitted model" in refused(str(model), "--mode", "modelled")
     assert "--mode modelled" in refused(str(here), "--mode", "modelled", "--match", "prefix")
     assert "--plan" in refused(str(here), "--plan", "x.yaml")
+    assert "not heeded with --mode steps" in refused(str(here), "--max-num-seqs", "8")
     assert "--host" in refused(str(here), "--host", "192.0.2.1")
     occupied = tmp_path / "occupied"
     occupied.mkdir()

@@ -77,6 +77,7 @@ def test_every_field_reaches_the_server() -> None:
 def test_a_mode_that_draws_is_not_told_how_to_match() -> None:
     given = told(replaying(mode="Modelled"))
     assert given["mode"] == "modelled"
+    assert (given["max_num_seqs"], given["max_num_batched_tokens"]) == (256, 8192)
     assert not {"--match", "--unmatched"} & {
         each.partition("=")[0] for each in engine(replaying(mode="Modelled"))["command"]
     }

@@ -188,6 +188,20 @@ async def test_a_modelled_engine_gives_what_is_asked_for_in_bursts_of_k_and_one_
     assert reading.speculation.accepted_per_position == (4, 4, 4, 4)
 
 
+async def test_a_modelled_engine_takes_no_more_requests_at_once_than_it_is_told(tmp_path: Path) -> None:
+    records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
+    body = {"prompt": "a", "stream": True, "max_tokens": 10_000, "ignore_eos": True}
+    async with (
+        replay_server(tmp_path, records, mode=Mode.MODELLED, max_num_seqs=1) as client,
+        client.stream("POST", "/v1/completions", json=body) as first,
+    ):
+        lines = first.aiter_lines()  # kept: the request ends with it
+        await anext(lines)
+        async with client.stream("POST", "/v1/completions", json=body):
+            reading = await metrics(client)
+    assert (reading.requests_running, reading.requests_waiting) == (1, 1)
+
+
 async def test_a_modelled_engine_serves_what_no_record_is_left_for(tmp_path: Path) -> None:
     records = [record(**QUICK, arrival_ms=100.0 * place) for place in range(20)]
     async with replay_server(tmp_path, records, unmatched=Unmatched.MODELLED) as client:
