@@ -14,6 +14,7 @@ _WORDS: Final = {
     "int": "NUMBER",
     "int range": "NUMBER",
     "float": "NUMBER",
+    "float range": "NUMBER",
     "path": "PATH",
     "Path": "PATH",
 }

@@ -43,17 +43,29 @@ def application(service: Service) -> ASGIApp:
     # The library's router alone: its middleware would take part in every event, and here errors have a form already.
     app: ASGIApp = Router(
         [
-            Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),
-            Route("/v1/chat/completions", _Answers(service, read_chat), methods=["POST"]),
-            Route("/v1/models", _models(service)),
-            Route("/health", _nothing_wrong, methods=["GET"]),
-            Route("/ping", _nothing_wrong, methods=["GET", "POST"]),
-            Route("/version", _version(service)),
-            Route("/metrics", _metrics(service)),
+            _Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),
+            _Route("/v1/chat/completions", _Answers(service, read_chat), methods=["POST"]),
+            _Route("/v1/models", _models(service)),
+            _Route("/health", _nothing_wrong, methods=["GET"]),
+            _Route("/ping", _nothing_wrong, methods=["GET", "POST"]),
+            _Route("/version", _version(service)),
+            _Route("/metrics", _metrics(service)),
         ],
         default=_not_found,
     )
     return _Keyed(app, service.api_keys) if service.api_keys else app
+
+
+class _Route(Route):
+    """A path that says in OpenAI's form, too, which methods it does not take."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.methods and scope["method"] not in self.methods:
+            refused = _json(error(405, "Method Not Allowed", "Method Not Allowed"), 405)
+            refused.headers["Allow"] = ", ".join(sorted(self.methods))
+            await refused(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
 
 
 class _Answers:

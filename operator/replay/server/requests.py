@@ -100,6 +100,7 @@ class _Message(Struct):
 class _ChatBody(_Body):
     messages: list[_Message]
     max_completion_tokens: _Positive | None = None
+    tool_choice: Any = None
 
 
 _BodyT = TypeVar("_BodyT", bound=_Body)
@@ -131,6 +132,9 @@ def read_chat(data: bytes) -> Asked:
     body = _decoded(_CHAT, data)
     if not body.messages:
         raise bad_request("messages must not be empty", "messages")
+    if body.tool_choice not in (None, "auto", "none"):
+        # vLLM holds the answer to the tool's schema then.
+        raise bad_request("tool_choice: a replay has no model that could call a tool: leave it out", "tool_choice")
     text = "".join(f"{message.role}\n{_content(message.content)}\n" for message in body.messages)
     return _asked(body, [_prompt(text)], body.max_completion_tokens or body.max_tokens, chat=True)
 

@@ -33,7 +33,7 @@ def test_help_is_short_and_names_no_type_of_python(specdecode: Specdecode, comma
     result = specdecode(*command, "-h")
     assert result.exit_code == 0
     assert result.stdout == specdecode(*command, "--help").stdout
-    named = re.findall(r"<\w+[\[>]|install-completion|show-completion", result.stdout)
+    named = re.findall(r"<[\w ]+[\[>]|install-completion|show-completion", result.stdout)
     assert not named, "values are called what they are to people"
     assert "--help" in result.stdout
 

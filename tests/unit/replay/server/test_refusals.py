@@ -44,6 +44,19 @@ async def test_what_cannot_be_answered_is_refused_in_openai_s_form(
     assert set(error) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("choice", "status"),
+    [(None, 200), ("auto", 200), ("none", 200), ("required", 400), ({"type": "function"}, 400)],
+)
+async def test_who_must_have_a_tool_called_is_refused(tmp_path: Path, choice: object, status: int) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": tools, "tool_choice": choice}
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == status
+    assert status == 200 or response.json()["error"]["param"] == "tool_choice"
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"prompt": 1e400}', b"null"])
 async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, data: bytes) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
@@ -113,7 +126,9 @@ async def test_an_engine_s_error_is_told_in_the_stream(tmp_path: Path) -> None:
 async def test_paths_that_are_none_have_an_error_too(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         assert (await client.get("/v1/nothing")).json()["error"]["code"] == 404
-        assert (await client.get("/v1/completions")).status_code == 405
+        refused = await client.get("/v1/completions")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (405, 405)
+        assert refused.headers["allow"] == "POST"
 
 
 async def test_records_without_arrival_are_used_in_the_order_of_the_file(tmp_path: Path) -> None:
