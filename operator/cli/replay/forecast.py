@@ -1,5 +1,6 @@
 """`specdecode replay forecast`: a load that was never run, on a fitted engine, in no time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -40,7 +41,11 @@ SOURCE: Final = "forecast"
 _SHARES: Final = (50, 90, 99)
 
 
+_OF_ARRIVALS: Final = ("requests", "duration", "prompt_tokens", "output_tokens", "shared_prefix_tokens")
+
+
 def forecast_command(  # noqa: PLR0913  each is an option
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model that `specdecode replay fit` wrote.")],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write, which must not be there yet.")],
@@ -70,6 +75,10 @@ def forecast_command(  # noqa: PLR0913  each is an option
     """
     if (load is None) == (not arrivals):
         raise typer.BadParameter("give --arrivals or --load, one of them", param_hint="--load")
+    if load is None:
+        _refuse(context, ("load_factor",), "is heeded with --load alone: leave it out")
+    else:
+        _refuse(context, _OF_ARRIVALS, "is not heeded with --load: leave it out")
     fitted, behaviour = _engine(model, seed, (max_num_seqs, max_num_batched_tokens, num_gpu_blocks))
     limits = fitted.origin.limits
     block_size = limits.block_size or BLOCK_SIZE
@@ -87,11 +96,26 @@ def forecast_command(  # noqa: PLR0913  each is an option
                 prompts = prompts_of(prompt_tokens, output_tokens, shared_prefix_tokens, block_size, seed)
                 outcome = run.phases(folder, prompts, phases, SOURCE)
             refuse_nothing(outcome)
-    except (DocumentError, RecordingError) as error:
-        raise typer.BadParameter(str(error)) from error
+    except DocumentError as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from error
+    except RecordingError as error:
+        raise typer.BadParameter(str(error), param_hint="--load") from error
     say("\n".join(_text(out, outcome)))
     for line in behaviour.outside():
         say(f"note: {line}", err=True)
+    if limits.max_model_len is not None and behaviour.longest_request > limits.max_model_len:
+        say(
+            f"note: requests of up to {behaviour.longest_request} tokens are longer than max_model_len "
+            f"{limits.max_model_len}: they end there, and vLLM refuses them",
+            err=True,
+        )
+
+
+def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(why, param_hint=parameter.opts[0])
 
 
 def _engine(

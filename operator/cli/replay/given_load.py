@@ -87,7 +87,10 @@ def refuse_nothing(outcome: Outcome) -> None:
     Raises
     ------
     typer.BadParameter
-        When no request had a token.
+        When no request was answered to its end.
     """
-    if not outcome.finished:
-        raise typer.BadParameter("no request fits into so many: give more", param_hint="--num-gpu-blocks")
+    if outcome.finished:
+        return
+    if not outcome.failed:
+        raise typer.BadParameter("no request comes in that time: give more", param_hint="--duration")
+    raise typer.BadParameter("no request fits into so many: give more", param_hint="--num-gpu-blocks")

@@ -101,7 +101,7 @@ def synth_command(  # noqa: PLR0913  each is an option
             outcome = run.phases(folder, prompts, phases, "synth")
             refuse_nothing(outcome)
     except DocumentError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(str(error), param_hint="--out") from error
     too_large = f", {outcome.failed} were too large for the KV cache" if outcome.failed else ""
     say(f"{out}: {outcome.finished} requests in {outcome.end_ms / 1000:.1f} s{too_large}")
 

@@ -57,6 +57,9 @@ class _Course:
         return behaviour.draw_drafted(tokens), tokens - 1
 
 
+_LENGTH: Final = "tokens of a request"
+
+
 class ModelledBehaviour:
     """Draws steps and bursts from the donors of a model."""
 
@@ -104,7 +107,7 @@ class ModelledBehaviour:
             if stopped <= output_tokens:
                 output_tokens, reason = stopped, "stop"
         self._see("tokens of a prompt", request.prompt_tokens)
-        self._see("tokens of a request", request.prompt_tokens + output_tokens)
+        self._see(_LENGTH, request.prompt_tokens + output_tokens)
         return _Course(self, of_class, request.prompt_tokens, output_tokens, reason)
 
     def step_ms(self, step: StepShape, decoding: int) -> float:
@@ -153,6 +156,11 @@ class ModelledBehaviour:
         while accepted < k and self._random.random() < rate:
             accepted += 1
         return k, accepted
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest prompt and answer that were asked for."""
+        return int(self._seen.get(_LENGTH, 0))
 
     def outside(self) -> list[str]:
         """Return what was asked of the model that lies outside of what it was fitted on, and how far."""

@@ -106,7 +106,11 @@ class VirtualRecorder:
         if not watched.stamps_ms:
             self.failed += 1
             return
-        self.finished += 1
+        if finish_reason == "error":
+            # Its answer outgrew the KV cache.
+            self.failed += 1
+        else:
+            self.finished += 1
         stamps_ms = [round(stamp_ms, _DIGITS) for stamp_ms in watched.stamps_ms]
         arrival_ms = round(watched.arrival_ms, _DIGITS)
         scheduled_ms = watched.scheduled_ms

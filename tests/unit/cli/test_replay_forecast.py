@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -62,6 +63,38 @@ def test_limits_may_be_others(tmp_path: Path, model: Path) -> None:
     assert max(max(each.num_running or [0]) for each in told) <= 2
     assert sum(each.preemptions for each in told) > 0
     assert "preemptions" in text
+
+
+def test_what_would_not_be_heeded_is_refused(tmp_path: Path, made: Made, model: Path) -> None:
+    for arguments in (
+        ("--load", made.folder, "--prompt-tokens", 900),
+        ("--load", made.folder, "--requests", 5),
+        ("--arrivals", "closed:4", "--load-factor", 2),
+    ):
+        code, text = run(model, "-o", tmp_path / "out", *arguments)
+        assert (code, str(arguments[2]) in text, "heeded with" in text) == (2, True, True), text
+
+
+def test_answers_that_outgrow_the_kv_cache_are_no_answers(tmp_path: Path, model: Path) -> None:
+    arguments = ("--arrivals", "closed:4", "--requests", 9, "--prompt-tokens", 160, "--num-gpu-blocks", 12)
+    code, text = run(model, "-o", tmp_path / "none", *arguments, "--output-tokens", 100)
+    assert (code, "no request fits into so many" in text) == (2, True), text
+    code, text = run(model, "-o", tmp_path / "some", *arguments, "--output-tokens", "5-100")
+    assert code == 0, text
+    assert "requests were too large for the KV cache" in text
+
+
+def test_requests_beyond_max_model_len_are_told(tmp_path: Path, made: Made) -> None:
+    fitted = fit([made.recording])
+    limits = msgspec.structs.replace(fitted.origin.limits, max_model_len=500)
+    path = tmp_path / "model.json"
+    origin = msgspec.structs.replace(fitted.origin, limits=limits)
+    path.write_bytes(encode_model(msgspec.structs.replace(fitted, origin=origin)))
+    arguments = ("--arrivals", "closed:4", "--requests", 9, "--output-tokens", 10)
+    code, text = run(path, "-o", tmp_path / "short", *arguments, "--prompt-tokens", 490)
+    assert (code, "max_model_len" in text) == (0, False), text
+    code, text = run(path, "-o", tmp_path / "long", *arguments, "--prompt-tokens", 491)
+    assert (code, "requests of up to 501 tokens are longer than max_model_len 500" in text) == (0, True), text
 
 
 def test_a_conversation_finds_its_answers_again(tmp_path: Path) -> None:
