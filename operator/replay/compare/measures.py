@@ -31,6 +31,15 @@ class Measures:
     from_steps: bool  # acceptance is by the engine's own counters
 
 
+@dataclass(frozen=True)
+class _Drafting:
+    """What was drafted, and what came of it."""
+
+    drafts: int
+    tokens: int
+    accepted: list[int]  # drafts of which each position was accepted
+
+
 def measured(recording: Recording) -> Measures:
     """Return the measures of a recording.
 
@@ -44,10 +53,9 @@ def measured(recording: Recording) -> Measures:
     several = [request for request in requests if len(request.gaps_ms)]
     gaps_ms = _joined([np.asarray(request.gaps_ms) for request in several])
     sizes = _joined([np.asarray(request.chunk_tokens[1:]) for request in several])
-    drafted, accepted = _counters(recording, k)
-    from_steps = bool(drafted)
-    if not from_steps:
-        drafted, accepted = _of_chunks(several, k)
+    counted = _counters(recording, k)
+    from_steps = bool(counted.drafts)
+    drafting = counted if from_steps else _of_chunks(several, k)
     return Measures(
         k=k,
         requests=len(requests),
@@ -58,8 +66,8 @@ def measured(recording: Recording) -> Measures:
         gap_ms=gaps_ms,
         latency_ms=np.array([request.ttft_ms + sum(request.gaps_ms) for request in requests]),
         bursts={int(size): float(np.mean(sizes == size)) for size in np.unique(sizes)},
-        per_position=[count / drafted for count in accepted] if drafted else [],
-        acceptance=sum(accepted) / (drafted * k) if drafted and k else None,
+        per_position=[count / drafting.drafts for count in drafting.accepted] if drafting.drafts else [],
+        acceptance=sum(drafting.accepted) / drafting.tokens if drafting.tokens else None,
         tokens_per_burst=np.array([float(np.mean(request.chunk_tokens[1:])) for request in several]),
         from_steps=from_steps,
     )
@@ -75,20 +83,22 @@ def _seconds(requests: Sequence[RecordedRequest]) -> float:
     return (max(end for _, end in whole) - min(arrival for arrival, _ in whole)) / 1000 if whole else 0.0
 
 
-def _counters(recording: Recording, k: int) -> tuple[int, list[int]]:
-    """Return the drafts of the step statistics, and how often each position was accepted."""
-    drafts, accepted = 0, [0] * k
+def _counters(recording: Recording, k: int) -> _Drafting:
+    """Return what the step statistics say: an n-gram draft may have fewer tokens than K."""
+    drafts, tokens, accepted = 0, 0, [0] * k
     for line in read_steps(recording.steps) if recording.steps is not None else ():
         stats = line.scheduler.spec_decoding_stats
         if stats is None:
             continue
         drafts += stats.num_drafts
+        tokens += stats.num_draft_tokens
         for position, count in enumerate(stats.num_accepted_tokens_per_pos[:k]):
             accepted[position] += count
-    return drafts, accepted
+    return _Drafting(drafts, tokens, accepted)
 
 
-def _of_chunks(requests: Sequence[RecordedRequest], k: int) -> tuple[int, list[int]]:
-    """Return the same as chunks tell: every step drafts, and last chunks, which may be cut, do not count."""
+def _of_chunks(requests: Sequence[RecordedRequest], k: int) -> _Drafting:
+    """Return the same as chunks tell: every step drafts K, and last chunks, which may be cut, do not count."""
     sizes = _joined([np.asarray(request.chunk_tokens[1:-1]) for request in requests])
-    return (len(sizes), [int((sizes > position).sum()) for position in range(1, k + 1)]) if k else (0, [])
+    drafts = len(sizes) if k else 0
+    return _Drafting(drafts, drafts * k, [int((sizes > position).sum()) for position in range(1, k + 1)])

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.compare.comparison import Figure, compare
+from specdecode_operator.replay.compare.comparison import LIMITS, Figure, compare
 from specdecode_operator.replay.emulated.acceptance import from_rates
 from specdecode_operator.replay.recording.read import read_recording
 from specdecode_operator.replay.recording.recording import Recording
 from tests.support.synthetic import Truth
-from tests.support.traces import META, record, write_trace
+from tests.support.traces import META, record, step, write_steps, write_trace
 
 
 def recording(folder: Path, *records: dict[str, Any], **meta: Any) -> Recording:
@@ -67,6 +67,41 @@ def test_acceptance_is_by_the_engines_counters_where_both_have_them(tmp_path: Pa
     assert any("by the engine's counters in one" in note for note in found.notes)
     # Chunks do not tell a draft of which nothing was accepted from none.
     assert next(each for each in found.figures if each.name == "acceptance").second == pytest.approx(35, abs=3)
+
+
+def test_acceptance_is_a_share_of_what_was_drafted_and_not_of_k(tmp_path: Path) -> None:
+    one = recording(tmp_path / "one", record())
+    # Two drafts of n-grams of 6 tokens together, where K is 4.
+    steps = [step(40.0, running=1, drafts=1, drafted=4, per_position=[1, 1, 0, 0])]
+    write_steps(
+        tmp_path / "one" / "step-stats.jsonl",
+        [*steps, step(52.5, running=1, drafts=1, drafted=2, per_position=[1, 0, 0, 0])],
+    )
+    found = figures(read_recording(tmp_path / "one"), one)
+    assert found["acceptance"].first == 50.0
+    assert found["acceptance at position 1"].first == 100.0
+
+
+def test_a_figure_that_is_too_far_is_told_whichever_is_the_larger(tmp_path: Path) -> None:
+    one, other = recording(tmp_path / "one", record()), recording(tmp_path / "other", record(ttft_ms=60.0))
+    slower, faster = figures(one, other)["TTFT mean"], figures(other, one)["TTFT mean"]
+    assert (slower.difference, faster.difference) == (100.0, -50.0)
+    assert not slower.passed
+    assert not faster.passed
+
+
+def test_the_tail_is_judged_where_both_have_enough_requests(tmp_path: Path) -> None:
+    few = recording(tmp_path / "few", record())
+    many = recording(tmp_path / "many", *(record() for _ in range(1000)))
+    assert figures(few, many)["TTFT P99"].limit is None
+    assert figures(many, few)["TTFT P99"].limit is None
+    assert figures(many, many)["TTFT P99"].limit == LIMITS["TTFT"]
+
+
+def test_tokens_per_step_of_a_request_leave_its_first_chunk_out(tmp_path: Path) -> None:
+    one = recording(tmp_path / "one", record())
+    found = {name: each.first for name, each in figures(one, one).items() if name.startswith("tokens per step")}
+    assert found == {f"tokens per step of a request P{share}": 2.5 for share in (10, 50, 90)}
 
 
 def test_what_may_not_be_compared_is_said(tmp_path: Path) -> None:
