@@ -35,7 +35,7 @@ def cache_use(series: Sequence[Series]) -> Picture | LeftOut:
         if len(known) > 1:
             axes.set_title(each.label)
     rows[-1][0].set_xlabel("time since the first arrival (s)")
-    legend_above(figure, rows[0][0], columns=5)
+    legend_above(figure, *rows[:, 0], columns=5)
     steps_of = {each.label: steps for each, steps in known}
     sentence = per_series([each for each, _ in known], lambda each: _words(each, steps_of[each.label]))
     return Picture("kv-cache", title, sentence, figure, tuple(each.capture for each, _ in known))
@@ -71,4 +71,6 @@ def _words(each: Series, steps: StepSums) -> str:
     most, waited = float(bins.largest[:, 3].max()), float(bins.largest[:, 5].max())
     preemptions = sum(each.capture.requests.preemptions)
     waiting = f"up to {counted(waited, 'request')} waited" if waited else "no request waited after a step"
-    return f"at most {most:.1%} of the KV cache was in use, {waiting}, {counted(preemptions, 'preemption')}"
+    # An engine without a limit, as of forecasts of captures that do not say it, has none of it in use.
+    used = f"at most {most:.1%} of the KV cache was in use" if most else "how full the KV cache was is not known"
+    return f"{used}, {waiting}, {counted(preemptions, 'preemption')}"

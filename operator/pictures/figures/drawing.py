@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -134,9 +135,13 @@ def new_figure(rows: int = 1, columns: int = 1, *, height_in: float = HEIGHT_IN,
     return figure, figure.subplots(rows, columns, **options)
 
 
-def legend_above(figure: Figure, axes: Axes, *, columns: int = 3) -> None:
-    """Put the names over the figure, where they hide nothing."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend_above(figure: Figure, *axes: Axes, columns: int = 3) -> None:
+    """Put the names over the figure, where they hide nothing: each once, in whichever axes it is."""
+    named: dict[str, Artist] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    handles, labels = list(named.values()), list(named)
     if handles:
         widest = max(map(len, labels))
         beside = min(columns, max(1, 110 // (widest + 8)), len(labels))

@@ -164,6 +164,19 @@ def test_what_cannot_be_read_is_left_out_and_said(report: Report, tmp_path: Path
     assert "2 lines that cannot be read left out" in shown(tmp_path / "report.html")
 
 
+def test_what_only_the_second_capture_has_is_in_the_legend_too(report: Report, tmp_path: Path) -> None:
+    folders = [write_capture(tmp_path / name, namespace=name) for name in ("idle", "queue")]
+    lines = [step(20.0 * index, [2, 1, 1, 0], usage=0.0) for index in range(120)]
+    for line in lines:
+        line["scheduler"]["num_waiting_reqs"] = 0
+    (folders[0] / "step-stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = report(*folders)
+    assert made.exit_code == 0, made.output
+    words = shown(tmp_path / "report.html")
+    assert "requests waiting (right)" in words
+    assert "how full the KV cache was is not known, no request waited after a step" in words
+
+
 def test_figures_of_a_plan_that_cannot_be_are_not_drawn(report: Report, tmp_path: Path) -> None:
     folder = write_capture(tmp_path / "demo", context={"plan": {"perGpu": {"requestedBytes": "much"}}})
     assert "left out: Memory: the plan against the engine" in report(folder).stdout
