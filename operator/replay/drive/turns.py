@@ -15,17 +15,15 @@ def earlier_turns(requests: Sequence[RecordedRequest]) -> list[int | None]:
     A later turn has all full blocks of the earlier one and more, and came when that had ended. Blocks that others had
     gone on from before are no conversation's but a prefix that many share. Requests are in order of arrival.
     """
-    ends_ms = [request.end_ms for request in requests]
     taken_up_ms = _first_taken_up(requests)
-    heads = dict[int, list[int]]()
+    heads = dict[int, list[tuple[float, int]]]()
     found = list[int | None]()
     for place, request in enumerate(requests):
-        found.append(_deepest(request, heads, ends_ms))
-        end_ms = ends_ms[place]
-        if request.block_hashes and end_ms is not None:
+        found.append(_deepest(request, heads))
+        if request.block_hashes and (end_ms := request.end_ms) is not None:
             last = request.block_hashes[-1]
             if taken_up_ms.get(last, end_ms) >= end_ms - _ROUNDING_MS:
-                heads.setdefault(last, []).append(place)
+                heads.setdefault(last, []).append((end_ms, place))
     return found
 
 
@@ -40,16 +38,9 @@ def _first_taken_up(requests: Sequence[RecordedRequest]) -> dict[int, float]:
     return first
 
 
-def _deepest(request: RecordedRequest, heads: dict[int, list[int]], ends_ms: Sequence[float | None]) -> int | None:
+def _deepest(request: RecordedRequest, heads: dict[int, list[tuple[float, int]]]) -> int | None:
     if request.arrival_ms is None or not request.block_hashes:
         return None
-    # A block's hash is that of the whole prompt up to its end. Of equal prompts, the one that ended last.
-    for block in reversed(request.block_hashes[:-1]):
-        ended = [
-            (end_ms, place)
-            for place in heads.get(block, ())
-            if (end_ms := ends_ms[place]) is not None and end_ms <= request.arrival_ms + _ROUNDING_MS
-        ]
-        if ended:
-            return max(ended)[1]
-    return None
+    # A block's hash is that of the whole prompt up to its end. Of equal prompts, the one that ended last; all had
+    # ended before this one came, or their blocks would have been taken up too early.
+    return next((max(heads[block])[1] for block in reversed(request.block_hashes[:-1]) if block in heads), None)

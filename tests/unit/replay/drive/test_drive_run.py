@@ -150,6 +150,13 @@ async def test_a_turn_waits_for_the_one_before_and_has_its_answer(server: Comple
     assert line["scheduled_ms"] == pytest.approx(60 + 1000 * driven.waits_s[1], abs=0.01)
 
 
+async def test_a_turn_whose_earlier_one_has_ended_leaves_at_its_own_moment(
+    server: CompletionServer, tmp_path: Path
+) -> None:
+    driven, lines = await drive(server, plan_of(tmp_path, conversation(arrival_ms=200.0)), tmp_path)
+    assert lines[1]["scheduled_ms"] == pytest.approx(200 + 1000 * driven.waits_s.get(1, 0.0), abs=0.01)
+
+
 @pytest.mark.parametrize("second", [{"prompt_tokens": 40}, {"prompt_tokens": 25, "block_hashes": [1, 2]}])
 async def test_a_turn_is_sent_though_the_one_before_failed(
     server: CompletionServer, tmp_path: Path, second: dict[str, Any]

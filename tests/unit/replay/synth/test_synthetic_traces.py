@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from statistics import mean, median
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 from specdecode_operator.api.capture_workload import Phase
 from specdecode_operator.capture.validation.validate import validate_capture
 from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.recording.read import read_steps
+from specdecode_operator.replay.recording.read import read_recording, read_steps
 from specdecode_operator.replay.synth.arrivals import InvalidArrivalsError, parse_arrivals
 from specdecode_operator.replay.synth.lengths import InvalidLengthsError, Lengths, parse_lengths
+from specdecode_operator.replay.synth.load import replayed
+from specdecode_operator.replay.synth.prompts import Prompts
 from tests.support.synthetic import RATES, Truth
+from tests.support.traces import record, write_trace
 
 TRUTH = Truth()
 
@@ -38,6 +42,13 @@ def test_the_same_seed_makes_the_same_files(tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_another_seed_asks_for_other_lengths_and_other_words() -> None:
+    one, same, other = (Prompts(Lengths(1, 10_000), Lengths(1, 10_000), 32, 16, seed) for seed in (1, 1, 2))
+    assert one.lengths("a") == same.lengths("a") != other.lengths("a")
+    assert one.hashes("a", 64) == same.hashes("a", 64)
+    assert not set(one.hashes("a", 64)) & set(other.hashes("a", 64))
+
+
 def test_bursts_have_the_chances_that_were_given(tmp_path: Path) -> None:
     made = TRUTH.make(tmp_path / "made", "closed:8", 200)
     inner = Counter(tokens for each in made.requests for tokens in each.chunk_tokens[1:-1])
@@ -60,6 +71,38 @@ def test_gaps_have_the_length_that_was_given_and_grow_with_load(tmp_path: Path) 
         if running == 20 and prefill == 0
     ]
     assert median(quiet) == pytest.approx(20, rel=0.02)
+
+
+def test_another_seed_has_other_steps(tmp_path: Path) -> None:
+    lengths = {"prompt_tokens": Lengths(64, 64), "output_tokens": Lengths(33, 33)}
+    one, other = (TRUTH.make(tmp_path / str(seed), "constant:1", 5, seed=seed, **lengths).requests for seed in (1, 2))
+    assert [each.gaps_ms for each in one] != [each.gaps_ms for each in other]
+
+
+def test_a_shared_prefix_comes_before_every_prompt(tmp_path: Path) -> None:
+    prompts = {"shared_prefix_tokens": 160, "prompt_tokens": Lengths(64, 64)}
+    requests = TRUTH.make(tmp_path / "made", "closed:1", 4, **prompts).requests
+    assert [each.prompt_tokens for each in requests] == [224] * 4
+    assert [each.cached_tokens for each in requests] == [0, 160, 160, 160]
+
+
+def test_what_is_in_a_step_and_in_flight_is_counted_as_vllm_does(tmp_path: Path) -> None:
+    made = TRUTH.make(tmp_path / "made", "closed:8", 40)
+    assert {each.concurrency for each in made.requests} == set(range(1, 9))
+    details = [step.scheduler.iteration_details for step in read_steps(made.folder / "step-stats.jsonl")]
+    assert all(each["num_generation_tokens"] == 5 * each["num_generation_requests"] for each in details)
+    computed = sum(each.prompt_tokens - each.cached_tokens for each in made.requests)
+    assert sum(each["num_ctx_tokens"] for each in details) == computed
+
+
+def test_an_answer_is_known_by_the_blocks_that_it_fills_and_no_more(tmp_path: Path) -> None:
+    turns = [
+        record(prompt_tokens=32, output_tokens=20, itl_tokens=[10, 9], block_hashes=[1, 2]),
+        record(prompt_tokens=80, arrival_ms=5000.0, block_hashes=[1, 2, 3, 4, 5]),
+    ]
+    requests = read_recording(write_trace(tmp_path / "trace.jsonl", turns)).requests
+    planned = [incoming for _, incoming, _ in replayed(requests, 1.0, 16)]
+    assert [list(each.answer_hashes) for each in planned] == [[3], []]
 
 
 def test_a_drafter_that_looks_tokens_up_finds_some_at_times(tmp_path: Path) -> None:
@@ -110,6 +153,12 @@ def test_lengths_are_spread_as_they_say(tmp_path: Path) -> None:
     requests = TRUTH.make(tmp_path / "made", "closed:50", 400, **prompts).requests
     assert median(each.prompt_tokens for each in requests) == pytest.approx(300, rel=0.1)
     assert (min(each.output_tokens for each in requests), max(each.output_tokens for each in requests)) == (5, 20)
+
+
+def test_lengths_that_are_drawn_are_some_tokens_and_no_more_than_any_prompt_has() -> None:
+    random = Random(1)
+    drawn = {Lengths(1, 20, 3.0).draw(random) for _ in range(200)}
+    assert (min(drawn), max(drawn)) == (1, 20)
 
 
 @pytest.mark.parametrize(
