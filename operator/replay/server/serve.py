@@ -28,6 +28,7 @@ from specdecode_operator.replay.server.meter import Meter
 from specdecode_operator.replay.server.recorder import SOURCE, CaptureRecorder
 from specdecode_operator.replay.server.source import (
     BLOCK_TOKENS,
+    Mode,
     Played,
     ServeError,
     Source,
@@ -164,7 +165,7 @@ def _service(
     meter = Meter(clock, source.num_speculative_tokens, recorder)
     block_tokens = meta.block_size or BLOCK_TOKENS
     length = wanted.max_model_len
-    if length is None and source.recording is None and model is not None:
+    if length is None and wanted.mode is Mode.MODELLED and model is not None:
         length = model.origin.limits.max_model_len
     return Service(
         engines=Engines(

@@ -1,7 +1,7 @@
 """What is played: traces as they are, or the model of an engine; read, checked, and as an engine on a clock."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from random import Random
@@ -59,6 +59,12 @@ class SourceSettings:
     seed: int = 0
 
 
+_NO_CACHE_SIZE: Final = (
+    "nothing says how large the KV cache is: it is taken for endless, and kv_cache_usage_perc stays 0: "
+    "give --kv-cache-tokens"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """What was read. Its header tells whose engine it is; K is 0 without speculation."""
@@ -94,6 +100,8 @@ def read_source(settings: SourceSettings) -> Source:
     source = _read_model_file(settings.traces[0]) if _is_model(settings) else _read_traces(settings)
     if settings.acceptance is not None and not source.num_speculative_tokens:
         raise ServeError("--acceptance: the engine did not speculate: leave it out, or name another capture")
+    if settings.mode is Mode.MODELLED and (settings.kv_cache_tokens or source.kv_cache_tokens) is None:
+        return replace(source, notes=[*source.notes, _NO_CACHE_SIZE])
     return source
 
 

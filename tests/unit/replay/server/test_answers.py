@@ -1,4 +1,6 @@
 import asyncio
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,12 @@ from specdecode_operator.engine.metrics import read_metrics
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.replay.engines.acceptance import AcceptanceSchedule
 from specdecode_operator.replay.engines.matching import Unmatched
-from specdecode_operator.replay.server.source import Mode
+from specdecode_operator.replay.server.source import Mode, SourceSettings, read_source
 from tests.support.replay_server import events, replay_server, texts
-from tests.support.traces import record
+from tests.support.traces import record, write_trace
 
 QUICK = {"ttft_ms": 1.0, "itl_ms": [1.0, 1.0]}
+CAPTURE = Path(__file__).parents[3] / "data/captures/draft_model"
 PLAIN_META = {"model": "tiny"}
 
 
@@ -200,6 +203,23 @@ async def test_a_modelled_engine_takes_no_more_requests_at_once_than_it_is_told(
         async with client.stream("POST", "/v1/completions", json=body):
             reading = await metrics(client)
     assert (reading.requests_running, reading.requests_waiting) == (1, 1)
+
+
+async def test_a_modelled_engine_has_the_capture_s_longest_length(tmp_path: Path) -> None:
+    records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
+    shutil.copy(CAPTURE / "manifest.json", tmp_path)
+    async with replay_server(tmp_path, records, mode=Mode.MODELLED) as client:
+        response = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3000})
+    assert response.status_code == 400
+    assert "maximum context length is 2048 tokens" in response.json()["error"]["message"]
+
+
+def test_who_models_a_cache_of_unknown_size_is_told(tmp_path: Path) -> None:
+    records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
+    settings = SourceSettings(traces=[write_trace(tmp_path / "trace.jsonl", records)], mode=Mode.MODELLED)
+    assert "--kv-cache-tokens" in read_source(settings).notes[-1]
+    assert not read_source(replace(settings, kv_cache_tokens=1000)).notes
+    assert "--kv-cache-tokens" not in str(read_source(replace(settings, mode=Mode.STEPS)).notes)
 
 
 async def test_a_modelled_engine_serves_what_no_record_is_left_for(tmp_path: Path) -> None:
