@@ -92,7 +92,9 @@ class _Answers:
         service, asked = self._service, self._read(data)
         model = asked.model or service.models[0]
         if model not in service.models:
-            raise RefusedError(404, "NotFoundError", f"The model `{printable(model)}` does not exist.", "model")
+            raise RefusedError(
+                404, "NotFoundError", f"The model `{printable(model[:_SHOWN])}` does not exist.", "model"
+            )
         _refuse_too_long(asked, service.engines.max_model_len)
         if service.fail_share and service.random.random() < service.fail_share:
             raise RefusedError(500, "InternalServerError", "a failure that --fail-share ordered")

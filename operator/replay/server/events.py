@@ -59,7 +59,8 @@ class Events:
         self._index = index
         self._chat = head.chat
         event = self.event(Piece(_CONTENT, (), None), with_ids=False)
-        self._before, _, self._after = event.partition(_encode(_CONTENT)[1:-1])
+        # From the end, where nothing is that a client may name.
+        self._before, _, self._after = event.rpartition(_encode(_CONTENT)[1:-1])
 
     def words(self, begin: int, end: int) -> bytes:
         """Return an event with nothing but made-up tokens of an answer, from one place to another."""

@@ -13,6 +13,9 @@ from specdecode_operator.replay.server.text import count_tokens, token_ids
 _COMPLETION_TOKENS: Final = 16
 """What vLLM gives a completion that does not say how many tokens it wants."""
 _MOST_ANSWERS: Final = 1024
+_MOST_STOPS: Final = 1024
+_MOST_TOLD_IDS: Final = 2**24
+"""Ids of prompts in one answer: what is asked for in a line fills gigabytes else."""
 _SHOWN: Final = 200
 
 
@@ -147,13 +150,21 @@ def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, ch
     n = body.n or 1
     if n * len(prompts) > _MOST_ANSWERS:
         raise bad_request(f"n: {n} answers to {len(prompts)} prompts: at most {_MOST_ANSWERS} in one request", "n")
+    stop = [each for each in ([body.stop] if isinstance(body.stop, str) else body.stop or ()) if each]
+    if len(stop) > _MOST_STOPS:
+        raise bad_request(f"stop: {len(stop)} texts: at most {_MOST_STOPS}", "stop")
+    if body.return_token_ids and n * sum(prompt.tokens for prompt in prompts) > _MOST_TOLD_IDS:
+        raise bad_request(
+            f"return_token_ids: of more than {_MOST_TOLD_IDS} tokens of prompts: ask for fewer answers",
+            "return_token_ids",
+        )
     return Asked(
         chat=chat,
         model=body.model,
         prompts=prompts,
         n=n,
         max_tokens=max_tokens,
-        stop=[each for each in ([body.stop] if isinstance(body.stop, str) else body.stop or ()) if each],
+        stop=stop,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),

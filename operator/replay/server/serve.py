@@ -25,6 +25,7 @@ from specdecode_operator.replay.server.app import Service, application
 from specdecode_operator.replay.server.exposition import Exposition
 from specdecode_operator.replay.server.generation import Engines
 from specdecode_operator.replay.server.meter import Meter
+from specdecode_operator.replay.server.protocol import BoundedHttp
 from specdecode_operator.replay.server.recorder import SOURCE, CaptureRecorder
 from specdecode_operator.replay.server.source import (
     BLOCK_TOKENS,
@@ -145,7 +146,7 @@ def http_server(app: ASGIApp, drain_timeout_s: int) -> uvicorn.Server:
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=BoundedHttp,
             ws="none",
             lifespan="off",
             log_level="warning",

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -237,3 +238,17 @@ async def test_a_model_of_merged_chunks_counts_no_more_than_k_accepted_tokens(tm
         reading = await metrics(client)
     assert sum(len(text) // 4 for text in texts(found)) == 40
     assert len(reading.speculation.accepted_per_position) == 4
+
+
+async def test_an_id_like_the_mark_of_our_own_templates_stays_an_id(tmp_path: Path) -> None:
+    async with (
+        replay_server(tmp_path, [record(ttft_ms=1.0, itl_ms=[1.0, 1.0])]) as client,
+        client.stream(
+            "POST",
+            "/v1/completions",
+            json={"prompt": "a", "stream": True},
+            headers={"X-Request-Id": r"a\u0000b"},
+        ) as response,
+    ):
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert {json.loads(line)["id"] for line in lines if line != "[DONE]"} == {r"cmpl-a\u0000b"}

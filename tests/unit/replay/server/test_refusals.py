@@ -1,3 +1,5 @@
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,50 @@ async def test_records_without_arrival_are_used_in_the_order_of_the_file(tmp_pat
     async with replay_server(tmp_path, records) as client:
         found = [len("".join(texts(await events(client)))) // 4 for _ in range(3)]
     assert found == [5, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ({"stop": [f"stop {number}" for number in range(1025)]}, "stop"),
+        ({"prompt": "four" * 2**15, "n": 1024, "return_token_ids": True}, "return_token_ids"),
+    ],
+)
+async def test_what_would_keep_the_server_busy_with_one_request_is_refused(
+    tmp_path: Path, body: dict[str, Any], names: str
+) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        response = await client.post("/v1/completions", json={"prompt": "a"} | body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == names
+
+
+async def test_no_error_is_as_long_as_what_it_names(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        response = await client.post("/v1/completions", json={"prompt": "a", "model": "m" * 10_000})
+    assert len(response.content) < 400
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nx: ", b"a" * 2**16),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\n", b"x: a\r\n" * 2**14),
+        (b"GET /", b"a" * 2**16),
+        (b"POST /ping HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: ", b"a" * 2**16),
+    ],
+)
+async def test_headers_that_do_not_end_are_given_up(tmp_path: Path, begin: bytes, piece: bytes) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(begin)
+        sent = 0
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+                await asyncio.sleep(0)
+        writer.close()
+        assert sent < 2**24
+        assert (await client.get("/health")).status_code == 200
