@@ -9,6 +9,9 @@ from typing import BinaryIO, cast
 
 GZIP_SUFFIX = ".gz"
 
+LONGEST_LINE_BYTES = 2**27
+"""An answer of a million tokens has a third of that. Zeros that gzip packed a thousandfold would fill the memory."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -24,7 +27,7 @@ class NoTrailerError(Exception):
 
 
 class BrokenGzipError(Exception):
-    """What a gzip file holds is damaged, so nothing after this place can be read."""
+    """What a gzip file holds is damaged, or a line does not end: nothing after this place can be read."""
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -35,7 +38,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     NoTrailerError
         After the last whole line of an unfinished gzip stream.
     BrokenGzipError
-        Where compressed data is damaged.
+        Where compressed data is damaged, or a line is longer than any.
     """
     with open_to_read(path) as stream:
         number = 0
@@ -54,8 +57,11 @@ def open_to_read(path: Path) -> BinaryIO:
 
 def _next_line(stream: BinaryIO, number: int) -> bytes:
     try:
-        return stream.readline()
+        raw = stream.readline(LONGEST_LINE_BYTES + 1)
     except EOFError as error:
         raise NoTrailerError(f"line {number}: the gzip stream ends without its trailer") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise BrokenGzipError(f"line {number}: {error}") from error
+    if len(raw) > LONGEST_LINE_BYTES:
+        raise BrokenGzipError(f"line {number}: has more than {LONGEST_LINE_BYTES:,} bytes")
+    return raw

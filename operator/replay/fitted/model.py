@@ -84,6 +84,9 @@ def read_model(path: Path) -> FittedModel:
     """
     name = printable(str(path))
     try:
+        if path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",)):
+            # Who never writes would keep us waiting; a shell's <(command) lies below /dev or /proc.
+            raise ModelFileError(f"{name}: is a FIFO: name a file that `specdecode replay fit` wrote")
         with path.open("rb") as stream:
             text = stream.read(MAX_BYTES + 1)
     except OSError as error:

@@ -33,6 +33,9 @@ LONGEST_GAP_MS: Final = 3_600_000.0
 LONGEST_RUN_MS: Final = 1e13
 """Three hundred years: what is farther from a run's zero is no moment of it."""
 
+_MOST_SUMMED_GAPS: Final = 2**20
+"""Of a request whose gaps stand in a summary: a line of them may be short, and fill the memory."""
+
 MOST_TOKENS: Final = 2**27
 """Of a prompt, or of an answer: ten times as many as any model takes."""
 
@@ -187,13 +190,14 @@ def refuse_different(recordings: Sequence[Recording]) -> None:
             mine, theirs = getattr(first.meta, name), getattr(other.meta, name)
             if mine != theirs:
                 raise RecordingError(
-                    f"{printable(str(other.trace))}: {name} is {printable(str(theirs))}, that of {first.trace} "
-                    f"{printable(str(mine))}: replay them apart"
+                    f"{printable(str(other.trace))}: {name} is {printable(str(theirs))}, that of "
+                    f"{printable(str(first.trace))} {printable(str(mine))}: replay them apart"
                 )
         k, other_k = first.num_speculative_tokens, other.num_speculative_tokens
         if k != other_k:
             raise RecordingError(
-                f"{printable(str(other.trace))}: K is {other_k}, that of {first.trace} {k}: replay them apart"
+                f"{printable(str(other.trace))}: K is {other_k}, "
+                f"that of {printable(str(first.trace))} {k}: replay them apart"
             )
 
 
@@ -219,6 +223,11 @@ def _request(text: bytes) -> RecordedRequest:
     record = decode_record(_RECORD, text)
     for broken in broken_rules(record):
         raise UnreadableLineError(broken.rule, broken.message)
+    summary = record.itl_summary if record.itl_ms is None else None
+    if summary is not None and summary.count > min(_MOST_SUMMED_GAPS, record.output_tokens):
+        raise UnreadableLineError(
+            "chunk-sum", f"itl_summary.count is {summary.count}, for {record.output_tokens} tokens"
+        )
     gaps_ms = _gaps_ms(record)
     for value in chain((record.ttft_ms,), gaps_ms):
         if not 0 <= value <= LONGEST_GAP_MS:

@@ -114,6 +114,11 @@ def test_a_claim_is_mounted_for_reading_alone() -> None:
     assert told(replaying(trace=ON_CLAIM))["traces"][0].as_posix() == "/recording/team/nightly"
 
 
+def test_a_path_is_no_variable_of_the_pod() -> None:
+    trace = ON_CLAIM | {"path": "$(VLLM_API_KEY)/$$"}
+    assert engine(replaying(trace=trace))["command"][3] == "/recording/$$(VLLM_API_KEY)/$$$$"
+
+
 def test_what_stands_for_two_nodes_is_one_pod() -> None:
     spec = replaying() | {"parallelism": {"tensor": 8, "pipeline": 2}, "accelerator": {"product": [H200]}}
     spec["speculation"] = {"method": "ngram", "numSpeculativeTokens": 4}

@@ -1,6 +1,7 @@
 """The file of a fitted model: written and read again, and hostile until checked."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def test_what_is_no_model_is_refused_with_its_name(tmp_path: Path, text: str, sa
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"nowhere: No such file or directory: name a file that"):
         read_model(tmp_path / "nowhere")
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.json")
+    with pytest.raises(ModelFileError, match=r"model\.json: is a FIFO: name a file"):
+        read_model(tmp_path / "model.json")
 
 
 def test_a_section_that_this_version_does_not_know_is_passed_over(tmp_path: Path) -> None:

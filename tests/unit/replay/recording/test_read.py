@@ -1,8 +1,10 @@
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
+from specdecode_operator.capture.files import lines
 from specdecode_operator.replay.recording.read import RecordingError, concatenated, read_recording, read_steps
 from tests.support.traces import META, record, write_trace
 
@@ -92,3 +94,19 @@ def test_recordings_of_one_engine_follow_one_another_and_others_are_refused(tmp_
     other = read_recording(write_trace(tmp_path / "c.jsonl", [record()], meta={**META, "model": "large"}))
     with pytest.raises(RecordingError, match=r"c\.jsonl: model is large, that of .*a\.jsonl tiny"):
         concatenated([one, other])
+
+
+@pytest.mark.parametrize(("count", "output_tokens"), [(10**10, 5), (2**27 - 2, 2**27)])
+def test_a_summary_of_more_gaps_than_fit_into_memory_is_refused(tmp_path: Path, count: int, output_tokens: int) -> None:
+    summary = record(
+        itl_ms=None, itl_tokens=None, output_tokens=output_tokens, itl_summary={"mean_ms": 7.0, "count": count}
+    )
+    with pytest.raises(RecordingError, match=r"line 2: itl_summary\.count"):
+        read_recording(write_trace(tmp_path / "t.jsonl", [summary]))
+
+
+def test_a_line_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST_LINE_BYTES", 2**20)
+    (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(bytes(2**20 + 1)))
+    with pytest.raises(RecordingError, match=r"line 1: has more than 1,048,576 bytes"):
+        read_recording(tmp_path)
