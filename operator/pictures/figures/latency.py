@@ -183,7 +183,8 @@ def _zero_or_log(axes: Axes) -> None:
     if values and max(values) > 20 * min(values):
         plain_log(axes, "y")
     else:
-        axes.set_ylim(bottom=0)
+        # With room above: that of the library is a share of how far they lie apart, which may be next to nothing.
+        axes.set_ylim(0, 1.05 * max(values, default=1))
 
 
 def _load_words(each: Series, loads: dict[str, Mask], names: Sequence[str], where: str) -> str:
