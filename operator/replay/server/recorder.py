@@ -5,6 +5,8 @@ A step is what goes out in one turn of the event loop. Files are ``.part`` until
 
 import asyncio
 from array import array
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -84,10 +86,13 @@ class CaptureRecorder:
         # Nobody could judge steps whose tokens no field of ours explains.
         self._steps = self._open(STEP_STATS) if meta.schema is not None else None
         self._aborted: BinaryIO | None = None
+        self.failure: OSError | None = None  # why it records no more: a full disk shall not disturb who is served
         self._trace.write(encode_meta(meta) + b"\n")
 
     def burst(self, answer: Answer, burst: Burst, now_ms: float) -> None:
         """Take a burst of an answer."""
+        if self.failure is not None:
+            return
         step = self._step
         if step is None:
             step = self._step = _Step(now_ms)
@@ -114,11 +119,18 @@ class CaptureRecorder:
         if self._step is not None:
             self._step.lines.append((answer, live, by, finish_reason, stop_reason))
         else:
-            self._write(answer, live, by, finish_reason, stop_reason)
+            self._try(lambda: self._write(answer, live, by, finish_reason, stop_reason))
 
     def close(self) -> None:
-        """Write what is left, and give the files their names."""
+        """Write what is left, and give the files their names; they have none where something is missing."""
         self._end_step()
+        self._try(self._finish)
+        for stream in (self._trace, self._steps, self._aborted):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+    def _finish(self) -> None:
         for answer, live in self._live.items():
             self._write(answer, live, "unfinished", None, None)
         self._live.clear()
@@ -127,10 +139,22 @@ class CaptureRecorder:
                 stream.close()
         seal(self._folder)
 
+    def _try(self, write: Callable[[], None]) -> None:
+        """Write, unless that has failed before: what comes after a torn line belongs to no capture."""
+        if self.failure is not None:
+            return
+        try:
+            write()
+        except OSError as error:
+            self.failure = error
+            self._live.clear()
+
     def _end_step(self) -> None:
         step, self._step = self._step, None
-        if step is None:
-            return
+        if step is not None:
+            self._try(lambda: self._write_all(step))
+
+    def _write_all(self, step: _Step) -> None:
         load = self._engine.load()
         for live in step.members:
             live.num_running.append(max(1, load.running))

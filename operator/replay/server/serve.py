@@ -111,6 +111,8 @@ async def _serve(settings: ServeSettings, source: Source, say: Callable[[str], N
     clock.stop()
     if assembled.recorder is not None:
         assembled.recorder.close()
+        if (failure := assembled.recorder.failure) is not None:
+            say(f"note: --record ended early, and its files are left as .part: {failure.strerror}")
     for line in assembled.played.outside():
         say(f"note: {line}")
     if clock.late_timers > _LATE_SHARE * clock.timers:

@@ -1,3 +1,5 @@
+import asyncio
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 from specdecode_operator.capture.files.formats import ABORTED, STEP_STATS, TRACE
 from specdecode_operator.capture.validation.validate import validate_capture
 from specdecode_operator.replay.recording.read import read_recording
+from specdecode_operator.replay.server import recorder
 from specdecode_operator.replay.server.source import ServeError
 from tests.support.replay_server import events, replay_server
 from tests.support.traces import record, write_trace
@@ -79,6 +82,23 @@ async def test_blocks_of_a_diffusion_model_are_recorded_as_such(tmp_path: Path) 
         await events(client)
     assert faults(out) == []
     assert read_recording(out).num_speculative_tokens == 0
+
+
+async def test_who_is_served_notices_nothing_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out, found = tmp_path / "out", list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    async with replay_server(tmp_path, [record(**QUICK)], record=out) as client:
+        await events(client)
+        with monkeypatch.context() as patched:
+            patched.setattr(recorder, "encode", full)
+            assert len(await events(client)) == 3
+        assert len(await events(client)) == 3
+    assert not found
+    assert {path.name for path in out.iterdir()} == {"trace.jsonl.part", "step-stats.jsonl.part"}
+    assert len(lines(out / "trace.jsonl.part")) == 2, "nothing follows what is missing"
 
 
 async def test_nothing_is_overwritten(tmp_path: Path) -> None:
