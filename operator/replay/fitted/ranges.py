@@ -1,9 +1,12 @@
 """The values that something was fitted on, and how far others lie outside of them."""
 
 from collections.abc import Iterable
-from typing import Self
+from typing import Final, Self
 
 from msgspec import Struct
+
+_NEAR: Final = 1.05
+"""So much farther is no farther: two loads of the same lengths differ by that."""
 
 
 class Range(Struct, frozen=True):
@@ -19,8 +22,8 @@ class Range(Struct, frozen=True):
         return cls(sorted_values[0], sorted_values[-1])
 
     def outside(self, name: str, value: float) -> str | None:
-        """Say how far a value lies outside; nothing where it does not."""
-        if self.least <= value <= self.most:
+        """Say how far a value lies outside; nothing where it does not, or hardly."""
+        if self.least / _NEAR <= value <= self.most * _NEAR:
             return None
         bound, word = (self.most, "most") if value > self.most else (self.least, "least")
         times = f", {value / bound:.1f} times that" if bound > 0 else ""
