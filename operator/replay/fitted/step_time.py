@@ -80,10 +80,9 @@ def fit_measured_steps(steps: MeasuredSteps, *, draft_share: float = 0.0) -> dic
     if len(steps) < LEAST_STEPS:
         return None
     knots = _bends(steps, draft_share)
-    table = _columns(steps, knots, draft_share)
-    names = list(table)
-    columns = np.column_stack([table[name] for name in names])
-    kept = _choose(columns, steps.ms, names)
+    names, columns = _table(steps, knots, draft_share)
+    # Which terms there are, some of the steps say as well; how large each is, all of them do.
+    kept = _choose(columns[:: _stride(steps)], steps.ms[:: _stride(steps)], names)
     found = dict.fromkeys(names, 0.0) | dict(
         zip(kept, _robust(columns[:, _places(names, kept)], steps.ms), strict=True)
     )
@@ -132,9 +131,10 @@ def _bends(steps: MeasuredSteps, draft_share: float) -> list[float]:
     """Return the knots that are worth it: a curve that bends where it need not goes astray behind its end."""
     candidates = _knots(steps.scheduled_tokens)
     kept = [candidates[0], candidates[-1]] if len(candidates) > 1 else candidates
+    some = steps.every(_stride(steps))
 
     def cost(knots: Sequence[float]) -> float:
-        return _cost(_table(steps, knots, draft_share)[1], steps.ms)
+        return _cost(_table(some, knots, draft_share)[1], some.ms)
 
     best = cost(kept)
     while others := [each for each in candidates if each not in kept]:
@@ -143,6 +143,10 @@ def _bends(steps: MeasuredSteps, draft_share: float) -> list[float]:
             break
         best, kept = found, knots
     return kept
+
+
+def _stride(steps: MeasuredSteps) -> int:
+    return -(-len(steps) // _MOST_STEPS)
 
 
 def _table(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> tuple[list[str], Numbers]:

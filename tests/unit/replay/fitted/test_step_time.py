@@ -11,6 +11,7 @@ import pytest
 from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.replay.emulated.acceptance import from_rates
 from specdecode_operator.replay.emulated.step_time import StepShape, StepTime, step_time_from_json
+from specdecode_operator.replay.fitted import step_time as step_time_fit
 from specdecode_operator.replay.fitted.measured_steps import MeasuredSteps
 from specdecode_operator.replay.fitted.model import Limits
 from specdecode_operator.replay.fitted.step_time import fit_measured_steps, fit_step_time, non_negative, persistence
@@ -53,6 +54,15 @@ def fitted(steps: MeasuredSteps, **more: Any) -> StepTime:
     section = fit_measured_steps(steps, **more)
     assert section is not None
     return step_time_from_json(section)
+
+
+def test_which_terms_there_are_is_asked_of_some_steps_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, cost = list[int](), step_time_fit._cost
+    monkeypatch.setattr(step_time_fit, "_MOST_STEPS", 1000)
+    monkeypatch.setattr(step_time_fit, "_cost", lambda columns, ms: asked.append(len(ms)) or cost(columns, ms))
+    found = fitted(drawn_steps(late=0.0))
+    assert set(asked) == {1000}
+    assert ms_of(found) == pytest.approx(ms_of(KNOWN), rel=0.03)
 
 
 def ms_of(step_time: StepTime, **shape: int) -> float:

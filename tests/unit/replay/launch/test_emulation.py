@@ -110,6 +110,24 @@ def test_layers_keep_what_the_plan_counts(spec: dict[str, Any], tmp_path: Path) 
     assert (told.gpu, told.seed, told.text) == ("NVIDIA-H200", 3, (300, 1000))
 
 
+def test_a_cache_of_other_blocks_has_other_bytes(tmp_path: Path) -> None:
+    planned = _emulation(DENSE, tmp_path)
+    smaller = planned.with_blocks(100)
+    assert smaller.num_blocks == 100
+    assert smaller.kv_cache_bytes * planned.num_blocks == planned.kv_cache_bytes * 100
+    assert planned.with_blocks(None) is planned
+
+
+def test_a_state_has_room_for_each_drafted_token(tmp_path: Path) -> None:
+    def state_bytes(k: int) -> int:
+        spec = HYBRID | {"speculation": {"method": "mtp", "numSpeculativeTokens": k}}
+        [found] = {each["state_bytes"] for each in _emulation(spec, tmp_path).layers if each["kind"] == "state"}
+        return found
+
+    one, two, three = map(state_bytes, (1, 2, 3))
+    assert three - two == two - one > 0
+
+
 def test_a_hybrid_says_of_each_layer_what_it_is(tmp_path: Path) -> None:
     kinds = {(each["kind"], each["of_draft"]) for each in _emulation(HYBRID, tmp_path).layers}
     assert kinds == {("state", False), ("full", False), ("full", True)}

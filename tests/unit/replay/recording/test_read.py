@@ -89,8 +89,11 @@ def test_what_holds_no_request_is_refused(tmp_path: Path) -> None:
 
 def test_recordings_of_one_engine_follow_one_another_and_others_are_refused(tmp_path: Path) -> None:
     one = read_recording(write_trace(tmp_path / "a.jsonl", [record()]))
-    two = read_recording(write_trace(tmp_path / "b.jsonl", [record(arrival_ms=5.0)]))
-    assert [each.arrival_ms for each in concatenated([one, two]).requests] == [0.0, 52.5 + 1000 + 5]
+    two = read_recording(write_trace(tmp_path / "b.jsonl", [record(arrival_ms=5.0, scheduled_ms=7.0, engine=1)]))
+    both = concatenated([one, two]).requests
+    assert [each.arrival_ms for each in both] == [0.0, 52.5 + 1000 + 5]
+    assert [each.scheduled_ms for each in both] == [None, 52.5 + 1000 + 7]
+    assert [each.engine for each in both] == [0, 1]
     other = read_recording(write_trace(tmp_path / "c.jsonl", [record()], meta={**META, "model": "large"}))
     with pytest.raises(RecordingError, match=r"c\.jsonl: model is large, that of .*a\.jsonl tiny"):
         concatenated([one, other])
