@@ -45,6 +45,13 @@ def test_bars_are_as_high_as_the_memory_and_say_what_is_over_the_budget(
         "2 x H100, TP 2",
     ]
     assert axes.get_ylabel() == "GiB per GPU"
+    # The margin is the end of the KV cache, below the budget; what is needed is drawn where it is missing.
+    [margin] = [part for part in axes.containers if part.get_label() == "margin"]
+    lines = {line.get_label(): line for line in axes.collections}
+    tops = [segment[0][1] for segment in lines["budget"].get_segments()]
+    assert margin[0].get_height() > 0
+    assert margin[0].get_y() + margin[0].get_height() == pytest.approx(tops[0])
+    assert [round(float(segment[:, 0].mean())) for segment in lines["needed"].get_segments()] == [1]
 
 
 def drawn(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: object) -> Figure:
@@ -65,6 +72,10 @@ def test_lines_show_the_tokens_that_each_length_leaves_and_ring_the_one_asked_fo
     assert list(ring.get_ydata()) == [best["kv_cache_tokens"]]
     assert list(ring.get_xdata()) == [8192]
     assert list(fits.get_xdata()) == [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
+    guides = {text.get_text(): text.xy for text in axes.texts}
+    assert {words: y / x for words, (x, y) in guides.items()} == {"1 request": 1, "8 requests": 8, "64 requests": 64}
+    slopes = {round(float(y / x)) for line in axes.lines[2:] for x, y in zip(*line.get_data(), strict=True)}
+    assert slopes == {1, 8, 64}
     assert (axes.get_xlabel().split()[0], axes.get_ylabel()) == ("maxModelLen", "KV cache (tokens)")
 
 
@@ -79,9 +90,23 @@ def test_a_matrix_is_a_map_of_requests_with_what_does_not_fit_hatched(
     assert sum(patch.get_hatch() is not None for patch in axes.patches) == sum(
         row["verdict"] == "DoesNotFit" for row in shown
     )
-    numbers = {f"{row['max_concurrency']:,.1f}" for row in shown if row["verdict"] != "DoesNotFit"}
-    assert {text.get_text().strip("~*") for text in axes.texts} == numbers
+    marks = {True: "", False: "*"}
+    numbers = {
+        f"{'~' * (row['verdict'] == 'Tight')}{row['max_concurrency']:,.1f}{marks[row['launchable']]}"
+        for row in shown
+        if row["verdict"] != "DoesNotFit"
+    }
+    assert {text.get_text() for text in axes.texts} == numbers
     assert any(text.get_text().endswith("*") for text in axes.texts), "INT8 needs a checkpoint"
+    lines = [label.get_text() for label in axes.get_yticklabels()]
+    for row in shown:
+        if row["verdict"] != "DoesNotFit":
+            at = [
+                lines[text.get_position()[1]]
+                for text in axes.texts
+                if f"{row['max_concurrency']:,.1f}" in text.get_text()
+            ]
+            assert any(line.startswith(f"{row['target']} / {row['draft']}, ") for line in at)
     assert scale.get_ylabel() == "requests of 8,192 tokens at once"
 
 

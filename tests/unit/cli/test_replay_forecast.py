@@ -1,12 +1,16 @@
 """`specdecode replay forecast` on a command line."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
+from specdecode_operator.replay.compare.measures import measured
+from specdecode_operator.replay.fitted.donors import Clients
 from specdecode_operator.replay.fitted.fit import fit
 from specdecode_operator.replay.fitted.model import FittedModel, Origin, encode_model
 from specdecode_operator.replay.recording.read import read_recording
@@ -53,6 +57,43 @@ def test_a_load_that_is_given(tmp_path: Path, model: Path) -> None:
     assert "note:" not in text
     validated = CliRunner().invoke(app, ["capture", "validate", str(out)])
     assert validated.exit_code == 0, validated.output
+
+
+def test_what_is_said_is_what_was_written(tmp_path: Path, model: Path) -> None:
+    code, text = run(model, "-o", tmp_path / "out", "--arrivals", "poisson:4", "--requests", 40)
+    assert code == 0, text
+    found = measured(read_recording(tmp_path / "out"))
+    assert found.acceptance is not None
+    assert f"{found.output_tokens / found.seconds:,.1f} tokens/s" in text
+    assert f"acceptance {100 * found.acceptance:.1f} %" in text
+    for name, values in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("gap", found.gap_ms)):
+        p50, p90, p99 = np.percentile(values, (50, 90, 99))
+        assert f"{name} mean {values.mean():.2f} P50 {p50:.2f} P90 {p90:.2f} P99 {p99:.2f} ms" in text
+
+
+def test_a_seed_makes_the_same_steps_and_another_one_others(tmp_path: Path, made: Made, model: Path) -> None:
+    traces = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert run(model, "-o", tmp_path / name, "--load", made.folder, "--seed", seed)[0] == 0
+        traces.append((tmp_path / name / "trace.jsonl").read_bytes())
+    assert traces[0] == traces[1] != traces[2]
+
+
+def test_prompts_have_the_prefix_that_is_asked_for(tmp_path: Path, model: Path) -> None:
+    arguments = ("--arrivals", "closed:1", "--requests", 3, "--prompt-tokens", 64, "--shared-prefix-tokens", 160)
+    assert run(model, "-o", tmp_path / "out", *arguments)[0] == 0
+    told = read_recording(tmp_path / "out").requests
+    assert [(each.prompt_tokens, each.cached_tokens) for each in told] == [(224, 0), (224, 160), (224, 160)]
+
+
+def test_clients_take_as_long_between_answers_as_they_did(tmp_path: Path, made: Made) -> None:
+    fitted = msgspec.structs.replace(fit([made.recording]), clients=Clients(turnarounds_ms=[500.0]))
+    path = tmp_path / "model.json"
+    path.write_bytes(encode_model(fitted))
+    assert run(path, "-o", tmp_path / "out", "--arrivals", "closed:1", "--requests", 3)[0] == 0
+    told = read_recording(tmp_path / "out").requests
+    waits_ms = [(after.arrival_ms or 0) - (before.end_ms or 0) for before, after in pairwise(told)]
+    assert waits_ms == pytest.approx([500.0] * 2, abs=0.01)
 
 
 def test_limits_may_be_others(tmp_path: Path, model: Path) -> None:
