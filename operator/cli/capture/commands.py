@@ -77,8 +77,8 @@ def up(
     """Apply a capture, and wait until its engine serves.
 
     Of several all are applied or none, and each is waited for. A file that
-    holds anything else is refused as a whole. One that was cancelled (specdecode capture down) begins anew, unless the
-    file says suspend: true.
+    holds anything else is refused as a whole. One that was cancelled
+    (specdecode capture down) begins anew, unless the file says suspend: true.
 
     For example: specdecode capture up examples/capture-tiny.yaml
 

@@ -69,13 +69,15 @@ def drive_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Send the requests of a capture again, to any server that speaks OpenAI's API, at their recorded moments.
 
-    Prompts are made up, as long as the recorded ones, with as much in common; answers are as long, too. A turn of a
-    conversation waits for the one before. Says what came beside what was recorded.
+    Prompts are made up, as long as the recorded ones, with as much in common;
+    answers are as long, too. A turn of a conversation waits for the one before.
+    Says what came beside what was recorded.
 
     For example: specdecode replay drive captures/demo --url http://localhost:8000
 
-    Ends with 0 when every request was answered, with 1 when some were not, with 2 where nothing can be sent, and with
-    130 after Ctrl-C, when what was in flight is written down as cancelled.
+    Ends with 0 when every request was answered, with 1 when some were not, with
+    2 where nothing can be sent, and with 130 after Ctrl-C, when what was in
+    flight is written down as cancelled.
     """
     try:
         address, key = Address.parse(url), _key(api_key_variable)

@@ -68,8 +68,9 @@ def forecast_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Forecast what an engine does under another load: it is played in virtual time, hours in seconds.
 
-    Writes trace.jsonl and step-stats.jsonl, as a capture of that load would have them. What lies outside of what the
-    model was fitted on is said, with how far.
+    Writes trace.jsonl and step-stats.jsonl, as a capture of that load would
+    have them. What lies outside of what the model was fitted on is said, with
+    how far.
 
     For example: specdecode replay forecast demo-model.json -o doubled --load captures/demo --load-factor 2
     """

@@ -26,8 +26,9 @@ def prepare_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Write what vLLM needs to be emulated: models without weights, plugins, settings, and a script that starts it.
 
-    `replay serve --mode emulated` does it in one go, where vLLM is installed. This is for a container that has vLLM:
-    start.py in the folder takes further arguments of vLLM, and must be run where the folder lies at the same path.
+    `replay serve --mode emulated` does it in one go, where vLLM is installed.
+    This is for a container that has vLLM: start.py in the folder takes further
+    arguments of vLLM, and must be run where the folder lies at the same path.
 
     For example: specdecode replay prepare model.json --plan deployment.yaml -o /emulated
     """

@@ -100,14 +100,16 @@ def serve_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Serve a capture: every request gets the tokens of a recorded one, in its bursts and at its gaps.
 
-    Speaks as vLLM does: completions and chats, streamed or not, models, health and metrics, those of speculation too.
-    Text is made up, four bytes a token.
+    Speaks as vLLM does: completions and chats, streamed or not, models, health
+    and metrics, those of speculation too. Text is made up, four bytes a token.
 
     For example: specdecode replay serve captures/demo --port 8000
 
-    With --mode emulated it starts vLLM itself, which needs no GPU and no weights for it: its HTTP server, scheduler,
-    prefix cache and KV blocks serve the deployment of --plan, and a model that `specdecode replay fit` made says how
-    long a step takes and what is accepted. At its end it says whether this machine was fast enough to be believed.
+    With --mode emulated it starts vLLM itself, which needs no GPU and no
+    weights for it: its HTTP server, scheduler, prefix cache and KV blocks serve
+    the deployment of --plan, and a model that `specdecode replay fit` made says
+    how long a step takes and what is accepted. At its end it says whether this
+    machine was fast enough to be believed.
 
     For example: specdecode replay serve --mode emulated model.json --plan deployment.yaml --engine venv/bin/python
 

@@ -63,8 +63,8 @@ def synth_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Make a trace with known distributions: of an engine that schedules as vLLM does, with steps as they are given.
 
-    Writes trace.jsonl and step-stats.jsonl, which all that reads captures takes. What is not given is typical of an
-    8B model with EAGLE on one GPU.
+    Writes trace.jsonl and step-stats.jsonl, which all that reads captures
+    takes. What is not given is typical of an 8B model with EAGLE on one GPU.
 
     For example: specdecode replay synth -o made --arrivals poisson:4 --requests 500 --acceptance 0.7,0.5
     """

@@ -191,13 +191,13 @@ def refuse_different(recordings: Sequence[Recording]) -> None:
             if mine != theirs:
                 raise RecordingError(
                     f"{printable(str(other.trace))}: {name} is {printable(str(theirs))}, that of "
-                    f"{printable(str(first.trace))} {printable(str(mine))}: replay them apart"
+                    f"{printable(str(first.trace))} {printable(str(mine))}: use each by itself"
                 )
         k, other_k = first.num_speculative_tokens, other.num_speculative_tokens
         if k != other_k:
             raise RecordingError(
                 f"{printable(str(other.trace))}: K is {other_k}, "
-                f"that of {printable(str(first.trace))} {k}: replay them apart"
+                f"that of {printable(str(first.trace))} {k}: use each by itself"
             )
 
 

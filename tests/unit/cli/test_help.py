@@ -1,5 +1,6 @@
 """Help, completion and colours: what all commands share."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -36,6 +37,17 @@ def test_help_is_short_and_names_no_type_of_python(specdecode: Specdecode, comma
     named = re.findall(r"<[\w ]+[\[>]|install-completion|show-completion", result.stdout)
     assert not named, "values are called what they are to people"
     assert "--help" in result.stdout
+
+
+@pytest.mark.parametrize("command", ALL, ids=" ".join)
+def test_help_has_its_lines_for_80_columns(command: tuple[str, ...]) -> None:
+    found = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]  # type: ignore[attr-defined]
+    # The library joins the lines of the first paragraph alone: others end where the docstring's end.
+    _, *paragraphs = inspect.cleandoc(found.help or "").split("\n\n")
+    lines = [line for each in paragraphs if "\n" in each for line in each.splitlines()[:-1]]
+    assert not [line for line in lines if len(line) > 78]
 
 
 def completed(script_of: str, *words: str) -> list[str]:
