@@ -37,6 +37,10 @@ def test_the_options_of_a_command_are_those_in_its_section(name: str) -> None:
     (usage, *_) = re.findall(r"^```\n(specdecode .*?)^```$", section, re.MULTILINE | re.DOTALL)
     spelling = r"(?<![\w-])--?[A-Za-z][a-z-]*"
     assert set(re.findall(spelling, usage)) <= known, f"specdecode {name} has no such option"
+    (own, *_) = re.split(r"^### ", section, maxsplit=1, flags=re.MULTILINE)
+    rows = [row for row in own.splitlines() if row.startswith("| `-")]
+    tabled = {found for row in rows for found in re.findall(spelling, row.split("|")[1])}
+    assert tabled <= known, f"the table of {name} has an option of another command"
     for option in options:
         assert option & set(re.findall(spelling, section)), f"cli.md lacks {'/'.join(sorted(option))} of {name}"
 
