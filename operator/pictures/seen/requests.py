@@ -13,7 +13,6 @@ from specdecode_operator.replay.recording.recording import RecordedRequest
 LARGEST_BURST: Final = 256
 """Tokens of a burst that are told apart: more are counted as so many."""
 
-LARGEST_BATCH: Final = 8192
 CONTEXT_BINS: Final = 128
 CONTEXT_BINS_PER_OCTAVE: Final = 4
 _BATCH_GAPS: Final = 200_000
@@ -37,8 +36,6 @@ class RequestSums:
         self.phases: dict[str | None, int] = {}
         self.bursts: Integers = np.zeros(LARGEST_BURST + 1, dtype=np.int64)
         self.gaps: Integers = np.zeros((LARGEST_BURST + 1, LOG_BINS), dtype=np.int64)  # by burst and length
-        self.gap_sums_ms: Floats = np.zeros(LARGEST_BURST + 1)
-        self.by_running = ByNumber(LARGEST_BATCH, 2)  # bursts, tokens
         self.by_context = ByNumber(CONTEXT_BINS - 1, 2)  # bursts, tokens; by bins of `context_tokens`
         self.by_time = ByTime(2)  # bursts, tokens
         self._pending: list[RecordedRequest] = []
@@ -85,21 +82,11 @@ class RequestSums:
         sizes = np.minimum(bursts, LARGEST_BURST)
         self.bursts += np.bincount(sizes, minlength=LARGEST_BURST + 1)
         np.add.at(self.gaps, (sizes, log_bin(gaps_ms)), 1)
-        self.gap_sums_ms += np.bincount(sizes, weights=gaps_ms, minlength=LARGEST_BURST + 1)
         self.by_context.add(_context_bin(_before(pending, lengths, starts, chunks[firsts], bursts)), ones, bursts)
         elapsed_ms = np.cumsum(gaps_ms)
         elapsed_ms -= np.concatenate(([0.0], elapsed_ms))[starts]
         first_ms = np.array([_moment(each.arrival_ms) + each.ttft_ms for each in pending])
         self.by_time.add(np.repeat(first_ms, lengths) + elapsed_ms, ones, bursts)
-        self._add_running(pending, lengths, bursts)
-
-    def _add_running(self, pending: list[RecordedRequest], lengths: Integers, bursts: Integers) -> None:
-        known = [each for each in pending if each.num_running is not None]
-        if not known:
-            return
-        running = _joined((each.num_running or () for each in known), np.int64)
-        theirs = bursts[np.repeat(np.array([each.num_running is not None for each in pending]), lengths)]
-        self.by_running.add(running, np.ones(len(theirs)), theirs)
 
     @property
     def mean_burst(self) -> float:

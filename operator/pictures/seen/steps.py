@@ -5,9 +5,9 @@ from typing import Final
 import numpy as np
 
 from specdecode_operator.capture.validation.rules import StepLine
-from specdecode_operator.pictures.seen.requests import LARGEST_BATCH
 from specdecode_operator.pictures.seen.sums import ByNumber, ByTime
 
+_LARGEST_BATCH: Final = 8192
 MOST_POSITIONS: Final = 256
 _BATCH_STEPS: Final = 20_000
 
@@ -16,9 +16,9 @@ class StepSums:
     """Sums over all steps of all engines."""
 
     def __init__(self) -> None:
-        self.steps = self.drafts = self.draft_tokens = self.accepted_tokens = self.preempted = 0
+        self.steps = self.drafts = self.draft_tokens = self.accepted_tokens = 0
         self.accepted_per_position: list[int] = []
-        self.by_running = ByNumber(LARGEST_BATCH, 2)  # draft tokens, accepted tokens
+        self.by_running = ByNumber(_LARGEST_BATCH, 2)  # draft tokens, accepted tokens
         # Steps, draft tokens, accepted tokens, KV cache usage, running, waiting, preempted.
         self.by_time = ByTime(7)
         self._pending: list[tuple[float, ...]] = []
@@ -30,7 +30,6 @@ class StepSums:
         drafted, accepted = (drafting.num_draft_tokens, drafting.num_accepted_tokens) if drafting else (0, 0)
         preempted = scheduler.prefix_cache_stats.preempted_requests
         self.steps += 1
-        self.preempted += preempted
         if drafting is not None and drafted:
             self.drafts += drafting.num_drafts
             self.draft_tokens += drafted
@@ -56,7 +55,7 @@ class StepSums:
         self._pending = []
         moments_ms, drafted, accepted, usage, running, waiting, preempted = rows.T
         self.by_time.add(moments_ms, np.ones(len(rows)), drafted, accepted, usage, running, waiting, preempted)
-        batch = np.minimum(running, LARGEST_BATCH).astype(np.int64)
+        batch = np.minimum(running, _LARGEST_BATCH).astype(np.int64)
         self.by_running.add(batch, drafted, accepted)
 
     @property

@@ -11,13 +11,11 @@ from typing import Final
 
 from specdecode_operator.replay.emulated.step_time import StepShape, step_time_from_json
 from specdecode_operator.replay.engines.acceptance import position_chance
-from specdecode_operator.replay.engines.behaviour import OnStep
-from specdecode_operator.replay.engines.engine import Clock, Incoming
-from specdecode_operator.replay.engines.stepped import SteppedEngine
+from specdecode_operator.replay.engines.engine import Incoming
 from specdecode_operator.replay.fitted.buckets import BURST, CONTEXT, DECODING, PACES, POSITION, PREFILL_TOKENS, bucket
 from specdecode_operator.replay.fitted.burst_chances import BurstChances
 from specdecode_operator.replay.fitted.donors import Cell, Donors
-from specdecode_operator.replay.fitted.model import FittedModel, Limits
+from specdecode_operator.replay.fitted.model import FittedModel
 from specdecode_operator.replay.fitted.quantiles import at
 
 AcceptanceNow = Callable[[], float | None]
@@ -178,25 +176,6 @@ class ModelledBehaviour:
             found = min(self._donors.cells, key=lambda cell: _distance(cell, decoding, prefill))
             self._cells[decoding, prefill] = found
         return found
-
-
-def modelled_engine(  # noqa: PLR0913  what an engine is made of
-    clock: Clock,
-    model: FittedModel,
-    *,
-    seed: int = 0,
-    limits: Limits | None = None,
-    acceptance: AcceptanceNow | None = None,
-    on_step: OnStep | None = None,
-) -> SteppedEngine:
-    """Return an engine that behaves as those it was fitted to, within its own limits or given ones.
-
-    Raises
-    ------
-    NoDonorsError
-        Where the model has no donors.
-    """
-    return SteppedEngine(clock, ModelledBehaviour(model, seed, acceptance), limits or model.origin.limits, on_step)
 
 
 def _as_recorded() -> float | None:

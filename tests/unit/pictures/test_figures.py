@@ -1,22 +1,135 @@
-"""Figures of the report, as they are before anybody writes them: what is in sight."""
+"""What is drawn is what was recorded: the numbers in the figures themselves."""
 
+import json
 from pathlib import Path
+from typing import Any
 
-from specdecode_operator.pictures.figures.drawing import Picture, series_of
-from specdecode_operator.pictures.figures.latency import by_load
+import numpy as np
+import pytest
+
+from specdecode_operator.pictures.figures.acceptance import by_context, over_time
+from specdecode_operator.pictures.figures.budget import budgets
+from specdecode_operator.pictures.figures.bursts import step_time
+from specdecode_operator.pictures.figures.cache import cache_use
+from specdecode_operator.pictures.figures.drawing import Picture, Series, series_of
+from specdecode_operator.pictures.figures.latency import by_load, client_ttft, distributions
+from specdecode_operator.pictures.figures.timeline import timelines
+from specdecode_operator.pictures.measures import measures_of
+from specdecode_operator.pictures.page import page
+from specdecode_operator.pictures.perfetto import write_perfetto
 from specdecode_operator.pictures.seen.capture import read_capture
-from tests.support.drawn_captures import META
-from tests.support.traces import record, write_trace
+from tests.support.drawn_captures import manifest, step
+from tests.support.traces import record, write_steps, write_trace
+
+ZERO_MS = 5000.0
 
 
-def test_quantiles_that_lie_close_together_have_room_above(tmp_path: Path) -> None:
-    records = [
-        record(output_tokens=3, itl_tokens=[1, 1], itl_ms=[10 + place / 10] * 2, ttft_ms=50.0, phase="only")
-        for place in range(9)
-    ]
-    write_trace(tmp_path / "trace.jsonl", records, META)
-    picture = by_load(series_of([read_capture(tmp_path)]))
-    assert isinstance(picture, Picture)
-    for axes in picture.figure.axes:
-        highest = max(float(value) for line in axes.lines for value in line.get_ydata())
-        assert axes.get_ylim() == (0, 1.05 * highest)
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
+    """Return a capture of 100 requests, of which each has a TTFT and a first gap of 1 ms more than the one before."""
+    folder = tmp_path_factory.mktemp("drawn")
+    records = []
+    for place in range(100):
+        arrival_ms, longer_ms = ZERO_MS + 10 * place, 1.0 + place
+        records.append(
+            record(
+                prompt_tokens=100,
+                arrival_ms=arrival_ms,
+                scheduled_ms=arrival_ms + 0.5,
+                ttft_ms=longer_ms,
+                itl_ms=[longer_ms, 12.5],
+            )
+        )
+    write_trace(folder / "trace.jsonl", records)
+    moments = [ZERO_MS + 100 * place + within for place in range(10) for within in (0.0, 1.0)]
+    usages = [0.2, 0.6] * 10
+    write_steps(
+        folder / "step-stats.jsonl",
+        [step(ts_ms, [2, 1, 1, 0], usage=usage) for ts_ms, usage in zip(moments, usages, strict=True)],
+    )
+    client = [{"id": "r", "phase": "p", "index": 0, "outcome": "completed", "ttft_ms": 33.0}] * 3
+    client += [client[0] | {"ttft_ms": 9000.0, "warmup": True}] * 4
+    (folder / "client.jsonl").write_text("".join(json.dumps(each) + "\n" for each in client))
+    (folder / "manifest.json").write_text(json.dumps(manifest()))
+    return series_of([read_capture(folder)])
+
+
+def picture(made: Any) -> Picture:
+    assert isinstance(made, Picture), made
+    return made
+
+
+def test_moments_are_seconds_since_the_first_arrival(drawn: list[Series]) -> None:
+    for made in (over_time(drawn), cache_use(drawn)):
+        seconds = np.asarray(picture(made).figure.axes[0].lines[0].get_xdata())
+        assert (seconds.min(), seconds.max()) == pytest.approx((0.0, 0.9), abs=0.02)
+
+
+def test_the_cache_has_its_mean_and_its_most_and_each_line_its_name(drawn: list[Series]) -> None:
+    left, right = picture(cache_use(drawn)).figure.axes
+    assert set(left.lines[0].get_ydata()) == {60.0}
+    assert left.lines[0].get_label() == "KV cache in use, most"
+    assert left.collections[0].get_paths()[0].vertices[:, 1].max() == pytest.approx(40.0)
+    shown = {line.get_color(): line.get_label().split()[1] for line in left.lines if "(right)" in str(line.get_label())}
+    requests = {shown[line.get_color()]: set(line.get_ydata()) for line in right.lines}
+    assert requests == {"running": {2.0}, "waiting": {1.0}}
+
+
+def test_a_step_has_its_quantiles_and_its_time_a_token(drawn: list[Series]) -> None:
+    axes = picture(step_time(drawn)).figure.axes[0]
+    sizes, middle = axes.lines[0].get_data()
+    assert (list(sizes), list(middle)) == ([2, 3], pytest.approx([12.5, 50.5], rel=0.02))
+    assert list(axes.lines[1].get_ydata()) == pytest.approx([6.25, 50.5 / 3], rel=0.02)
+    (_, low), (_, high) = axes.collections[0].get_segments()[1]
+    assert (low, high) == pytest.approx((10.5, 90.5), rel=0.05)
+
+
+def test_what_a_step_got_accepted_is_without_the_targets_own_token(drawn: list[Series]) -> None:
+    assert list(picture(by_context(drawn)).figure.axes[0].lines[0].get_ydata()) == pytest.approx([1.5])
+
+
+def test_quantiles_are_those_of_what_the_axis_says(drawn: list[Series]) -> None:
+    assert "TTFT P50 50.5, P99 99.0 ms" in picture(distributions(drawn)).sentences[0]
+    left, right = picture(by_load(drawn)).figure.axes
+    tpot_ms = [(first_ms + 12.5) / 5 for first_ms in range(1, 101)]
+    for axes, name, values in ((left, "TTFT", range(1, 101)), (right, "TPOT", tpot_ms)):
+        assert axes.get_ylabel().startswith(name)
+        assert max(axes.lines[0].get_ydata()) <= np.quantile(list(values), 0.99)
+    found = measures_of(drawn[0].capture)
+    for name, values in (("TTFT", range(1, 101)), ("TPOT", tpot_ms)):
+        for share in (50, 90, 99):
+            assert found[f"{name} P{share}"].value == pytest.approx(np.percentile(list(values), share))
+    # From the first arrival to the last token: 990 ms, and 212.5 of the last request.
+    assert found["output tokens a second"].value == pytest.approx(600 / 1.2025)
+
+
+def test_warm_up_is_no_answer_of_a_client(drawn: list[Series]) -> None:
+    [sentence] = picture(client_ttft(drawn)).sentences
+    assert sentence == "The client's median is 33.0 ms, the engine's 50.5 ms; 3 completed."
+
+
+def test_states_of_requests_are_milliseconds(drawn: list[Series]) -> None:
+    [made] = timelines(drawn)
+    assert "a request waited 0.500 ms, was prefilled in 50.0 ms and decoded for 63.0 ms" in picture(made).sentences[0]
+
+
+def test_the_budget_is_drawn_in_gib_with_what_the_engine_has(drawn: list[Series]) -> None:
+    words = {text.get_text() for text in picture(budgets(drawn)).figure.axes[0].texts}
+    assert {"70.0", "8.00", "43.0", "42.6"} <= words
+
+
+def test_counters_for_perfetto_are_means_of_their_steps(drawn: list[Series], tmp_path: Path) -> None:
+    write_perfetto([drawn[0].capture], tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    counters = {each["name"]: set[float]() for each in events if each["ph"] == "C"}
+    for each in events:
+        if each["ph"] == "C":
+            counters[each["name"]].add(each["args"]["value"])
+    assert counters["KV cache in use (%)"] == {40.0}
+    assert (counters["requests running"], counters["requests waiting"]) == ({2.0}, {1.0})
+    waited_us = {each["dur"] for each in events if each["name"] == "waiting"}
+    assert waited_us == {500.0}
+
+
+def test_a_warning_runs_nothing(drawn: list[Series]) -> None:
+    assert '<p class="warning">&lt;b&gt; &amp;</p>' in page(drawn, [], ["<b> &"])

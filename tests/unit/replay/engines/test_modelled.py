@@ -11,7 +11,8 @@ from specdecode_operator.replay.compare.comparison import LIMITS, Comparison, co
 from specdecode_operator.replay.emulated.acceptance import Acceptance, Difficulty, from_rates
 from specdecode_operator.replay.emulated.step_time import StepTime
 from specdecode_operator.replay.engines.engine import Burst, Incoming
-from specdecode_operator.replay.engines.modelled import ModelledBehaviour, NoDonorsError, modelled_engine
+from specdecode_operator.replay.engines.modelled import ModelledBehaviour, NoDonorsError
+from specdecode_operator.replay.engines.stepped import SteppedEngine
 from specdecode_operator.replay.engines.virtual_clock import VirtualClock
 from specdecode_operator.replay.fitted.fit import fit
 from specdecode_operator.replay.fitted.model import FittedModel, Limits, Origin, decode_model, encode_model
@@ -170,7 +171,8 @@ def test_a_slow_step_is_followed_by_slow_ones_where_it_was_so(tmp_path: Path) ->
 def test_acceptance_may_be_given_and_changed_while_it_runs(tmp_path: Path) -> None:
     model = fit([Truth().make(tmp_path / "made", "closed:4", 60).recording])
     clock = VirtualClock()
-    engine = modelled_engine(clock, model, acceptance=lambda: 0.9 if clock.now_ms() < 20_000 else 0.1)
+    behaviour = ModelledBehaviour(model, 0, lambda: 0.9 if clock.now_ms() < 20_000 else 0.1)
+    engine = SteppedEngine(clock, behaviour, model.origin.limits)
     bursts: list[tuple[float, Burst]] = []
     for number in range(4):
         request = Incoming(request_id=str(number), prompt_tokens=300, max_tokens=20_000)
@@ -189,7 +191,7 @@ def test_a_request_ends_where_the_model_ended_others_unless_told_to_go_on(tmp_pa
     for ignore_eos in (False, True):
         clock, bursts = VirtualClock(), list[Burst]()
         request = Incoming(request_id="a", prompt_tokens=20, max_tokens=40, ignore_eos=ignore_eos)
-        modelled_engine(clock, model).submit(request, bursts.append)
+        SteppedEngine(clock, ModelledBehaviour(model, 0), model.origin.limits).submit(request, bursts.append)
         clock.run()
         ends[ignore_eos] = (sum(burst.tokens for burst in bursts), bursts[-1].finish_reason)
     assert ends == {False: (6, "stop"), True: (40, "length")}
