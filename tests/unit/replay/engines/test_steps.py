@@ -196,6 +196,8 @@ def test_acceptance_follows_its_schedule_and_every_request_gets_its_tokens(recor
     found = played.submit(max_tokens=9999)
     played.clock.run()
     assert sum(tokens(found)) == 4001
+    first = found[0][1]
+    assert (first.tokens, first.drafted) == (1, 0), "a first token is no step's"
 
     def share(begin_ms: float, end_ms: float) -> float:
         drafts = [burst for when_ms, burst in found if burst.drafted and begin_ms <= when_ms < end_ms]
