@@ -139,7 +139,11 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
             yield stream
         return
     mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _MODE & ~_umask()
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
+    except OSError as error:
+        error.filename = str(file)  # nobody knows the name of the temporary one
+        raise
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

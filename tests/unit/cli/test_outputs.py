@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from specdecode_operator.cli.outputs.estimate import EstimateOutput
 from specdecode_operator.cli.outputs.explain import ExplainOutput
 from specdecode_operator.cli.outputs.plan import PlanOutput
+from specdecode_operator.cli.text_files import replaced_whole
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_explain import figures
 
@@ -79,3 +80,9 @@ def test_explain_says_as_data_what_it_says_as_text(specdecode: Specdecode, write
     assert sizes["budget"] - taken == sizes["= left for KV cache"]
     assert [each["result"] for each in answer["kv_cache"] if each["name"] == "tokens"] == ["238,896"]
     assert answer["candidate"] == "2 x H200, TP 2"
+
+
+def test_a_file_in_no_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised, replaced_whole(tmp_path / "gone" / "model.json"):
+        pass
+    assert raised.value.filename == str(tmp_path / "gone" / "model.json")
