@@ -14,7 +14,8 @@ from specdecode_operator.pictures.figures.cache import cache_use
 from specdecode_operator.pictures.figures.drawing import Picture, Series, series_of
 from specdecode_operator.pictures.figures.latency import by_load, client_ttft, distributions
 from specdecode_operator.pictures.figures.timeline import timelines
-from specdecode_operator.pictures.measures import measures_of
+from specdecode_operator.pictures.measures import Measure, measures_of
+from specdecode_operator.pictures.page import _cell as cell
 from specdecode_operator.pictures.page import page
 from specdecode_operator.pictures.perfetto import write_perfetto
 from specdecode_operator.pictures.seen.capture import read_capture
@@ -130,6 +131,14 @@ def test_counters_for_perfetto_are_means_of_their_steps(drawn: list[Series], tmp
     assert (counters["requests running"], counters["requests waiting"]) == ({2.0}, {1.0})
     waited_us = {each["dur"] for each in events if each["name"] == "waiting"}
     assert waited_us == {500.0}
+
+
+def test_a_table_says_how_far_the_others_are_from_the_first() -> None:
+    captures = [Measure(0.5, "share"), Measure(0.4, "share"), Measure(10.0, "ms"), Measure(15.0, "ms")]
+    of_one, of_other, first_ms, second_ms = captures
+    assert "(−10.0 points)" in cell(of_other, of_one)  # noqa: RUF001  a minus
+    assert "(+50.0 %)" in cell(second_ms, first_ms)
+    assert "(" not in cell(of_one, of_one)
 
 
 def test_a_warning_runs_nothing(drawn: list[Series]) -> None:

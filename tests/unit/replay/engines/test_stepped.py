@@ -24,6 +24,14 @@ def test_what_is_accepted_comes_in_one_burst_at_the_whole_gap() -> None:
     assert [(burst.drafted, burst.accepted) for burst in got.bursts] == [(0, 0), (3, 3), (3, 3), (3, 3)]
 
 
+def test_cached_tokens_are_said_with_the_first_burst_alone() -> None:
+    rig = Rig(Limits(block_size=10))
+    rig.send("a", prompt=30, output=1, block_hashes=(1, 2, 3))
+    got = rig.send("b", prompt=35, output=3, block_hashes=(1, 2, 3), at_ms=100.0)
+    rig.clock.run()
+    assert [burst.cached_tokens for burst in got.bursts] == [30, 0, 0]
+
+
 def test_a_prefill_lengthens_the_step_of_all() -> None:
     rig = Rig(Limits())
     early = rig.send("a", output=5)

@@ -9,7 +9,7 @@ from specdecode_operator.replay.engines.drafting import recorded_drafting
 from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, UnmatchedRequestError
 from specdecode_operator.replay.engines.matching import Matching, matcher, repeating
 from specdecode_operator.replay.engines.scaled_clock import ScaledClock
-from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings
+from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings, largest_batch_tokens
 from specdecode_operator.replay.engines.virtual_clock import VirtualClock
 from specdecode_operator.replay.recording.read import read_recording, read_steps
 from specdecode_operator.replay.recording.recording import Recording
@@ -187,6 +187,33 @@ def test_a_request_cancelled_while_it_waits_waits_no_more(recorded: Any) -> None
     played.clock.run()
     assert found == []
     assert played.engine.load() == Load()
+
+
+def test_a_cache_holds_no_more_than_all_of_it(recorded: Any) -> None:
+    played = Played(recorded(record()), kv_cache_tokens=10)
+    played.submit()
+    played.clock.run(until_ms=35)
+    assert played.engine.load().kv_cache_usage == 1.0
+
+
+def test_a_cache_of_no_known_size_holds_the_largest_batch(recorded: Any) -> None:
+    assert largest_batch_tokens(recorded(record(), record(prompt_tokens=40))) == 8 * 46
+    assert largest_batch_tokens(recorded(record(), record(concurrency=3), meta=None)) == 3 * 26
+
+
+def test_the_load_of_the_engine_behind_is_counted_too(recorded: Any) -> None:
+    class Behind:
+        def load(self) -> Load:
+            return Load(
+                running=1,
+                waiting=2,
+                kv_cache_usage=0.5,
+                preemptions=3,
+                prefix_cache_queries=40,
+                prefix_cache_hits=10,
+            )
+
+    assert Played(recorded(record()), otherwise=Behind()).engine.load() == Behind().load()
 
 
 def test_acceptance_follows_its_schedule_and_every_request_gets_its_tokens(recorded: Any) -> None:

@@ -1,0 +1,82 @@
+"""Each of vLLM's metrics is what its name says."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, Sink, Ticket
+from specdecode_operator.replay.engines.virtual_clock import VirtualClock
+from specdecode_operator.replay.server.exposition import Exposition
+from specdecode_operator.replay.server.meter import Answer, Meter
+
+
+class Engine:
+    """Gives one answer: 1, 3 and 2 tokens at 30, 40 and 52.5 ms."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+
+    def submit(self, request: Incoming, sink: Sink) -> Ticket:
+        assert request.prompt_tokens == 20
+        for at_ms, burst in (
+            (30.0, Burst(tokens=1, cached_tokens=16)),
+            (40.0, Burst(tokens=3, drafted=4, accepted=2)),
+            (52.5, Burst(tokens=2, drafted=4, accepted=3, finish_reason="length")),
+        ):
+            ticket = self.clock.call_at(at_ms, lambda burst=burst: sink(burst))
+        return ticket
+
+    def load(self) -> Load:
+        return Load(
+            running=3, waiting=5, kv_cache_usage=0.4, preemptions=7, prefix_cache_queries=40, prefix_cache_hits=10
+        )
+
+
+def metrics(load_factor: float) -> dict[str, float]:
+    """Return the value of each metric after the answer, by its name without ``vllm:`` and its own label."""
+    clock = VirtualClock()
+    engine, meter = Engine(clock), Meter(clock, 4)
+    Answer(meter, engine, Incoming(request_id="r", prompt_tokens=20, max_tokens=6), lambda _: None)
+    clock.run()
+    page = Exposition(meter, engine, "tiny", load_factor, {}).text().decode()
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            own = "".join(sample.labels.get(name, "") for name in ("finished_reason", "position", "le"))
+            found[f"{sample.name.removeprefix('vllm:')}{own and f' {own}'}"] = round(sample.value, 9)
+    return found
+
+
+def test_each_metric_is_what_its_name_says() -> None:
+    found = metrics(2.0)
+    expected = {
+        "num_requests_running": 6,
+        "num_requests_waiting": 10,
+        "kv_cache_usage_perc": 0.8,
+        "prefix_cache_queries_total": 40,
+        "prefix_cache_hits_total": 10,
+        "num_preemptions_total": 7,
+        "prompt_tokens_total": 20,
+        "prompt_tokens_cached_total": 16,
+        "generation_tokens_total": 6,
+        "request_success_total length": 1,
+        "request_success_total abort": 0,
+        "time_to_first_token_seconds_sum": 0.03,
+        "inter_token_latency_seconds_sum": 0.0225,
+        "inter_token_latency_seconds_count": 2,
+        "inter_token_latency_seconds_bucket 0.01": 1,
+        "request_time_per_output_token_seconds_sum": 0.0045,
+        "e2e_request_latency_seconds_sum": 0.0525,
+        "request_prefill_time_seconds_sum": 0.03,
+        "request_decode_time_seconds_sum": 0.0225,
+        "request_prompt_tokens_sum": 20,
+        "request_generation_tokens_sum": 6,
+        "request_params_max_tokens_sum": 6,
+        "spec_decode_num_drafts_total": 2,
+        "spec_decode_num_draft_tokens_total": 8,
+        "spec_decode_num_accepted_tokens_total": 5,
+        **{f"spec_decode_num_accepted_tokens_per_pos_total {place}": count for place, count in enumerate((2, 2, 1, 0))},
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_no_cache_is_fuller_than_full() -> None:
+    assert metrics(3.0)["kv_cache_usage_perc"] == 1.0
