@@ -85,6 +85,18 @@ def test_vllms_image_serves_what_the_operators_image_wrote() -> None:
         assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_kubelet_puts_nothing_into_what_is_prepared() -> None:
+    spec = emulated()
+    spec["engine"] |= {"env": [{"name": "PROMPT", "value": "$(HOME) $HOME"}]}
+    _, pod = launched(spec)
+    command = pod["initContainers"][0]["command"]
+    assert "--seed=3" in command
+    # As the kubelet does it: $$ is a $, and $(NAME) a variable, of which there must be none.
+    assert not any("$" in word.replace("$$", "") for word in command)
+    planned = json.loads(command[3].replace("$$", "$"))
+    assert planned["spec"]["engine"]["env"] == [{"name": "PROMPT", "value": "$(HOME) $HOME"}]
+
+
 def test_variables_that_are_given_are_vllms() -> None:
     spec = emulated()
     spec["engine"] |= {"env": [{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}]}
