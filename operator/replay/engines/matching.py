@@ -67,18 +67,10 @@ class _ById:
         # Several answers to one request have records of one id.
         named = self._by_id.get(request.request_id)
         if named is not None:
-            return self._first_unused(named)
+            return _first_unused(named, self._unused)
         number = _NUMBER.search(request.request_id)
         place = int(number[1]) if number else len(self._unused)
-        return self._first_unused(deque([place])) if place < len(self._unused) else None
-
-    def _first_unused(self, places: deque[int]) -> int | None:
-        while places:
-            place = places.popleft()
-            if self._unused[place]:
-                self._unused[place] = False
-                return place
-        return None
+        return _first_unused(deque([place]), self._unused) if place < len(self._unused) else None
 
 
 class _ByPrefix:
@@ -94,10 +86,17 @@ class _ByPrefix:
     def take(self, request: Incoming) -> int | None:
         # A block's hash is that of the whole prompt up to its end.
         for block in reversed(request.block_hashes):
-            places = self._by_block.get(block)
-            while places:
-                place = places.popleft()
-                if self._unused[place]:
-                    self._unused[place] = False
-                    return place
+            place = _first_unused(self._by_block.get(block, deque()), self._unused)
+            if place is not None:
+                return place
         return None
+
+
+def _first_unused(places: deque[int], unused: list[bool]) -> int | None:
+    """Use the first of some records that is left; what was used is forgotten."""
+    while places:
+        place = places.popleft()
+        if unused[place]:
+            unused[place] = False
+            return place
+    return None
