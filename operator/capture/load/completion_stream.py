@@ -1,9 +1,11 @@
 """What a streamed answer of /v1/completions says, read as its bytes arrive."""
 
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta, Struct
 
+from specdecode_operator.capture.files.formats import Word
 from specdecode_operator.capture.load.prompts import Prompt
 
 _EVENT_END = b"\n\n"
@@ -13,6 +15,28 @@ _ERROR = b'{"error"'
 _USAGE = b'"usage"'
 _LONGEST_ERROR = 200
 _LONGEST_EVENT_BYTES = 1024 * 1024
+_LARGEST_KEPT_BYTES: Final = 2**27
+"""Of the events of an answer that is kept: an engine's longest answers have less."""
+
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _Usage(Struct):
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+
+
+class _Choice(Struct):
+    text: str | None = None
+    token_ids: list[Word] | None = None
+
+
+class _Event(Struct):
+    usage: _Usage | None = None
+    choices: list[_Choice] | None = None
+
+
+_EVENT: Final = msgspec.json.Decoder(_Event)
 
 
 class UnreadableStreamError(Exception):
@@ -39,6 +63,7 @@ class CompletionStream:
         self._keep_answer = keep_answer
         self._ids: list[int] = []
         self._texts: list[str] = []
+        self._kept_bytes = 0
         self._tail = bytearray()  # of an event whose end has not arrived
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -47,8 +72,8 @@ class CompletionStream:
         Raises
         ------
         UnreadableStreamError
-            An event is longer than any of an engine.
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, TypeError
+            An event, or an answer that is kept, is longer than any of an engine.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError
             An event is not what an engine sends.
         """
         # Only what is new is searched, and nothing is copied: an event may arrive in very many pieces.
@@ -78,15 +103,19 @@ class CompletionStream:
             self._count_chunk(now_s)
 
     def _read_document(self, payload: bytearray, now_s: float) -> None:
-        document: dict[str, Any] = msgspec.json.decode(payload)
-        if usage := document.get("usage"):
-            self.prompt_tokens = usage.get("prompt_tokens")
-            self.completion_tokens = usage.get("completion_tokens")
-        for choice in document.get("choices") or ():
+        if self._keep_answer:
+            self._kept_bytes += len(payload)
+            if self._kept_bytes > _LARGEST_KEPT_BYTES:
+                raise UnreadableStreamError(f"the answer has no end after {_LARGEST_KEPT_BYTES} bytes")
+        event = _EVENT.decode(payload)
+        if event.usage is not None:
+            self.prompt_tokens = event.usage.prompt_tokens
+            self.completion_tokens = event.usage.completion_tokens
+        for choice in event.choices or ():
             self._count_chunk(now_s)
             if self._keep_answer:
-                self._ids += choice.get("token_ids") or ()
-                self._texts.append(choice.get("text") or "")
+                self._ids += choice.token_ids or ()
+                self._texts.append(choice.text or "")
 
     def _count_chunk(self, now_s: float) -> None:
         self.chunks += 1

@@ -1,6 +1,7 @@
 """Waits for the engine, and reads what its own counters say of a run."""
 
 import asyncio
+import json
 import ssl
 import time
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 
 _TIMEOUT_S = 5.0
+_LARGEST_PAGE_BYTES = 16 * 2**20
+_LONGEST_VERSION = 64
 _POLL_S = 0.5
 _IDLE_POLL_S = 0.1
 IDLE_DEADLINE_S = 30.0
@@ -97,17 +100,16 @@ class EngineMonitor:
             It does not say.
         """
         try:
-            response = await self._client.get("/version")
-            version = response.raise_for_status().json()["version"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            version = json.loads(await self._page("/version"))["version"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise EngineNotReadyError(f"/version gave no version ({type(error).__name__}: {error})") from error
-        return str(version)
+        return str(version)[:_LONGEST_VERSION]
 
     async def read(self) -> EngineReading | NoMetrics:
         """Return what its /metrics says now."""
         try:
-            response = await self._client.get("/metrics")
-            return read_metrics(response.raise_for_status().text, await self._profile())
+            page = await self._page("/metrics")
+            return read_metrics(page.decode(errors="replace"), await self._profile())
         except httpx.HTTPError as error:
             return NoMetrics(f"/metrics did not answer ({type(error).__name__}: {error})")
         except (UnreadableMetricsError, UnknownEngineVersionError, EngineNotReadyError) as error:
@@ -127,10 +129,35 @@ class EngineMonitor:
 
     async def _health_problem(self) -> str | None:
         try:
-            response = await self._client.get("/health")
+            await self._page("/health")
+        except httpx.HTTPStatusError as error:
+            return f"/health answered {error.response.status_code}"
         except httpx.HTTPError as error:
             return f"/health did not answer ({type(error).__name__}: {error})"
-        return None if response.is_success else f"/health answered {response.status_code}"
+        return None
+
+    async def _page(self, path: str) -> bytes:
+        """Return a page that is not packed, within a time and a size: whoever answers need not be an engine.
+
+        Raises
+        ------
+        httpx.HTTPError
+            There is none.
+        """
+        page = bytearray()
+        try:
+            async with (
+                asyncio.timeout(_TIMEOUT_S),
+                self._client.stream("GET", path, headers={"Accept-Encoding": "identity"}) as response,
+            ):
+                response.raise_for_status()
+                async for data in response.aiter_raw():
+                    page += data
+                    if len(page) > _LARGEST_PAGE_BYTES:
+                        raise httpx.ReadError(f"more than {_LARGEST_PAGE_BYTES} bytes")
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"not complete after {_TIMEOUT_S:g} s") from error
+        return bytes(page)
 
     async def _profile(self) -> EngineProfile:
         major_and_minor = ".".join((await self.version()).split(".")[:2])

@@ -36,8 +36,6 @@ _UNREADABLE = (
     msgspec.DecodeError,
     UnicodeDecodeError,
     RecursionError,
-    AttributeError,
-    TypeError,
 )
 
 
