@@ -45,6 +45,8 @@ async def test_what_is_served_is_a_capture_that_can_be_trusted_and_replayed(tmp_
     assert recording.num_speculative_tokens == 4
     assert [list(each.chunk_tokens) for each in recording.requests] == [[1, 3, 2]] * 3
     assert [(each.prompt_tokens, each.cached_tokens) for each in recording.requests] == [(5, 2)] * 3
+    caches = [line["scheduler"]["prefix_cache_stats"] for line in lines(out / STEP_STATS)]
+    assert [sum(cache[name] for cache in caches) for name in ("requests", "queries", "hits")] == [3, 3 * 20, 3 * 2]
 
 
 async def test_a_step_has_the_counters_of_all_that_went_out_in_it(tmp_path: Path) -> None:
