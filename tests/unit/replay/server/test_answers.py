@@ -183,6 +183,14 @@ async def test_many_streams_at_once_are_all_answered(tmp_path: Path) -> None:
     assert [len(each) for each in found] == [3] * 50
 
 
+async def test_a_string_to_stop_at_may_lie_in_two_bursts(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)] * 2) as client:
+        whole = "".join(texts(await events(client)))
+        # The first burst has four letters.
+        found = texts(await events(client, stop=whole[1:5]))
+    assert "".join(found) == whole[:1]
+
+
 async def test_a_modelled_engine_gives_what_is_asked_for_in_bursts_of_k_and_one_at_most(tmp_path: Path) -> None:
     records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
     async with replay_server(tmp_path, records, mode=Mode.MODELLED, acceptance=AcceptanceSchedule.parse("1")) as client:

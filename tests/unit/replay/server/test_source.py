@@ -51,3 +51,10 @@ def test_the_cache_of_a_model_is_told_in_tokens(tmp_path: Path) -> None:
     origin = msgspec.structs.replace(model.origin, limits=limits)
     path.write_bytes(encode_model(msgspec.structs.replace(model, origin=origin)))
     assert read_source(SourceSettings(traces=[path], mode=Mode.MODELLED)).kv_cache_tokens == 3200
+
+
+@pytest.mark.parametrize(("burst", "told"), [(5, False), (6, True)])
+def test_bursts_of_more_than_k_and_the_targets_own_token_are_told(tmp_path: Path, burst: int, told: bool) -> None:
+    records = [record(output_tokens=3 + burst, itl_tokens=[burst, 2])]
+    notes = read_source(SourceSettings(traces=[write_trace(tmp_path / "trace.jsonl", records)])).notes
+    assert any(f"the largest burst has {burst} tokens" in note for note in notes) == told
