@@ -153,7 +153,7 @@ class Generation:
         return Incoming(
             request_id=self._name,
             prompt_tokens=prompt.tokens,
-            max_tokens=room if asked.max_tokens is None else min(asked.max_tokens, room),
+            max_tokens=room if asked.max_tokens is None else asked.max_tokens,
             block_hashes=block_hashes(prompt.token_ids(), block, _no_pause) if block else (),
             temperature=asked.temperature,
             ignore_eos=asked.ignore_eos,
