@@ -8,6 +8,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.objects.pod_user import container_user
 from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.pod_template_merge import PREPARE
 from specdecode_operator.engine.environment import FIXED_VARIABLES
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.sizing.choice.plan import Plan
@@ -16,7 +17,6 @@ RECORDING_PATH: Final = "/recording"
 USER_ID: Final = 65532
 """As whom captures write."""
 
-PREPARE: Final = "prepare"
 _FOLDER: Final = "/tmp/emulated"  # noqa: S108  the pod's own
 _TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  the pod's own
 

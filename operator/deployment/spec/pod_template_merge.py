@@ -43,7 +43,10 @@ _PROTECTED_IN_ENGINE = {
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
 """Init containers that fetch models; they alone see the token of the hub."""
 
-_PROTECTED_IN_DOWNLOADS = ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts")
+PREPARE = "prepare-emulation"
+"""The init container that writes the files of an emulated engine."""
+
+_PROTECTED_IN_INIT_CONTAINERS = ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts")
 
 OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
 """Volumes that the operator gives an engine pod."""
@@ -94,7 +97,7 @@ def pod_template_problems(template: PodTemplate | None, platform: Platform | Non
         *_restart_problems(spec),
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, _SPEC),
-        *_download_problems(spec),
+        *_init_container_problems(spec),
         *(_missing_download_problems(spec) if platform is None else []),
         *_engine_problems(spec, _PLANNED_RESOURCES[platform] if platform else {}),
         *_volume_problems(spec),
@@ -166,12 +169,12 @@ def _restart_problems(spec: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(f"{_SPEC}.restartPolicy", shown(policy, 64), "engines are restarted: leave it out")
 
 
-def _download_problems(spec: dict[str, Any]) -> Iterator[Problem]:
-    """Init containers that would run something else with the token of the hub."""
+def _init_container_problems(spec: dict[str, Any]) -> Iterator[Problem]:
+    """Init containers of the operator's that would run something else, those of models with the token of the hub."""
     for where, container in _elements(spec, "initContainers"):
         name = name_of(container)
-        if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}:
-            for field in _PROTECTED_IN_DOWNLOADS:
+        if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT, PREPARE}:
+            for field in _PROTECTED_IN_INIT_CONTAINERS:
                 if field in container:
                     yield Problem(f"{where}.{field}", "set", f"{name} is the operator's own")
 

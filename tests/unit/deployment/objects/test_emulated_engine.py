@@ -151,3 +151,11 @@ def test_extra_arguments_are_not_said_to_be_unused() -> None:
     spec["engine"] |= {"extraArgs": ["--enable-prefix-caching"]}
     launch, _ = launched(spec)
     assert "do without" not in launch.plan_status.explanation
+
+
+def test_what_writes_the_engines_files_is_the_operators_own() -> None:
+    (own,) = launched(emulated())[1]["initContainers"]
+    for field in ("image", "command", "volumeMounts"):
+        template = {"spec": {"initContainers": [{"name": own["name"], field: own[field]}]}}
+        said = f"spec.podTemplate.spec.initContainers[0].{field}: set: {own['name']} is the operator's own"
+        assert said in refusal(emulated(podTemplate=template))
