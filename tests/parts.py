@@ -88,16 +88,17 @@ def tests(folder: str, budget_cpu_s: float, *needs: Callable[[], object]) -> Par
 
 LANES = (
     (tests("e2e/serving", 700, programs, prepare_images),),
-    (tests("component/operator", 450, programs), tests("engine", 400, install_engine_environment)),
+    (tests("component/operator", 450, programs),),
     (tests("e2e/fleet", 200, programs, prepare_images), tests("component/admission", 250, programs)),
     (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
         Part("typing", (str(REPOSITORY / "just"), "typing"), 200),
         tests("unit", 350, browser.provide),
+        tests("engine", 400, install_engine_environment),  # late: its clients want a processor when they leave
         tests("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
     ),
 )
-"""What stands in one lane runs one after another, so that all lanes take about as long."""
+"""What stands in one lane runs one after another: what computes in one, what mostly waits in the others."""
 NAMES = tuple(part.name for lane in LANES for part in lane)
 
 
