@@ -89,9 +89,7 @@ def forecast_command(  # noqa: PLR0913  each is an option
         recorded = None if load is None else read_recording(load)
         with new_folder(out) as folder:
             if recorded is not None:
-                outcome = run.requests(
-                    folder, replayed(_arrived(recorded), load_factor, limits.block_size or BLOCK_SIZE)
-                )
+                outcome = run.requests(folder, replayed(_arrived(recorded), load_factor, block_size))
             else:
                 phases = phases_of(arrivals or [], requests, duration)
                 prompts = prompts_of(prompt_tokens, output_tokens, shared_prefix_tokens, block_size, seed)

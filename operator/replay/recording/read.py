@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -38,6 +38,8 @@ _MOST_SUMMED_GAPS: Final = 2**20
 
 MOST_TOKENS: Final = 2**27
 """Of a prompt, or of an answer: ten times as many as any model takes."""
+
+_Decoded = TypeVar("_Decoded")
 
 _RECORD: Final = msgspec.json.Decoder(TraceRecord)
 
@@ -121,17 +123,7 @@ def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[TraceMeta | Reco
     RecordingError
         It cannot be read, or ``bad_line`` raises what it is told of a line that breaks a rule; else that is left out.
     """
-    try:
-        for line in _whole_lines(trace):
-            try:
-                if line.number == 1 and is_meta(line.text):
-                    yield decode_meta(line.text)
-                else:
-                    yield _request(line.text)
-            except UnreadableLineError as error:
-                bad_line(_bad_line(trace, line.number, str(error)))
-    except OSError as error:
-        raise RecordingError(f"{printable(str(trace))}: cannot be read: {error.strerror}") from error
+    return _decoded(trace, _meta_or_request, bad_line)
 
 
 def read_steps(path: Path, bad_line: OnBadLine = _refuse) -> Iterator[StepLine]:
@@ -142,14 +134,7 @@ def read_steps(path: Path, bad_line: OnBadLine = _refuse) -> Iterator[StepLine]:
     RecordingError
         It cannot be read, or ``bad_line`` raises what it is told of a line that breaks a rule; else that is left out.
     """
-    try:
-        for line in _whole_lines(path):
-            try:
-                yield decode_step(line.text)
-            except UnreadableLineError as error:
-                bad_line(_bad_line(path, line.number, str(error)))
-    except OSError as error:
-        raise RecordingError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
+    return _decoded(path, lambda line: decode_step(line.text), bad_line)
 
 
 def concatenated(recordings: list[Recording]) -> Recording:
@@ -213,6 +198,22 @@ def _whole_lines(path: Path) -> Iterator[Line]:
         return
     except BrokenGzipError as error:
         raise RecordingError(f"{printable(str(path))}: {error}: fetch it again") from error
+
+
+def _decoded(path: Path, decode: Callable[[Line], _Decoded], bad_line: OnBadLine) -> Iterator[_Decoded]:
+    """Return what the lines of a file mean, one at a time."""
+    try:
+        for line in _whole_lines(path):
+            try:
+                yield decode(line)
+            except UnreadableLineError as error:
+                bad_line(_bad_line(path, line.number, str(error)))
+    except OSError as error:
+        raise RecordingError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
+
+
+def _meta_or_request(line: Line) -> TraceMeta | RecordedRequest:
+    return decode_meta(line.text) if line.number == 1 and is_meta(line.text) else _request(line.text)
 
 
 def _bad_line(path: Path, number: int, message: str) -> RecordingError:

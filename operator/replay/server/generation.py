@@ -3,6 +3,7 @@
 import asyncio
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class _Choice:
             self._generation.take(self, burst)
 
 
-class Generation:
+class Generation(ABC):
     """All answers to one request."""
 
     def __init__(self, engines: Engines, asked: Asked, model: str, request_id: str | None) -> None:
@@ -118,17 +119,17 @@ class Generation:
             if not self._left:
                 self.finish()
 
+    @abstractmethod
     def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:
         """Take what comes to an answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """All answers are whole."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fail(self) -> None:
         """The engine gave up."""
-        raise NotImplementedError
 
     def usage(self) -> dict[str, Any]:
         """Return the tokens of all."""
