@@ -5,6 +5,7 @@ from typing import Final
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import Named, described, named
 from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.memory.adaptive import confidence_state_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages
 from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method
@@ -42,7 +43,9 @@ def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> i
     if target.tower.item_tokens and (stage.is_first or not v2):
         size_bytes += described(_step_states_bytes(pair), "of embeddings of images")
     if stage.is_last:
-        size_bytes += _hidden_state_bytes(pair) + (_draft_logits_bytes(pair) if v2 else 0)
+        size_bytes += _hidden_state_bytes(pair) + (
+            _draft_logits_bytes(pair) + confidence_state_bytes(pair) if v2 else 0
+        )
     return size_bytes
 
 

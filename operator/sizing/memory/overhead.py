@@ -1,20 +1,17 @@
 """What the engine takes beside torch's tensors: libraries and CUDA graphs, and what it needs outside the budget."""
 
-from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner, Sampler
 from specdecode_operator.sizing.base.formula import named
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.memory.adaptive import adaptive_graphs, confidence_tables_bytes
 from specdecode_operator.sizing.memory.buffers import state_bytes
+from specdecode_operator.sizing.memory.captures import capture_sizes, further_graphs
 from specdecode_operator.sizing.memory.sampling import verification_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Precision
-
-_LARGEST_GRAPH: Final = 512
-"""Largest batch for which graphs are captured by default (config/vllm.py, _set_cudagraph_sizes)."""
 
 _QUANTIZATION_STEPS: Final = {Precision.FP8: 1, Precision.INT8: 2}
 """Kernels that quantize activations before each projection."""
@@ -72,7 +69,7 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
         return 0
     sizes = memory_coefficients().graphs
     if era.runner is Runner.V2:
-        of_sizes = (capture_sizes(pair) - 1 + further_graphs(pair)) * sizes.v2_size
+        of_sizes = (capture_sizes(pair) - 1 + further_graphs(pair) + adaptive_graphs(pair)) * sizes.v2_size
         if pair.method not in METHODS_WITH_HIDDEN_STATES:
             return sizes.v2 + of_sizes
         # A head's decoding is captured for each number above 1 (spec_decode/target_dependent_ar/cudagraph_utils.py).
@@ -93,23 +90,6 @@ def graph_pool_bytes(pair: Pair, split: Parallelism) -> int:
     per_layer = sizes.v1_pool_layer + (sizes.v1_pool_expert_layer if pair.target.has_experts else 0)
     full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_pool_quantization_step
     return sizes.v1_pool + full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
-
-
-def further_graphs(pair: Pair) -> int:
-    """Return the graphs that V2 captures beside those of K: of decoding alone, for each other number of tokens.
-
-    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each is counted like a size of K's, which has a graph in
-    pieces as well: an upper bound. V1 captures in pieces alone then (config/vllm.py,
-    _maybe_override_dynamic_sd_cudagraph_mode), so that what is counted for it is one, too.
-    """
-    if not pair.other_draft_lengths:
-        return 0
-    largest, requests = _largest_graph(pair), pair.limits.max_num_seqs
-    count = 0
-    for verified in (tokens + 1 for tokens in pair.other_draft_lengths):
-        rounded = {ceil_div(size, verified) for size in _sizes(largest)}
-        count += sum(each * verified <= largest and each <= requests for each in rounded)
-    return count
 
 
 def graph_layers(pair: Pair, split: Parallelism) -> tuple[int, int]:
@@ -133,22 +113,6 @@ def quantization_steps(pair: Pair) -> int:
     return _QUANTIZATION_STEPS.get(pair.target_precision, 0)
 
 
-def capture_sizes(pair: Pair) -> int:
-    """Return for how many batch sizes graphs are captured (config/vllm.py, _set_cudagraph_sizes)."""
-    return named(len(_sizes(_largest_graph(pair))), "sizes", like=pair.limits.max_num_seqs)
-
-
-def _largest_graph(pair: Pair) -> int:
-    limits = pair.limits
-    own = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1) * 2, _LARGEST_GRAPH)
-    return min(limits.max_graph_tokens or own, limits.max_num_batched_tokens)
-
-
-@lru_cache(maxsize=MOST_REMEMBERED)
-def _sizes(top: int) -> tuple[int, ...]:
-    return (*(size for size in (1, 2, 4) if size <= top), *range(8, min(top + 1, 256), 8), *range(256, top + 1, 16))
-
-
 def runtime_overrun_bytes(pair: Pair, tensor: int) -> int:
     """Return what verification takes at run time that no profiling run has seen."""
     return verification_bytes(pair, tensor)
@@ -157,7 +121,7 @@ def runtime_overrun_bytes(pair: Pair, tensor: int) -> int:
 def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Parallelism) -> int:
     """Return what stays outside the budget once the CUDA context, what is not charged, and a reserve are there."""
     coefficients, era = memory_coefficients(), pair.era
-    uncharged = 0 if era.charges_state else state_bytes(pair, split)
+    uncharged = confidence_tables_bytes(pair) + (0 if era.charges_state else state_bytes(pair, split))
     if not era.charges_graphs:
         uncharged += graph_pool_bytes(pair, split)
     free = total_bytes - requested_bytes - coefficients.context_bytes - coefficients.slack_reserve_bytes

@@ -44,11 +44,10 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     the rows that are verified are gathered (_get_spec_decode_draft_probs); V2
     keeps logits, which are part of its state.
     """
-    limits, vocabulary = pair.limits, pair.target.vocab_size
-    proposed = pair.num_speculative_tokens
+    vocabulary, proposed = pair.target.vocab_size, pair.num_speculative_tokens
     if not proposed:
         return 0
-    rows = named(min(limits.max_num_seqs * (proposed + 1), limits.max_num_batched_tokens), "rows")
+    rows = named(_verified_rows(pair), "rows")
     logits = rows * vocabulary * pair.target.dtype_bytes
     if pair.era.runner is Runner.V2:
         gathered = 2 * logits if tensor > 1 else logits
@@ -59,6 +58,18 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     profiled = _v1_rejection_bytes(pair, _requests(pair), _requests(pair))
     profiled += _v1_probabilities_bytes(pair, _requests(pair))
     return _v1_probabilities_bytes(pair, proposed * _requests(pair)) + max(0, verified + gathered - profiled)
+
+
+def _verified_rows(pair: Pair) -> int:
+    """Return the rows of logits of a full step: K + 1 a request.
+
+    Adaptive verification takes no more than one float32 piece holds, or one a request (get_num_tokens).
+    """
+    limits = pair.limits
+    rows = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens)
+    if not pair.adaptive_verification:
+        return rows
+    return min(rows, max(_requests(pair), _LARGEST_PIECE_BYTES // (pair.target.vocab_size * _FLOAT32_BYTES)))
 
 
 def _requests(pair: Pair) -> int:

@@ -146,6 +146,8 @@ class Pair:
     samples_drafts: bool = False  # Whether the draft picks its tokens by chance, so that its logits are kept
     # Other numbers of proposed tokens, 0 among them, that the engine goes over to by the number of requests
     other_draft_lengths: frozenset[int] = frozenset()
+    # Whether each step verifies only as many proposed tokens as are worth it
+    adaptive_verification: bool = False
 
     def __post_init__(self) -> None:
         """Let both models compute in the engine's type (config/speculative.py: the draft gets the target's)."""
@@ -241,4 +243,5 @@ def without_speculation(pair: Pair) -> Pair:
         num_speculative_tokens=0,
         samples_drafts=False,
         other_draft_lengths=frozenset(),
+        adaptive_verification=False,
     )

@@ -12,8 +12,8 @@ from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.budget import Budget, Pair, Parallelism, estimate
 from specdecode_operator.sizing.memory.buffers import state_bytes
+from specdecode_operator.sizing.memory.captures import further_graphs
 from specdecode_operator.sizing.memory.overhead import (
-    further_graphs,
     graph_bytes,
     graph_pool_bytes,
     non_torch_bytes,
