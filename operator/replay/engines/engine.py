@@ -88,3 +88,17 @@ class ReplayEngine(Protocol):
 
     def load(self) -> Load:
         """Return what it has to do."""
+
+
+class Submission(Ticket, Protocol):
+    """A request that an engine has taken and that knows how long it waited."""
+
+    def waited_ms(self) -> float | None:
+        """Return how long, until it first was part of a step; None where that has not come yet."""
+
+
+class ServedEngine(ReplayEngine, Protocol):
+    """An engine that can say what vLLM says of each request."""
+
+    def submit(self, request: Incoming, sink: Sink) -> Submission:
+        """Take a request, as any engine does."""

@@ -12,9 +12,9 @@ from specdecode_operator.replay.engines.engine import (
     Clock,
     Incoming,
     Load,
-    ReplayEngine,
+    ServedEngine,
     Sink,
-    Ticket,
+    Submission,
     UnmatchedRequestError,
 )
 from specdecode_operator.replay.engines.matching import Match
@@ -35,7 +35,7 @@ class StepsSettings:
 
     kv_cache_tokens: int | None = None  # that fit into the KV cache; None: what the largest batch takes
     acceptance: AcceptanceDraws | None = None  # in place of what was recorded
-    otherwise: ReplayEngine | None = None  # serves what no record is left for; None: that is refused
+    otherwise: ServedEngine | None = None  # serves what no record is left for; None: that is refused
 
 
 class StepsEngine:
@@ -64,7 +64,7 @@ class StepsEngine:
         self._drafting = drafting
         self._kv_cache_tokens = settings.kv_cache_tokens or largest_batch_tokens(recording)
 
-    def submit(self, request: Incoming, sink: Sink) -> Ticket:
+    def submit(self, request: Incoming, sink: Sink) -> Submission:
         """Take a request; its bursts go to the sink."""
         place = self._match(request)
         if place is None:
@@ -110,6 +110,7 @@ class _Playing:
         "_sink",
         "_step",
         "_timer",
+        "_waited_ms",
         "_when_ms",
     )
 
@@ -131,6 +132,7 @@ class _Playing:
         engine.waiting += 1
         now_ms = engine.clock.now_ms()
         self._when_ms = now_ms + record.ttft_ms
+        self._waited_ms: float | None = None
         self._timer = engine.clock.call_at(now_ms + _queued_ms(record), self._begin)
 
     def cancel(self) -> None:
@@ -138,9 +140,14 @@ class _Playing:
         self._timer.cancel()
         self._end()
 
+    def waited_ms(self) -> float | None:
+        """Return how long it waited until it first ran."""
+        return self._waited_ms
+
     def _begin(self) -> None:
         engine, record = self._engine, self._record
         self._running = True
+        self._waited_ms = _queued_ms(record)
         engine.waiting -= 1
         engine.running += 1
         engine.held_tokens += record.prompt_tokens

@@ -12,7 +12,7 @@ from typing import Any, Final
 from starlette.types import Message, Receive, Send
 
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
-from specdecode_operator.replay.engines.engine import Burst, Incoming, ReplayEngine
+from specdecode_operator.replay.engines.engine import Burst, Incoming, ServedEngine
 from specdecode_operator.replay.server.events import DONE, Events, Head, Piece, error, piece_of, usage_of, whole_answer
 from specdecode_operator.replay.server.meter import Answer, Meter
 from specdecode_operator.replay.server.requests import Asked, Prompt, RefusedError
@@ -27,7 +27,7 @@ _STREAM_HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8")
 class Engines:
     """What answers are made with."""
 
-    engine: ReplayEngine
+    engine: ServedEngine
     meter: Meter
     hash_blocks_of: int | None = None  # tokens in a block; None: nobody asks for hashes of prompts
     max_model_len: int | None = None

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final, Protocol
 
-from specdecode_operator.replay.engines.engine import Burst, Clock, Incoming, ReplayEngine, Sink, Ticket
+from specdecode_operator.replay.engines.engine import Burst, Clock, Incoming, ServedEngine, Sink, Submission
 from specdecode_operator.replay.server.histogram import Histogram
 
 # The bounds are those of vLLM 0.32 (vllm/v1/metrics/buckets.py).
@@ -36,8 +36,12 @@ class Recorder(Protocol):
 class Meter:
     """Sums over all answers since the server began."""
 
-    def __init__(self, clock: Clock, num_speculative_tokens: int, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, clock: Clock, num_speculative_tokens: int, recorder: Recorder | None = None, time_scale: float = 1.0
+    ) -> None:
+        """Begin with nothing; a second of the engine takes ``time_scale`` on this clock."""
         self.now_ms = clock.now_ms
+        self.time_scale = time_scale
         self.recorder = recorder
         self.in_flight = 0
         self.prompt_tokens = 0
@@ -51,8 +55,10 @@ class Meter:
         self.itl_s = Histogram(_ITL_S)
         self.tpot_s = Histogram(_ITL_S)
         self.latency_s = Histogram(_LATENCY_S)
+        self.queue_s = Histogram(_LATENCY_S)
         self.prefill_s = Histogram(_LATENCY_S)
         self.decode_s = Histogram(_LATENCY_S)
+        self.inference_s = Histogram(_LATENCY_S)
         self.request_prompt_tokens = Histogram(_TOKENS)
         self.request_generation_tokens = Histogram(_TOKENS)
         self.request_max_tokens = Histogram(_TOKENS)
@@ -75,7 +81,7 @@ class Answer:
         "tokens",
     )
 
-    def __init__(self, meter: Meter, engine: ReplayEngine, request: Incoming, sink: Sink) -> None:
+    def __init__(self, meter: Meter, engine: ServedEngine, request: Incoming, sink: Sink) -> None:
         """Take the request to the engine.
 
         Raises
@@ -92,7 +98,7 @@ class Answer:
         self.tokens = 0
         self.concurrency = meter.in_flight + 1
         self._over = False
-        self._ticket: Ticket | None = None
+        self._ticket: Submission | None = None
         # An engine that cannot take it may say so before it returns.
         meter.in_flight += 1
         try:
@@ -101,6 +107,16 @@ class Answer:
             meter.in_flight -= 1
             raise
         meter.request_max_tokens.observe(request.max_tokens)
+
+    @property
+    def scheduled_ms(self) -> float | None:
+        """The moment from which on the engine worked on it; None: there was none."""
+        waited_ms = self._ticket.waited_ms() if self._ticket is not None else None
+        if waited_ms is None:
+            return None
+        # Never after its first token, which may be a little early.
+        scheduled_ms = self.arrival_ms + waited_ms * self._meter.time_scale
+        return scheduled_ms if self.first_ms is None else min(scheduled_ms, self.first_ms)
 
     def abort(self) -> None:
         """Let the engine forget it, as its client did; nothing happens where it is over."""
@@ -149,13 +165,21 @@ class Answer:
         meter.in_flight -= 1
         meter.finished[finish_reason] += 1
         if self.first_ms is not None:
-            decode_s = (self._last_ms - self.first_ms) / _MS_PER_S
-            meter.latency_s.observe((self._last_ms - self.arrival_ms) / _MS_PER_S)
-            meter.prefill_s.observe((self.first_ms - self.arrival_ms) / _MS_PER_S)
-            meter.decode_s.observe(decode_s)
-            meter.request_prompt_tokens.observe(self.request.prompt_tokens)
-            meter.request_generation_tokens.observe(self.tokens)
-            if self.tokens > 1:
-                meter.tpot_s.observe(decode_s / (self.tokens - 1))
+            self._observe(self.first_ms)
         if meter.recorder is not None:
             meter.recorder.ended(self, by, finish_reason, stop_reason)
+
+    def _observe(self, first_ms: float) -> None:
+        """Add it to the histograms of those that had a token."""
+        meter, last_ms = self._meter, self._last_ms
+        scheduled_ms = self.scheduled_ms or self.arrival_ms
+        decode_s = (last_ms - first_ms) / _MS_PER_S
+        meter.latency_s.observe((last_ms - self.arrival_ms) / _MS_PER_S)
+        meter.queue_s.observe((scheduled_ms - self.arrival_ms) / _MS_PER_S)
+        meter.prefill_s.observe((first_ms - scheduled_ms) / _MS_PER_S)
+        meter.inference_s.observe((last_ms - scheduled_ms) / _MS_PER_S)
+        meter.decode_s.observe(decode_s)
+        meter.request_prompt_tokens.observe(self.request.prompt_tokens)
+        meter.request_generation_tokens.observe(self.tokens)
+        if self.tokens > 1:
+            meter.tpot_s.observe(decode_s / (self.tokens - 1))

@@ -187,7 +187,7 @@ class CaptureRecorder:
             concurrency=answer.concurrency,
             temperature=answer.request.temperature,
             queued_s=None,
-            scheduled_s=None,
+            scheduled_s=None if answer.scheduled_ms is None else answer.scheduled_ms / _MS_PER_S,
             preemptions=0,
             cached_tokens=live.cached_tokens,
             chunk_s=[stamp_ms / _MS_PER_S for stamp_ms in live.stamps_ms],

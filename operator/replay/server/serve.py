@@ -19,7 +19,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from specdecode_operator.problems import printable
-from specdecode_operator.replay.engines.engine import Clock, ReplayEngine
+from specdecode_operator.replay.engines.engine import Clock, ReplayEngine, ServedEngine
 from specdecode_operator.replay.engines.matching import Matching
 from specdecode_operator.replay.server.app import Service, application
 from specdecode_operator.replay.server.exposition import Exposition
@@ -161,11 +161,11 @@ def http_server(app: ASGIApp, drain_timeout_s: int) -> uvicorn.Server:
 
 
 def _service(
-    settings: ServeSettings, source: Source, clock: Clock, engine: ReplayEngine, recorder: CaptureRecorder | None
+    settings: ServeSettings, source: Source, clock: Clock, engine: ServedEngine, recorder: CaptureRecorder | None
 ) -> Service:
     meta, wanted, model = source.meta, settings.source, source.model
     names = settings.served_model_names or (meta.model or "replay",)
-    meter = Meter(clock, source.num_speculative_tokens, recorder)
+    meter = Meter(clock, source.num_speculative_tokens, recorder, wanted.time_scale)
     block_tokens = meta.block_size or BLOCK_TOKENS
     length = wanted.max_model_len
     if length is None and wanted.mode is Mode.MODELLED and model is not None:

@@ -14,12 +14,12 @@ from specdecode_operator.capture.files.manifest import SCHEMA
 from specdecode_operator.problems import printable
 from specdecode_operator.replay.engines.acceptance import AcceptanceDraws, AcceptanceSchedule
 from specdecode_operator.replay.engines.drafting import Drafting, assumed_drafting, recorded_drafting
-from specdecode_operator.replay.engines.engine import Clock, ReplayEngine
+from specdecode_operator.replay.engines.engine import Clock, ServedEngine
 from specdecode_operator.replay.engines.matching import Matching, Unmatched, matcher, repeating
 from specdecode_operator.replay.engines.modelled import ModelledBehaviour, NoDonorsError
 from specdecode_operator.replay.engines.scaled_clock import ScaledClock
-from specdecode_operator.replay.engines.stepped import SteppedEngine
 from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings, largest_batch_tokens
+from specdecode_operator.replay.engines.watched import WatchedEngine
 from specdecode_operator.replay.fitted.model import FittedModel, ModelFileError, read_model
 from specdecode_operator.replay.recording.read import concatenated, read_recording, read_steps
 from specdecode_operator.replay.recording.recording import Recording
@@ -83,7 +83,7 @@ class Source:
 class Played:
     """An engine, and what is to be said of it when it has ended."""
 
-    engine: ReplayEngine
+    engine: ServedEngine
     outside: Callable[[], Sequence[str]] = field(default=lambda: ())
 
 
@@ -143,7 +143,7 @@ def _modelled(settings: SourceSettings, model: FittedModel, clock: Clock) -> Pla
         behaviour = ModelledBehaviour(model, settings.seed, acceptance)
     except NoDonorsError as error:
         raise ServeError(str(error)) from error
-    return Played(SteppedEngine(clock, behaviour, limits), behaviour.outside)
+    return Played(WatchedEngine(clock, behaviour, limits), behaviour.outside)
 
 
 def _is_model(settings: SourceSettings) -> bool:

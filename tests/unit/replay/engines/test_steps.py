@@ -168,8 +168,9 @@ def test_requests_find_their_records_by_the_deepest_common_block(recorded: Any) 
 def test_load_is_what_waits_and_runs_and_a_cancelled_request_frees_its_place(recorded: Any) -> None:
     played = Played(recorded(record(scheduled_ms=20.0, cached_tokens=5, preemptions=2)), kv_cache_tokens=100)
     found = played.submit()
-    assert played.engine.load() == Load(waiting=1)
+    assert (played.engine.load(), played.ticket.waited_ms()) == (Load(waiting=1), None)
     played.clock.run(until_ms=45)
+    assert played.ticket.waited_ms() == 20.0
     load = played.engine.load()
     assert (load.running, load.waiting, load.kv_cache_usage) == (1, 0, pytest.approx(0.24))
     assert (load.preemptions, load.prefix_cache_queries, load.prefix_cache_hits) == (2, 20, 5)
@@ -186,7 +187,7 @@ def test_a_request_cancelled_while_it_waits_waits_no_more(recorded: Any) -> None
     played.ticket.cancel()
     played.clock.run()
     assert found == []
-    assert played.engine.load() == Load()
+    assert (played.engine.load(), played.ticket.waited_ms()) == (Load(), None)
 
 
 def test_a_cache_holds_no_more_than_all_of_it(recorded: Any) -> None:

@@ -1,11 +1,26 @@
 """Each of vLLM's metrics is what its name says."""
 
+from dataclasses import dataclass
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, Sink, Ticket
+from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, Sink, Submission, Ticket
 from specdecode_operator.replay.engines.virtual_clock import VirtualClock
 from specdecode_operator.replay.server.exposition import Exposition
 from specdecode_operator.replay.server.meter import Answer, Meter
+
+
+@dataclass
+class Waited:
+    """Waited for 12 ms."""
+
+    ticket: Ticket
+
+    def cancel(self) -> None:
+        self.ticket.cancel()
+
+    def waited_ms(self) -> float:
+        return 12.0
 
 
 class Engine:
@@ -14,7 +29,7 @@ class Engine:
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
 
-    def submit(self, request: Incoming, sink: Sink) -> Ticket:
+    def submit(self, request: Incoming, sink: Sink) -> Submission:
         assert request.prompt_tokens == 20
         for at_ms, burst in (
             (30.0, Burst(tokens=1, cached_tokens=16)),
@@ -22,7 +37,7 @@ class Engine:
             (52.5, Burst(tokens=2, drafted=4, accepted=3, finish_reason="length")),
         ):
             ticket = self.clock.call_at(at_ms, lambda burst=burst: sink(burst))
-        return ticket
+        return Waited(ticket)
 
     def load(self) -> Load:
         return Load(
@@ -65,7 +80,9 @@ def test_each_metric_is_what_its_name_says() -> None:
         "inter_token_latency_seconds_bucket 0.01": 1,
         "request_time_per_output_token_seconds_sum": 0.0045,
         "e2e_request_latency_seconds_sum": 0.0525,
-        "request_prefill_time_seconds_sum": 0.03,
+        "request_queue_time_seconds_sum": 0.012,
+        "request_prefill_time_seconds_sum": 0.018,
+        "request_inference_time_seconds_sum": 0.0405,
         "request_decode_time_seconds_sum": 0.0225,
         "request_prompt_tokens_sum": 20,
         "request_generation_tokens_sum": 6,

@@ -49,6 +49,18 @@ async def test_what_is_served_is_a_capture_that_can_be_trusted_and_replayed(tmp_
     assert [sum(cache[name] for cache in caches) for name in ("requests", "queries", "hits")] == [3, 3 * 20, 3 * 2]
 
 
+async def test_what_waited_has_waited_as_long_in_what_is_recorded_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    waiting = record(arrival_ms=100.0, scheduled_ms=120.0, ttft_ms=30.0)
+    async with replay_server(tmp_path, [waiting], record=out, time_scale=0.5) as client:
+        await events(client)
+        page = (await client.get("/metrics")).text
+    (line,) = lines(out / TRACE)[1:]
+    assert line["scheduled_ms"] - line["arrival_ms"] == pytest.approx(10.0, abs=0.001)
+    queued_s = page.partition('vllm:request_queue_time_seconds_sum{engine="0",model_name="tiny"} ')[2].split()[0]
+    assert float(queued_s) == pytest.approx(0.01)
+
+
 async def test_a_step_has_the_counters_of_all_that_went_out_in_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     async with replay_server(tmp_path, [record(**QUICK)], record=out) as client:
