@@ -73,7 +73,7 @@ class StepsEngine:
             raise UnmatchedRequestError("no record is left for it")
         record = self._requests[place]
         drafting = self._drafting[place] if self._drafting is not None else assumed_drafting(record, self.k)
-        return _Playing(self, record, drafting, request.max_tokens, sink)
+        return _Playing(self, record, drafting, request, sink)
 
     def load(self) -> Load:
         """Return what there is to do."""
@@ -98,6 +98,7 @@ class _Playing:
     """A record that is being played, and the ticket of its request."""
 
     __slots__ = (
+        "_cached_tokens",
         "_call_at",
         "_drafting",
         "_draws",
@@ -105,6 +106,7 @@ class _Playing:
         "_given",
         "_most",
         "_place",
+        "_prompt_tokens",
         "_record",
         "_running",
         "_sink",
@@ -115,7 +117,7 @@ class _Playing:
     )
 
     def __init__(
-        self, engine: StepsEngine, record: RecordedRequest, drafting: Drafting, max_tokens: int, sink: Sink
+        self, engine: StepsEngine, record: RecordedRequest, drafting: Drafting, request: Incoming, sink: Sink
     ) -> None:
         self._engine = engine
         self._record = record
@@ -124,7 +126,10 @@ class _Playing:
         self._draws = engine.settings.acceptance
         self._place = 0  # of the next burst
         self._given = 0  # tokens, so far
-        self._most = min(max_tokens, record.output_tokens)
+        self._most = min(request.max_tokens, record.output_tokens)
+        self._prompt_tokens = request.prompt_tokens
+        # As in any engine, the last token is computed in any case.
+        self._cached_tokens = min(record.cached_tokens, max(0, request.prompt_tokens - 1))
         # Made once, not at every step.
         self._step = self._next_burst
         self._call_at = engine.clock.call_at
@@ -152,8 +157,8 @@ class _Playing:
         engine.running += 1
         engine.held_tokens += record.prompt_tokens
         engine.preemptions += record.preemptions
-        engine.prefix_cache_queries += record.prompt_tokens
-        engine.prefix_cache_hits += record.cached_tokens
+        engine.prefix_cache_queries += self._prompt_tokens
+        engine.prefix_cache_hits += self._cached_tokens
         self._timer = engine.clock.call_at(self._when_ms, self._step)
 
     def _end(self) -> None:
@@ -204,7 +209,7 @@ class _Playing:
             drafted=drafted,
             accepted=accepted,
             token_ids=record.token_ids[begin:end] if record.token_ids is not None else (),
-            cached_tokens=0 if begin else record.cached_tokens,
+            cached_tokens=0 if begin else self._cached_tokens,
             finish_reason=finish_reason,
         )
 

@@ -59,7 +59,7 @@ def test_a_scaled_clock_makes_everything_slower(recorded: Any) -> None:
 def test_a_request_gets_recorded_bursts_at_recorded_gaps(recorded: Any) -> None:
     played = Played(recorded(record(cached_tokens=16)))
     played.clock.run(until_ms=1000)
-    found = played.submit()
+    found = played.submit(prompt_tokens=20)
     played.clock.run()
     assert [(when_ms, burst.tokens) for when_ms, burst in found] == [(1030, 1), (1040, 3), (1052.5, 2)]
     assert [burst.accepted for _, burst in found] == [0, 2, 1]
@@ -167,7 +167,7 @@ def test_requests_find_their_records_by_the_deepest_common_block(recorded: Any) 
 
 def test_load_is_what_waits_and_runs_and_a_cancelled_request_frees_its_place(recorded: Any) -> None:
     played = Played(recorded(record(scheduled_ms=20.0, cached_tokens=5, preemptions=2)), kv_cache_tokens=100)
-    found = played.submit()
+    found = played.submit(prompt_tokens=20)
     assert (played.engine.load(), played.ticket.waited_ms()) == (Load(waiting=1), None)
     played.clock.run(until_ms=45)
     assert played.ticket.waited_ms() == 20.0
@@ -179,6 +179,14 @@ def test_load_is_what_waits_and_runs_and_a_cancelled_request_frees_its_place(rec
     played.clock.run()
     assert tokens(found) == [1, 3]
     assert (played.engine.load().running, played.engine.load().kv_cache_usage) == (0, 0)
+
+
+def test_no_more_of_a_prompt_was_cached_than_all_but_its_last_token(recorded: Any) -> None:
+    played = Played(recorded(record(cached_tokens=16)))
+    found = played.submit(prompt_tokens=7)
+    played.clock.run()
+    load = played.engine.load()
+    assert (load.prefix_cache_queries, load.prefix_cache_hits, found[0][1].cached_tokens) == (7, 6, 6)
 
 
 def test_a_request_cancelled_while_it_waits_waits_no_more(recorded: Any) -> None:

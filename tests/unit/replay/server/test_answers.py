@@ -43,13 +43,13 @@ async def test_gaps_are_those_recorded(tmp_path: Path) -> None:
 
 async def test_usage_comes_last_and_with_every_event_where_that_is_asked_for(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK, cached_tokens=16)] * 2) as client:
-        found = await events(client, stream_options={"include_usage": True})
+        found = await events(client, prompt="four" * 20, stream_options={"include_usage": True})
         assert all("usage" not in event for event in found[:-1])
         assert found[-1]["choices"] == []
         assert found[-1]["usage"] == {
-            "prompt_tokens": 2,
+            "prompt_tokens": 20,
             "completion_tokens": 6,
-            "total_tokens": 8,
+            "total_tokens": 26,
             "prompt_tokens_details": {"cached_tokens": 16},
         }
         found = await events(client, stream_options={"include_usage": True, "continuous_usage_stats": True})
