@@ -1,6 +1,6 @@
 """How the engine of a SpecDecodeDeployment speculates: who proposes tokens, how many, and how they are checked."""
 
-from pydantic import Field, StrictInt
+from pydantic import Field, StrictBool, StrictInt
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.models import Draft
@@ -78,3 +78,8 @@ class Speculation(ApiModel):
     """How a draft picks its tokens: the likeliest ones (greedy), or by chance as the target does (probabilistic), by
     which more of them pass where requests have a temperature; its logits then take memory. Absent: the engine's,
     greedy."""
+
+    adaptive_verification: StrictBool | None = None
+    """Whether each step verifies only as many of the drafted tokens as pay, by costs that the engine measures while it
+    starts (true), or all of them (false). Those left out count as drafted and not accepted: acceptance reads low, mean
+    acceptance length stays true. Absent: the engine's, false."""

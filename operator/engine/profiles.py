@@ -91,6 +91,17 @@ class TargetLimits:
 
 
 @dataclass(frozen=True)
+class AdaptiveVerification:
+    """Where the engine can verify only as many drafted tokens as pay; what depends on models: sizing/choice."""
+
+    methods: frozenset[Method]
+    later_methods: Mapping[Method, str]
+    """Methods of which only a later version can, with the first that does."""
+    refused_flags: frozenset[str]
+    """Flags that it does not go with."""
+
+
+@dataclass(frozen=True)
 class EngineProfile:
     """What is known of one vLLM version; the table of versions names the source of each fact."""
 
@@ -135,6 +146,7 @@ class EngineProfile:
     method_packages: Mapping[Method, str]
     """Python packages that an image must hold beside vLLM."""
     targets: TargetLimits
+    adaptive_verification: AdaptiveVerification
     metrics: MetricNames
 
 
@@ -194,6 +206,7 @@ def _profile(version: str) -> EngineProfile:
         ),
         method_packages=_by_method(facts["method_packages"]),
         targets=_target_limits(facts["targets"]),
+        adaptive_verification=_adaptive_verification(version),
         metrics=MetricNames(**facts["metrics"]),
     )
 
@@ -225,6 +238,19 @@ def _target_limits(targets: Mapping[str, Any]) -> TargetLimits:
         later_with_hidden_states=without - never,
         with_hidden_states_over_stages=frozenset(targets["with_hidden_states_over_stages"]),
         without_stages=frozenset(targets["without_stages"]),
+    )
+
+
+def _adaptive_verification(version: str) -> AdaptiveVerification:
+    facts = version_facts(version)["adaptive_verification"]
+    later = dict[str, str]()
+    for known in KNOWN_VERSIONS[KNOWN_VERSIONS.index(version) + 1 :]:
+        for method in version_facts(known)["adaptive_verification"]["methods"].keys() - facts["methods"].keys():
+            later.setdefault(method, known)
+    return AdaptiveVerification(
+        methods=frozenset(map(Method, facts["methods"])),
+        later_methods=_by_method(later),
+        refused_flags=frozenset(facts["refused_flags"]),
     )
 
 

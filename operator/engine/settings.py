@@ -79,6 +79,7 @@ class SpeculationSettings:
     # None: as the engine does.
     rejection_sampling: RejectionSampling | None = None
     draft_sampling: DraftSampling | None = None
+    adaptive_verification: bool | None = None
 
 
 class ContainerVariable(str):

@@ -95,6 +95,11 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
         "rejection_sample_method", f"{_SPECULATION}.rejectionSampling", lambda _s, d, _p: d.rejection_sampling
     ),
     SpeculativeKey("draft_sample_method", f"{_SPECULATION}.draftSampling", lambda _s, d, _p: d.draft_sampling),
+    SpeculativeKey(
+        "enable_adaptive_verification",
+        f"{_SPECULATION}.adaptiveVerification",
+        lambda _s, d, _p: d.adaptive_verification,
+    ),
 )
 """Every key that the operator writes."""
 

@@ -141,6 +141,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
         method=method,
         num_speculative_tokens=_num_speculative_tokens(speculative, method),
         samples_drafts=_samples_drafts(speculative),
+        adaptive_verification=speculative is not None and speculative.flag("enable_adaptive_verification"),
         other_draft_lengths=_other_draft_lengths(speculative, method),
         limits=_limits(fields, target, version, engine_defaults(version, device)),
     )

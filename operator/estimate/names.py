@@ -49,6 +49,7 @@ SPECULATIVE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_model_len": (),
     "draft_tensor_parallel_size": (),
     "draft_sample_method": (),
+    "enable_adaptive_verification": (),
     "use_heterogeneous_vocab": (),
 }
 """Keys of its speculative section that say something of memory, or what else is asked of a draft."""

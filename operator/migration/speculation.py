@@ -41,6 +41,7 @@ _FIELDS: Final = {
     "revision": "speculation.draft.revision",
     "suffix_decoding_max_tree_depth": "speculation.suffix.maxTreeDepth",
     "suffix_decoding_max_cached_requests": "speculation.suffix.maxCachedRequests",
+    "enable_adaptive_verification": "speculation.adaptiveVerification",
 }
 _PERCENT_FIELDS: Final = {
     "suffix_decoding_max_spec_factor": "speculation.suffix.maxSpecFactorPercent",

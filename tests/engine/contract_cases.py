@@ -63,6 +63,12 @@ GOOD = {
         ),
     ),
     "cpu-sampling": replace(CPU, speculation=replace(DRAFT_MODEL, draft_sampling=DraftSampling.PROBABILISTIC)),
+    "gpu-adaptive": replace(
+        GPU,
+        model="qwen3",
+        speculation=SpeculationSettings(Method.DSPARK, 4, draft_model="linked-block", adaptive_verification=True),
+    ),
+    "gpu-not-adaptive": replace(GPU, speculation=replace(DRAFT_MODEL, adaptive_verification=False)),
     "ngram-one-bound": replace(GPU, speculation=SpeculationSettings(Method.NGRAM, 2, prompt_lookup_max=3)),
 }
 ON_THE_EDGE = {

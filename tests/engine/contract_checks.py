@@ -80,6 +80,7 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
         "--shutdown-timeout": settings.shutdown_timeout_s,
         "rejection_sample_method": (speculation.rejection_sampling or "standard") if speculation else None,
         "draft_sample_method": (speculation.draft_sampling or "greedy") if speculation else None,
+        "enable_adaptive_verification": (speculation.adaptive_verification or False) if speculation else None,
     }
     if settings.cudagraph_mode is not None:
         expected["cudagraph_mode"] = settings.cudagraph_mode.value

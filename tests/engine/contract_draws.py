@@ -21,6 +21,7 @@ drafts = st.builds(
     draft_max_model_len=st.none() | st.integers(1, 131_072),
     rejection_sampling=st.none() | st.sampled_from(RejectionSampling),
     draft_sampling=st.none() | st.sampled_from(DraftSampling),
+    adaptive_verification=st.none() | st.booleans(),
 )
 ngrams = st.builds(
     SpeculationSettings,

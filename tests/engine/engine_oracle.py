@@ -90,6 +90,7 @@ def start(argv: list[str]) -> dict[str, Any]:
         "--max-cudagraph-capture-size": config.compilation_config.max_cudagraph_capture_size,
         "rejection_sample_method": speculative.rejection_sample_method if speculative else None,
         "draft_sample_method": speculative.draft_sample_method if speculative else None,
+        "enable_adaptive_verification": speculative.enable_adaptive_verification if speculative else None,
     }
 
 

@@ -68,6 +68,11 @@ def extra(*arguments: str, base: EngineSettings = GPU) -> EngineSettings:
     return replace(base, extra_args=arguments)
 
 
+def adapting(method: Method, **changes: Any) -> EngineSettings:
+    """Return settings that verify by what it costs, and other changes."""
+    return replace(drafting(method, adaptive_verification=True), **changes)
+
+
 ON_V1 = METHODS[Method.MEDUSA]
 """What model runner V1 serves on a GPU."""
 
@@ -223,6 +228,38 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     "samples of a lookup": (
         replace(GPU, speculation=replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)),
         Ours("vllm/v1/worker/gpu/spec_decode/speculator.py alone reads it, which a lookup is not: no effect"),
+    ),
+    "costs of a lookup": (
+        replace(GPU, speculation=replace(NGRAM, adaptive_verification=True)),
+        Ours(
+            "v1/worker/gpu/model_runner.py asks the speculator, and that of a lookup has no such flag: no effect"
+        ),
+    ),
+    "costs on V1": (adapting(Method.MEDUSA), Refused("does not support: adaptive draft verification")),
+    "costs on the CPU": (
+        replace(CPU, speculation=replace(DRAFT_MODEL, adaptive_verification=True)),
+        Refused("does not support: adaptive draft verification"),
+    ),
+    "costs over stages": (
+        adapting(Method.EAGLE3, pipeline_parallel_size=2),
+        Refused("not currently compatible with pipeline parallelism"),
+    ),
+    "costs without graphs": (adapting(Method.EAGLE3, enforce_eager=True), Refused("requires full CUDA graphs")),
+    "costs of pieces": (
+        adapting(Method.DSPARK, cudagraph_mode=CudagraphMode.PIECEWISE),
+        Refused("requires full CUDA graphs"),
+    ),
+    "costs of an engine that is hardly optimized": (
+        adapting(Method.DRAFT_MODEL, extra_args=("-O1",)),
+        Refused("requires full CUDA graphs"),
+    ),
+    "costs with adapters": (
+        adapting(Method.EAGLE, extra_args=("--enable-lora",)),
+        Refused("not currently compatible with LoRA"),
+    ),
+    "costs with sampling masks": (
+        adapting(Method.EAGLE3, extra_args=("--return-sampling-mask",)),
+        Refused("requires fixed verification boundaries"),
     ),
     "dspark on the CPU": (
         drafting(Method.DSPARK, base=CPU),

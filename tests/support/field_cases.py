@@ -139,6 +139,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.suffix.minTokenProbabilityPercent": at(20, on=SUFFIX),
     "speculation.rejectionSampling": at("block"),
     "speculation.draftSampling": at("probabilistic"),
+    "speculation.adaptiveVerification": at(value=True),
     "parallelism.tensor": at(4),
     "parallelism.pipeline": at(2, on=NGRAM),
     "parallelism.data": at(2),

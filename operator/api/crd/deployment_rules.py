@@ -105,6 +105,13 @@ SPECULATION = (
         reason=Reason.FORBIDDEN,
     ),
     Rule(
+        field="adaptiveVerification",
+        holds=f"{_is_one_of(METHODS_WITH_SAMPLING)} || !has(self.adaptiveVerification) || !self.adaptiveVerification",
+        message="method %s has no draft that says how sure it is: remove it, or choose a method with a draft",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="numSpeculativeTokensByBatchSize",
         holds=f"self.method != 'none' || {_NO_SCHEDULE}",
         message="method none proposes nothing: remove it, or choose another method",

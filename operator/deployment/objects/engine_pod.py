@@ -53,6 +53,7 @@ from specdecode_operator.kube.manifests import content_hash, render_template, se
 from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.resolver import warm_start
 from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.sizing.memory.adaptive import cost_profile_s
 
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
@@ -111,8 +112,12 @@ def scheme(spec: SpecDecodeDeploymentSpec) -> str:
 
 def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
     """Return how long each step of an engine's life may take."""
-    weights_bytes = plan.chosen.budget.weights_bytes * plan.chosen.gpus if facts.replay is None else 0
-    return timeouts(facts.spec, weights_bytes, together=facts.takes_pods_of(plan) > 1)
+    together = facts.takes_pods_of(plan) > 1
+    if facts.replay is not None:
+        return timeouts(facts.spec, 0, together=together)
+    of_gpu_bytes = plan.chosen.budget.weights_bytes
+    measuring_s = cost_profile_s(facts.pair, of_gpu_bytes)
+    return timeouts(facts.spec, of_gpu_bytes * plan.chosen.gpus, measuring_s, together=together)
 
 
 def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:

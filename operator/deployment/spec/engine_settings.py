@@ -104,4 +104,5 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         else None,
         rejection_sampling=speculation.rejection_sampling,
         draft_sampling=speculation.draft_sampling,
+        adaptive_verification=speculation.adaptive_verification,
     )

@@ -189,6 +189,7 @@ def _pair(
         limits=_limits(spec, own[TARGET], profile),
         other_draft_lengths=_other_draft_lengths(spec),
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
+        adaptive_verification=speculation is not None and speculation.adaptive_verification is True,
     )
 
 

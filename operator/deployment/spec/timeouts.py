@@ -52,15 +52,17 @@ class Timeouts:
     """When the kubelet kills it."""
 
 
-def timeouts(spec: SpecDecodeDeploymentSpec, weights_bytes: int, *, together: bool = False) -> Timeouts:
-    """Return the times of an engine that loads so many bytes of weights in all.
+def timeouts(
+    spec: SpecDecodeDeploymentSpec, weights_bytes: int, measuring_s: int = 0, *, together: bool = False
+) -> Timeouts:
+    """Return the times of an engine that loads so many bytes of weights in all, and then measures what its steps cost.
 
-    startup = 900 s + bytes / 125 MiB/s; a download takes as long as the reading once more. Pods that start
+    startup = 900 s + bytes / 125 MiB/s + measuring; a download takes as long as the reading once more. Pods that start
     ``together`` wait for each other: one may still pull and download when another is ready to load.
     """
     reading_s = -(-weights_bytes // _SLOW_READ_BYTES_PER_S)
     before_s = _BEFORE_THE_START_S + (reading_s if downloads_in_pods(spec) else 0)
-    needed_s = _WARM_UP_S + reading_s + (before_s if together else 0)
+    needed_s = _WARM_UP_S + reading_s + measuring_s + (before_s if together else 0)
     # Whole periods of the probe that watches it.
     startup_s = -(-needed_s // PROBE_PERIOD_S) * PROBE_PERIOD_S
     shutdown_s = shutdown_timeout_s(spec)

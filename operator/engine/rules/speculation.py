@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING, DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.adaptive_verification import adaptive_problems
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
@@ -39,6 +40,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_split_problems(settings, speculation, profile),
         *_slot_problems(settings, speculation, profile),
         *_asynchrony_problems(settings, speculation, profile),
+        *adaptive_problems(settings, profile),
     ]
 
 

@@ -44,7 +44,7 @@ engine: {image: "registry.example/vllm-arctic:v0.32.0"}
 """,
     "lookup on the GPU": """
 target: {model: Qwen/Qwen3-8B}
-speculation: {method: ngram_gpu, numSpeculativeTokens: 4, ngram: {promptLookupMax: 5}}
+speculation: {method: ngram_gpu, numSpeculativeTokens: 4, ngram: {promptLookupMax: 5}, adaptiveVerification: false}
 parallelism: {data: 2}
 """,
     "ranks on CPU": """
@@ -63,6 +63,7 @@ speculation:
   draft: {model: AngelSlim/Qwen3-8B_eagle3}
   rejectionSampling: block
   draftSampling: probabilistic
+  adaptiveVerification: true
 serving: {maxCudagraphCaptureSize: 128}
 """,
     "cpu": """

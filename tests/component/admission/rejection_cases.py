@@ -207,6 +207,11 @@ BAD = {
         "spec.speculation.draftSampling",
         "method ngram has no draft that could sample: remove it, or choose a method with a draft",
     ),
+    "costs of a lookup": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 3, adaptiveVerification: true}",
+        "spec.speculation.adaptiveVerification",
+        "method ngram has no draft that says how sure it is: remove it, or choose a method with a draft",
+    ),
     "checking of nothing": Bad(
         "speculation: {method: none, rejectionSampling: block}",
         "spec.speculation.rejectionSampling",

@@ -75,6 +75,7 @@ SPECULATION = st.one_of(
             numSpeculativeTokensByBatchSize=SCHEDULE,
             rejectionSampling=st.sampled_from(["standard", "block"]),
             draftSampling=st.sampled_from(["greedy", "probabilistic"]),
+            adaptiveVerification=st.just(True),
         ),
     ),
 )

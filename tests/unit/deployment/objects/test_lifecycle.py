@@ -65,6 +65,12 @@ def test_a_larger_model_gets_longer_to_start() -> None:
     assert start_budget_s(pair_70b()) in range(900 + reading_s, 900 + reading_s + 120)
 
 
+def test_an_engine_that_measures_what_steps_cost_gets_longer_to_start() -> None:
+    fixed = pair_70b()
+    adaptive = pair_70b(speculation=fixed["speculation"] | {"adaptiveVerification": True})
+    assert start_budget_s(fixed) + 30 < start_budget_s(adaptive) < start_budget_s(fixed) + 600
+
+
 def test_the_rollout_is_given_up_after_the_engine_had_its_time_and_its_download() -> None:
     def deadline_s(spec: dict[str, Any]) -> int:
         seconds: int = engine(spec)["spec"]["progressDeadlineSeconds"]
