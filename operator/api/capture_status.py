@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.status import Conditions, Word
+from specdecode_operator.api.status import Conditions, Sentence, Word
 
 Path = Annotated[str, StringConstraints(max_length=1024)]
 
@@ -85,6 +85,12 @@ class CaptureSummary(ApiModel):
 
     requests: RequestCounts
     """Requests by what became of them."""
+
+    engine_version: Word | None = None
+    """Version of vLLM, as the engine itself reports it: 0.33.0."""
+
+    engine_notes: list[Sentence] | None = Field(default=None, max_length=4)
+    """What to know of that version: that nobody tried the recorder with it, or that the plan was made for another."""
 
     output_tokens: int | None = None
     """Tokens of all answers."""

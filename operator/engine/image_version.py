@@ -1,4 +1,4 @@
-"""Which vLLM an image's name tells of."""
+"""Which vLLM an image's name tells of, and an engine of itself."""
 
 import re
 from typing import Final
@@ -21,3 +21,14 @@ def version_of_image(image: str) -> str | None:
     repository, tag = split_reference(image)
     found = _TAG.fullmatch(tag) if "vllm" in repository else None
     return found[1] if found else None
+
+
+_SAID: Final = re.compile(r"v?(\d{1,4}\.\d{1,4})(?!\d)")
+_UNTOLD: Final = "0.1"
+"""What a build from a clone without tags calls itself: 0.1.dev1."""
+
+
+def version_of_engine(said: str) -> str | None:
+    """Return the version, as major and minor, that an engine says of itself; None where it says none."""
+    found = _SAID.match(said)
+    return found[1] if found and found[1] != _UNTOLD else None

@@ -44,10 +44,19 @@ class PrefillStats:
 
 
 @dataclass
+class SpecDecodingStats:
+    num_spec_tokens: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+
+
+@dataclass
 class SchedulerStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
-    spec_decoding_stats: Any = None
+    spec_decoding_stats: SpecDecodingStats | None = None
     kv_connector_stats: Any = None
 
 
@@ -107,12 +116,20 @@ class OlderOutputProcessor:
         self.stop_at: dict[str, int] = {}
 
     def add_request(
-        self, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, queue: Any = None
+        self,
+        request: EngineCoreRequest,
+        prompt: Any,
+        parent_req: Any = None,
+        request_index: int = 0,
+        queue: Any = None,
     ) -> None:
         self.request_states.setdefault(request.request_id, 0)
 
     def process_outputs(
-        self, engine_core_outputs: Any, engine_core_timestamp: Any = None, iteration_stats: Any = None
+        self,
+        engine_core_outputs: list[EngineCoreOutput],
+        engine_core_timestamp: Any = None,
+        iteration_stats: Any = None,
     ) -> OutputProcessorOutput:
         to_abort = []
         for output in engine_core_outputs:
@@ -142,7 +159,7 @@ class OutputProcessor(OlderOutputProcessor):
 
     def process_outputs(
         self,
-        engine_core_outputs: Any,
+        engine_core_outputs: list[EngineCoreOutput],
         engine_core_timestamp: Any = None,
         iteration_stats: Any = None,
         weight_version: Any = None,
@@ -160,8 +177,9 @@ def engine_classes(processor: type[OlderOutputProcessor] = OutputProcessor) -> E
         def __init__(self) -> None:
             self.messages: asyncio.Queue[Any] = asyncio.Queue()
 
-        async def get_output_async(self) -> Any:
-            return await self.messages.get()
+        async def get_output_async(self) -> EngineCoreOutputs:
+            message: EngineCoreOutputs = await self.messages.get()
+            return message
 
     read = (
         EngineCoreEvent,
@@ -171,9 +189,9 @@ def engine_classes(processor: type[OlderOutputProcessor] = OutputProcessor) -> E
         OutputProcessorOutput,
         PrefillStats,
         SchedulerStats,
+        SpecDecodingStats,
     )
     return EngineClasses(
-        version="0.32.0",
         output_processor=type(processor.__name__, (processor,), {}),
         client=AsyncMPClient,
         messages={each.__name__: each for each in read},

@@ -6,7 +6,6 @@ from specdecode_operator.api.crd.admission import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.capture.control.observation import CapturedDeployment, ObservedDeployment
 from specdecode_operator.capture.load.arrivals import expected_duration_s
-from specdecode_operator.capture.recorder.shapes import NEWEST, OLDEST
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
@@ -59,15 +58,6 @@ def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
             " capture a deployment with fewer GPUs a replica (spec.parallelism)"
         )
         return Blocked("MultiNodeNotSupported", message, permanent=True)
-    # Not the profile's: a version that is newer than all known ones has that of the newest.
-    version = tuple(map(int, spec.engine.version.split(".")))
-    if not OLDEST <= version <= NEWEST:
-        oldest, newest = (".".join(map(str, each)) for each in (OLDEST, NEWEST))
-        message = (
-            f"the deployment's spec.engine.version is {spec.engine.version}, and the recorder is made for vLLM {oldest}"
-            f" to {newest}: use one of these"
-        )
-        return Blocked("EngineNotSupported", message, permanent=True)
     interval = last_option(_STREAM_INTERVAL, spec.engine.extra_args, facts.profile)
     if interval is not None and interval.value != "1":
         message = (

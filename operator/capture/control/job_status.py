@@ -52,7 +52,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     if done := conditions.get("Complete"):
         finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
         summary = read_summary(pod)
-        message = f"files are validated and published{_shortfall(summary)}"
+        message = f"files are validated and published{_shortfall(summary)}{_doubts(summary)}"
         return Progress(CapturePhase.SUCCEEDED, "Captured", message, False, None, summary, started_at, finished_at)
     if failed := conditions.get("Failed"):
         failure = read_failure(pod, job)
@@ -82,6 +82,11 @@ def _shortfall(summary: CaptureSummary | None) -> str:
     why = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     short = f"{requests.sent - requests.completed} of {requests.sent} requests were not answered to the end"
     return f"; {short}{f' ({why})' if why else ''}: client.jsonl has the error of each"
+
+
+def _doubts(summary: CaptureSummary | None) -> str:
+    """Return what is to be known of the engine's version; nothing where that is a known one."""
+    return "".join(f"; {note}" for note in (summary.engine_notes or () if summary else ()))
 
 
 def _is_still_running(pod: Body) -> bool:

@@ -81,6 +81,7 @@ class Manifest(Struct, kw_only=True, frozen=True):
     specdecode: str  # of the operator's image
     # As the engine itself reports them
     vllm: str
+    recorder_tried: bool = True  # with this version
     model: str | None
     gpu: str | None
     host: str

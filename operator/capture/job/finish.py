@@ -23,6 +23,7 @@ from specdecode_operator.capture.job.places import ARM, REPETITION, Places
 from specdecode_operator.capture.job.prepare import volume_errors
 from specdecode_operator.capture.merge.merge import Merged, merge
 from specdecode_operator.capture.recorder.lines import Header
+from specdecode_operator.capture.validation.engine import engine_notes, engine_status
 from specdecode_operator.capture.validation.summary import Summary, status_summary, summarize
 from specdecode_operator.capture.validation.totals import ClientTotals
 from specdecode_operator.capture.validation.validate import Validation, validate_capture, wants_steps
@@ -81,9 +82,10 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
         _refuse_emptiness(validation)
         files = seal(places.folder)
         summary = summarize(validation, sum(entry.bytes for entry in files.values()))
-        manifest = _manifest(places, asked, run, _Outcome(validation, merged, files, summary, recorded))
+        notes = engine_notes(header.vllm, recorder_tried=header.recorder_tried, context=asked.context)
+        manifest = _manifest(places, asked, run, _Outcome(validation, merged, files, summary, recorded, notes))
         publish(places.folder, places.final, manifest)
-    return Published(manifest=manifest, summary=summary, status=status_summary(summary, files, places.path))
+    return _published(places, manifest, summary)
 
 
 def published_before(places: Places, asked: Asked) -> Published | None:
@@ -99,7 +101,11 @@ def published_before(places: Places, asked: Asked) -> Published | None:
     if manifest is None or manifest.capture_uid != asked.capture_uid:
         return None
     summary = msgspec.convert(manifest.summary, Summary)
-    status = status_summary(summary, manifest.files, places.path)
+    return _published(places, manifest, summary)
+
+
+def _published(places: Places, manifest: Manifest, summary: Summary) -> Published:
+    status = status_summary(summary, manifest.files, places.path) | engine_status(manifest)
     return Published(manifest=manifest, summary=summary, status=status)
 
 
@@ -164,6 +170,7 @@ class _Outcome(Struct, frozen=True):
     files: dict[str, FileEntry]
     summary: Summary
     segments: list[SegmentEntry]
+    engine_notes: list[str]
 
 
 def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Manifest:
@@ -180,6 +187,7 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
         attempt=places.attempt,
         specdecode=__version__,
         vllm=header.vllm,
+        recorder_tried=header.recorder_tried,
         model=header.model,
         gpu=header.gpu,
         gpu_uuids=header.gpu_uuids,
@@ -201,7 +209,7 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
         files=outcome.files,
         gates=outcome.validation.gates,
         segments=outcome.segments,
-        notes=_notes(run, outcome),
+        notes=[*outcome.engine_notes, *_notes(run, outcome)],
         summary=msgspec.to_builtins(outcome.summary),
     )
 

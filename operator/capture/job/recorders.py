@@ -20,6 +20,8 @@ from specdecode_operator.capture.job.prepare import volume_errors
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.recorder.lines import DISK_FULL, EXIT, ORDERED, UNKNOWN_SHAPE
 from specdecode_operator.capture.recorder.segment import RESERVE_BYTES
+from specdecode_operator.capture.recorder.shapes import TRIED
+from specdecode_operator.problems import printable
 
 _PROBE: Final = "probe"
 _POLL_S: Final = 0.2
@@ -130,5 +132,7 @@ def _ended(segment: Segment, reason: str) -> CaptureError:
     if reason == EXIT:
         return CaptureError("EngineExited", "the engine ended while it was recorded: see its log")
     why = off_reason(segment.path) or reason
-    fix = ": capture an engine that it knows (spec.engine.image of the deployment)" if reason == UNKNOWN_SHAPE else ""
-    return CaptureError("RecorderOff", f"the recorder switched itself off, the engine went on: {why}{fix}")
+    fix = f": capture one that it was tried with, vLLM {TRIED} (spec.engine of the deployment)"
+    engine = f"the engine, vLLM {printable(segment.header.vllm[:64])}, went on"
+    message = f"the recorder switched itself off, {engine}: {why}{fix if reason == UNKNOWN_SHAPE else ''}"
+    return CaptureError("RecorderOff", message)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .lines import EMULATED, RECORDER_VERSION, SCHEMA, EngineConfig, Header, Speculative
 from .settings import Settings
-from .shapes import EngineClasses
+from .shapes import EngineClasses, is_tried
 
 _PROCESSES = Path("/proc")
 _STARTED = 19
@@ -17,8 +17,7 @@ _STARTED = 19
 
 def find_classes() -> EngineClasses:
     """Return the classes that are hooked and read; fails where vLLM has moved one."""
-    import vllm  # noqa: PLC0415 (only inside an engine)
-    from vllm.v1.engine import (  # noqa: PLC0415
+    from vllm.v1.engine import (  # noqa: PLC0415 (only inside an engine)
         EngineCoreEvent,
         EngineCoreEventType,
         EngineCoreOutput,
@@ -29,6 +28,7 @@ def find_classes() -> EngineClasses:
     from vllm.v1.engine.core_client import AsyncMPClient  # noqa: PLC0415
     from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput  # noqa: PLC0415
     from vllm.v1.metrics.stats import PrefillStats, SchedulerStats  # noqa: PLC0415
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats  # noqa: PLC0415
 
     read = (
         EngineCoreEvent,
@@ -38,9 +38,9 @@ def find_classes() -> EngineClasses:
         OutputProcessorOutput,
         PrefillStats,
         SchedulerStats,
+        SpecDecodingStats,
     )
     return EngineClasses(
-        version=vllm.__version__,
         output_processor=OutputProcessor,
         client=AsyncMPClient,
         messages={each.__name__: each for each in read},
@@ -54,10 +54,12 @@ def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) 
     parallel = getattr(vllm_config, "parallel_config", None)
     config = _config(vllm_config)
     client_count = getattr(parallel, "_api_process_count", 1)
+    version = engine_version()
     return Header(
         schema=SCHEMA,
         recorder=RECORDER_VERSION,
-        vllm=engine_version(),
+        vllm=version,
+        recorder_tried=is_tried(version),
         boot=boot,
         host=socket.gethostname(),
         pid=os.getpid(),

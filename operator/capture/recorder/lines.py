@@ -66,6 +66,7 @@ class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=T
     steps: bool
     start: str | None = None  # the same for all API servers of one start of the engine, where that can be told
     gpu_uuids: list[str] = []  # empty where the driver does not tell
+    recorder_tried: bool = True  # with this version of vLLM; if not, all that it uses is as in those that were
 
 
 class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only=True, omit_defaults=True):

@@ -55,15 +55,20 @@ def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
     hooks = Hooks(classes, collector)
     hooks.install()
     Recording(writer, hooks, settings.folder / CLOSE_FILE).start()
+    if not first_line.recorder_tried:
+        logger.warning("recorder: nobody tried it with vLLM %s, whose classes are as it needs them", first_line.vllm)
     logger.info("recorder: on, writing %s", segment.path)
 
 
 def _known_classes() -> tuple[EngineClasses | None, list[str]]:
     try:
         classes = find_classes()
+        problems = unknown_shapes(classes)
     except ImportError as error:
         return None, [str(error)]
-    return classes, unknown_shapes(classes)
+    except Exception as error:  # noqa: BLE001 (whatever an unknown class does when it is looked at)
+        return None, [f"{type(error).__name__}: {error}"]
+    return classes, problems
 
 
 class Recording(threading.Thread):

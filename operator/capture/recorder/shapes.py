@@ -1,40 +1,79 @@
 """Whether an engine is one whose inside the recorder knows.
 
-The classes are vLLM's own and no public interface: everything that the hooks use is looked at before
-they are set. Known: 0.28 to 0.32, which differ, for the hooks, in this alone: process_outputs of 0.32
-has one more parameter, and trims what follows a stop string.
+The classes are vLLM's own and no public interface: everything that the hooks use is looked at before they are set, its
+types, too. What is found decides, not the version: one that nobody tried is recorded where all of it is as in those
+that were, and its segments say so.
 """
 
 import dataclasses
 import inspect
 import re
+import types
+import typing
 from dataclasses import dataclass
 from typing import Any
 
-OLDEST, NEWEST = (0, 28), (0, 32)
-"""Versions that were looked into and tried."""
+OLDEST, NEWEST = (0, 28), (0, 33)
+"""Versions that were looked into and tried.
+
+They differ, for the hooks, in this alone: process_outputs of 0.32 and newer has one more parameter, and trims what
+follows a stop string.
+"""
+
+TRIED = " to ".join(".".join(map(str, each)) for each in (OLDEST, NEWEST))
+
+_ANYTHING = ""
+"""A type that does not matter."""
 
 _FIELDS = {
-    "EngineCoreOutputs": {"engine_index", "outputs", "scheduler_stats", "timestamp"},
-    "EngineCoreOutput": {"request_id", "new_token_ids", "finish_reason", "stop_reason", "events", "prefill_stats"},
-    "EngineCoreRequest": {
-        "request_id",
-        "external_req_id",
-        "prompt_token_ids",
-        "prompt_embeds",
-        "sampling_params",
-        "arrival_time",
+    "EngineCoreOutputs": {
+        "engine_index": "int",
+        "outputs": "list[EngineCoreOutput]",
+        "scheduler_stats": "SchedulerStats | None",
+        "timestamp": "float",
     },
-    "EngineCoreEvent": {"type", "timestamp"},
-    "OutputProcessorOutput": {"reqs_to_abort"},
-    "SchedulerStats": {"num_running_reqs"},
-    "PrefillStats": {"num_cached_tokens"},
+    "EngineCoreOutput": {
+        "request_id": "str",
+        "new_token_ids": "list[int]",
+        "finish_reason": "FinishReason | None",
+        "stop_reason": "int | str | None",
+        "events": "list[EngineCoreEvent] | None",
+        "prefill_stats": "PrefillStats | None",
+    },
+    "EngineCoreRequest": {
+        "request_id": "str",
+        "external_req_id": "str | None",
+        "prompt_token_ids": "list[int] | None",
+        "prompt_embeds": _ANYTHING,
+        "sampling_params": "SamplingParams | None",
+        "arrival_time": "float",
+    },
+    "EngineCoreEvent": {"type": "EngineCoreEventType", "timestamp": "float"},
+    "OutputProcessorOutput": {"reqs_to_abort": "list[str]"},
+    "SchedulerStats": {"num_running_reqs": "int", "spec_decoding_stats": "SpecDecodingStats | None"},
+    "SpecDecodingStats": {
+        "num_spec_tokens": "int",
+        "num_drafts": "int",
+        "num_draft_tokens": "int",
+        "num_accepted_tokens": "int",
+        "num_accepted_tokens_per_pos": "list[int]",
+    },
+    "PrefillStats": {"num_cached_tokens": "int"},
 }
 _PARAMETERS = {
     "add_request": ["self", "request", "prompt", "parent_req", "request_index", "queue"],
     "process_outputs": ["self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"],
     "abort_requests": ["self", "request_ids", "internal"],
+    "get_output_async": ["self"],
 }
+_MESSAGES = {
+    "add_request": {"request": "EngineCoreRequest"},
+    "process_outputs": {"engine_core_outputs": "list[EngineCoreOutput]", "return": "OutputProcessorOutput"},
+    "abort_requests": {"return": "list[str]"},
+    "get_output_async": {"return": "EngineCoreOutputs"},
+}
+"""Types of what the methods take and return, as far as the hooks read it."""
+
 _EVENTS = {"QUEUED": 1, "SCHEDULED": 2, "PREEMPTED": 3}
 _FINISH_REASONS = ["stop", "length", "abort", "error", "repetition"]
 
@@ -43,7 +82,6 @@ _FINISH_REASONS = ["stop", "length", "abort", "error", "repetition"]
 class EngineClasses:
     """The classes of vLLM that the recorder depends on."""
 
-    version: str
     output_processor: Any
     client: Any
     messages: dict[str, type]  # those whose fields are read, by name
@@ -51,14 +89,19 @@ class EngineClasses:
     finish_reason: Any
 
 
+def is_tried(version: str) -> bool:
+    """Whether the recorder was tried with a version of vLLM."""
+    found = re.match(r"(\d+)\.(\d+)\.", version)
+    return found is not None and OLDEST <= (int(found[1]), int(found[2])) <= NEWEST
+
+
 def unknown_shapes(classes: EngineClasses) -> list[str]:
-    """Return what is not as the hooks need it; nothing for an engine that is known."""
-    problems = _version_problems(classes.version)
+    """Return what is not as the hooks need it; nothing for an engine that is known, whatever its version."""
+    problems = []
     for name, fields in _FIELDS.items():
-        missing = sorted(fields - _field_names(classes.messages[name]))
-        problems += [f"{name} has no {field}" for field in missing]
-    for name, wanted in _PARAMETERS.items():
-        problems += _parameter_problems(classes.output_processor, name, wanted)
+        problems += _field_problems(classes.messages[name], name, fields)
+    for name in ("add_request", "process_outputs", "abort_requests"):
+        problems += _method_problems(classes.output_processor, name)
     problems += _client_problems(classes.client)
     events = {member.name: member.value for member in classes.event_type}
     if not _EVENTS.items() <= events.items():
@@ -69,26 +112,52 @@ def unknown_shapes(classes: EngineClasses) -> list[str]:
     return problems
 
 
-def _version_problems(version: str) -> list[str]:
-    found = re.match(r"(\d+)\.(\d+)\.", version)
-    if found and OLDEST <= (int(found[1]), int(found[2])) <= NEWEST:
-        return []
-    oldest, newest = (".".join(map(str, each)) for each in (OLDEST, NEWEST))
-    return [f"vLLM is {version}, this recorder is made for {oldest} to {newest}"]
+def _field_problems(kind: type, name: str, wanted: dict[str, str]) -> list[str]:
+    found = _field_types(kind)
+    missing = [f"{name} has no {field}" for field in sorted(wanted.keys() - found.keys())]
+    return missing + _type_problems(f"{name}.", found, wanted)
 
 
-def _field_names(kind: type) -> set[str]:
+def _field_types(kind: type) -> dict[str, Any]:
     if dataclasses.is_dataclass(kind):
-        return {field.name for field in dataclasses.fields(kind)}
-    return set(getattr(kind, "__struct_fields__", ()))
+        return {field.name: field.type for field in dataclasses.fields(kind)}
+    annotations: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        annotations |= inspect.get_annotations(base)
+    return {name: annotations.get(name) for name in getattr(kind, "__struct_fields__", ())}
 
 
-def _parameter_problems(owner: type, name: str, wanted: list[str]) -> list[str]:
-    function = getattr(owner, name, None)
+def _type_problems(prefix: str, found: dict[str, Any], wanted: dict[str, str]) -> list[str]:
+    return [
+        f"{prefix}{name} is {_written(found[name])}, not {kind}"
+        for name, kind in wanted.items()
+        if name in found and kind != _ANYTHING and _alternatives(_written(found[name])) != _alternatives(kind)
+    ]
+
+
+def _alternatives(written: str) -> set[str]:
+    return set(written.split(" | "))
+
+
+def _written(kind: Any) -> str:
+    """Return a type as people write it, without modules."""
+    if isinstance(kind, str):
+        return re.sub(r"[\w.]+\.", "", kind.strip("\"'"))
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " | ".join(map(_written, typing.get_args(kind)))
+    if arguments := typing.get_args(kind):
+        return f"{_written(typing.get_origin(kind))}[{', '.join(map(_written, arguments))}]"
+    return "None" if kind in (None, type(None)) else str(getattr(kind, "__name__", kind))
+
+
+def _method_problems(owner: type, name: str) -> list[str]:
+    function, wanted = getattr(owner, name, None), _PARAMETERS[name]
     if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
         return [f"{owner.__name__}.{name} is no plain method"]
     found = list(inspect.signature(function).parameters)
-    return [] if found[: len(wanted)] == wanted else [f"{owner.__name__}.{name} takes {', '.join(found)}"]
+    if found[: len(wanted)] != wanted:
+        return [f"{owner.__name__}.{name} takes {', '.join(found)}"]
+    return _message_problems(owner, name)
 
 
 def _client_problems(client: type) -> list[str]:
@@ -96,9 +165,15 @@ def _client_problems(client: type) -> list[str]:
     if not inspect.iscoroutinefunction(getattr(client, name, None)):
         return [f"{client.__name__}.{name} is no coroutine"]
     parameters = list(inspect.signature(getattr(client, name)).parameters)
-    problems = [] if parameters == ["self"] else [f"{client.__name__}.{name} takes {', '.join(parameters)}"]
+    problems = [] if parameters == _PARAMETERS[name] else [f"{client.__name__}.{name} takes {', '.join(parameters)}"]
+    problems += _message_problems(client, name)
     # The clients of data parallel engines inherit it; one with its own would not be seen.
     return problems + [f"{each.__name__} has its own {name}" for each in _descendants(client) if name in vars(each)]
+
+
+def _message_problems(owner: type, name: str) -> list[str]:
+    found = inspect.get_annotations(getattr(owner, name))
+    return _type_problems(f"{owner.__name__}.{name}: ", found, _MESSAGES[name])
 
 
 def _descendants(kind: type) -> list[type]:

@@ -27,6 +27,7 @@ from specdecode_operator.capture.files.lines import GZIP_SUFFIX, BrokenGzipError
 from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.validation.accounting import Accounting, account
+from specdecode_operator.capture.validation.engine import engine_notes
 from specdecode_operator.capture.validation.gates import gates, missing_steps
 from specdecode_operator.capture.validation.rules import (
     BrokenRule,
@@ -119,10 +120,12 @@ def validate_capture(
         for fault in verify(folder):
             report.add(0, BrokenRule("manifest", fault))
         found.files.append(report)
-        if not report.broken:
-            manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
+        if not report.broken and (manifest := _recorded(folder / MANIFEST, report)) is not None:
             segments, counters = manifest.segments, manifest.engine_counters
             steps_wanted = wants_steps(manifest.record)
+            report.notes += engine_notes(
+                manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context
+            )
     for name, check in _CHECKS.items():
         if (path := find(folder, name)) is not None:
             check(path, found)
@@ -165,6 +168,17 @@ class _Recorded(msgspec.Struct):
     segments: list[SegmentEntry] | None = None
     engine_counters: EngineCounters | None = None
     record: dict[str, Any] = {}
+    vllm: str = ""
+    recorder_tried: bool = True
+    context: dict[str, Any] = {}
+
+
+def _recorded(path: Path, report: FileReport) -> _Recorded | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Recorded)
+    except msgspec.DecodeError as error:
+        report.add(1, BrokenRule("manifest", f"{MANIFEST} cannot be read: {error}"))
+        return None
 
 
 def _take_accounting(folder: Path, found: Validation, scratch: Path | None) -> None:

@@ -66,13 +66,6 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         True,
         "specdecode replay serve --record",
     ),
-    "an engine that is too new": (
-        capture(),
-        surroundings(deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "version": "0.33"}))),
-        "EngineNotSupported",
-        True,
-        "0.28 to 0.32",
-    ),
     "an engine that is too old": (
         capture(),
         surroundings(deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "version": "0.27"}))),

@@ -158,6 +158,16 @@ class TestEnd:
             " 1 given up after workload.timeoutSeconds): client.jsonl has the error of each"
         )
 
+    def test_doubts_about_the_version_of_the_engine_are_told(self) -> None:
+        said = SUMMARY | {"engineVersion": "0.99.1", "engineNotes": ["nobody tried it", "another was planned for"]}
+        pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, said)])]
+        _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
+        messages = {each.type: each.message for each in status.conditions}
+        assert messages["Ready"] == messages["Succeeded"]
+        assert messages["Ready"] == ("files are validated and published; nobody tried it; another was planned for")
+        assert status.summary is not None
+        assert status.summary.engine_version == "0.99.1"
+
     @pytest.mark.parametrize("tokens", [2**53 + 1, -(10**300)])
     def test_a_number_that_no_status_takes_does_not_keep_a_capture_from_its_end(self, tokens: int) -> None:
         pods = [

@@ -75,6 +75,39 @@ class TestPublished:
         assert "2 warm-up requests left out of trace and step statistics" in written.notes
         assert len(written.config_hash) == len(written.engine_hash) == 64
 
+    @pytest.mark.parametrize(
+        ("vllm", "tried", "planned", "told"),
+        [
+            ("0.33.0", True, "0.33", []),
+            ("0.33.1.dev5+g1234", True, None, []),
+            ("0.99.1", False, "0.99", ["nobody tried the recorder with vLLM 0.99.1"]),
+            (
+                "0.32.1+cpu",
+                True,
+                "0.33",
+                ["is vLLM 0.32.1+cpu, and was planned and started as spec.engine.version 0.33"],
+            ),
+            ("0.1.dev1+g1234", False, "0.33", ["nobody tried the recorder with vLLM 0.1.dev1+g1234"]),
+            ("9.9" + "\n" * 90, False, "0.33", ["nobody tried", "is vLLM 9.9\\n"]),
+        ],
+    )
+    def test_a_version_that_is_in_doubt_is_told(
+        self, pod: Pod, vllm: str, tried: bool, planned: str | None, told: list[str]
+    ) -> None:
+        for lines in pod.recording.segments:
+            lines[0] |= {"vllm": vllm, "recorder_tried": tried}
+        pod.job.asked.context["engine_version"] = planned
+        pod.start()
+        published = pod.job.run(pod.load)
+        assert (published.manifest.vllm, published.manifest.recorder_tried) == (vllm, tried)
+        status = CaptureSummary.model_validate(json.loads(success_message(published)))
+        assert (status.engine_version or "").startswith(vllm[:3])
+        notes = status.engine_notes or []
+        assert len(notes) == len(told)
+        assert all(part in note for part, note in zip(told, notes, strict=True))
+        assert published.manifest.notes[: len(notes)] == notes
+        assert validate_capture(pod.places.final).files[0].notes == notes
+
     def test_termination_message_is_the_status(self, pod: Pod) -> None:
         pod.start()
         published = pod.job.run(pod.load)

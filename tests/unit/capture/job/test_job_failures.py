@@ -62,7 +62,10 @@ class TestFailures:
             pod.append(lines[0], closed(0, 0, reason="unknown_shape"))
         failure = failure_of(pod)
         assert failure.reason == "RecorderOff"
-        assert "EngineCoreOutput lacks new_token_ids: capture an engine that it knows" in failure.message
+        assert failure.message == (
+            "the recorder switched itself off, the engine, vLLM 0.32.0, went on: EngineCoreOutput lacks new_token_ids:"
+            " capture one that it was tried with, vLLM 0.28 to 0.33 (spec.engine of the deployment)"
+        )
 
     @pytest.mark.parametrize(
         ("closed_by", "reason"),

@@ -4,25 +4,37 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, Optional
 
 import msgspec
 import pytest
 
-from specdecode_operator.capture.recorder.shapes import EngineClasses, unknown_shapes
-from tests.support.engine_standins import OlderOutputProcessor, OutputProcessor, engine_classes
+from specdecode_operator.capture.recorder.shapes import EngineClasses, is_tried, unknown_shapes
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from tests.support.engine_standins import (
+    EngineCoreEvent,
+    FinishReason,
+    OlderOutputProcessor,
+    OutputProcessor,
+    OutputProcessorOutput,
+    PrefillStats,
+    engine_classes,
+)
 
 
 @pytest.mark.parametrize("processor", [OutputProcessor, OlderOutputProcessor])
-@pytest.mark.parametrize("version", ["0.28.0", "0.30.1", "0.32.0", "0.32.1.dev5+g1234.cu130"])
-def test_known_engines(version: str, processor: type[OlderOutputProcessor]) -> None:
-    assert unknown_shapes(replace(engine_classes(processor), version=version)) == []
+def test_known_engines(processor: type[OlderOutputProcessor]) -> None:
+    assert unknown_shapes(engine_classes(processor)) == []
 
 
-@pytest.mark.parametrize("version", ["0.27.1", "0.33.0", "1.0.0", "0.1.dev3", "dev", ""])
-def test_other_versions(version: str) -> None:
-    (problem,) = unknown_shapes(replace(engine_classes(), version=version))
-    assert problem == f"vLLM is {version}, this recorder is made for 0.28 to 0.32"
+@pytest.mark.parametrize("version", [*(f"{each}.0" for each in KNOWN_VERSIONS), "0.30.1", "0.33.1.dev5+g1234.cu130"])
+def test_versions_that_it_was_tried_with(version: str) -> None:
+    assert is_tried(version)
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.34.0", "1.0.0", "0.1.dev3", "dev", ""])
+def test_versions_that_nobody_tried(version: str) -> None:
+    assert not is_tried(version)
 
 
 @dataclass
@@ -32,6 +44,18 @@ class FewFields:
 
 class FewStructFields(msgspec.Struct):
     request_id: str
+
+
+class OtherTypes(msgspec.Struct):
+    """As in a version that packs its tokens, with its fields written in all ways."""
+
+    request_id: str
+    new_token_ids: bytes
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None  # the same, in another order
+    events: "list[EngineCoreEvent] | None"  # not evaluated
+    prefill_stats: Optional[PrefillStats]  # noqa: UP045  as older code writes it
+    added: int = 0
 
 
 class Reasons(IntEnum):
@@ -45,6 +69,14 @@ class Events(Enum):
 
 
 def more_needed(self: Any, request: Any, surprise: Any, prompt: Any = None) -> None: ...
+
+
+def in_batches(
+    self: Any, engine_core_outputs: dict[str, Any], engine_core_timestamp: float, iteration_stats: Any
+) -> OutputProcessorOutput: ...
+
+
+def counting(self: Any, request_ids: Any, internal: bool) -> int: ...
 
 
 async def turned_async(self: Any, request_ids: Any, internal: Any) -> None: ...
@@ -96,6 +128,14 @@ def with_own_client(classes: EngineClasses) -> EngineClasses:
             with_method("client", "get_output_async", turned_async),
             "AsyncMPClient.get_output_async takes self, request_ids",
         ),
+        (
+            with_method("output_processor", "process_outputs", in_batches),
+            "OutputProcessor.process_outputs: engine_core_outputs is dict[str, Any], not list[EngineCoreOutput]",
+        ),
+        (
+            with_method("output_processor", "abort_requests", counting),
+            "OutputProcessor.abort_requests: return is int, not list[str]",
+        ),
         (with_own_client, "DPClient has its own get_output_async"),
         (lambda classes: replace(classes, finish_reason=Reasons), "FinishReason is ['0']"),
         (lambda classes: replace(classes, event_type=Events), "EngineCoreEventType is {'QUEUED': 1, 'SCHEDULED': 3"),
@@ -104,6 +144,11 @@ def with_own_client(classes: EngineClasses) -> EngineClasses:
 def test_what_is_not_as_it_should_be_is_named(change: Callable[[EngineClasses], EngineClasses], problem: str) -> None:
     problems = unknown_shapes(change(engine_classes()))
     assert any(each.startswith(problem) for each in problems), problems
+
+
+def test_a_changed_type_is_named_and_other_spellings_and_further_fields_are_none() -> None:
+    problems = unknown_shapes(with_message("EngineCoreOutput", OtherTypes)(engine_classes()))
+    assert problems == ["EngineCoreOutput.new_token_ids is bytes, not list[int]"]
 
 
 def test_stand_ins_are_as_strict_as_vllm() -> None:

@@ -87,15 +87,42 @@ def test_a_process_records_once(classes: Any, tmp_path: Path) -> None:
 def test_unknown_engine_is_left_alone(
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recording, "find_classes", lambda: replace(classes, version="0.99.0"))
+    monkeypatch.setattr(recording, "find_classes", lambda: replace(classes, event_type=()))
     with caplog.at_level(logging.WARNING):
         recording.start(None, [0])
     first, off, closed = segment_lines(tmp_path)
     assert first["k"] == "header"
-    assert off == {"k": "off", "reason": "vLLM is 0.99.0, this recorder is made for 0.28 to 0.32"}
+    assert off == {"k": "off", "reason": "EngineCoreEventType is {}"}
     assert (closed["reason"], closed["dropped"]) == ("unknown_shape", 0)
     assert not is_hooked(classes)
-    assert "0.99.0" in caplog.text
+    assert "EngineCoreEventType is {}" in caplog.text
+
+
+def test_classes_that_cannot_be_looked_at_are_left_alone(
+    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "find_classes", lambda: replace(classes, messages={}))
+    recording.start(None, [0])
+    assert segment_lines(tmp_path)[1]["reason"] == "KeyError: 'EngineCoreOutputs'"
+    assert not is_hooked(classes)
+
+
+async def test_a_version_that_nobody_tried_is_recorded_where_its_classes_are_as_needed(
+    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = msgspec.structs.replace(HEADER, vllm="0.99.0", recorder_tried=False)
+    monkeypatch.setattr(recording, "header", lambda *_: first)
+    with caplog.at_level(logging.WARNING):
+        recording.start(None, [0])
+    server = ApiServer(classes)
+    server.add("a")
+    await server.step(last_chunk("a"))
+    (tmp_path / "close").touch()
+    eventually(lambda: segment_lines(tmp_path)[-1]["k"] == "closed", "closed")
+    written, *_, closed = segment_lines(tmp_path)
+    assert (written["vllm"], written["recorder_tried"]) == ("0.99.0", False)
+    assert (closed["reason"], closed["requests"]) == ("ordered", 1)
+    assert "nobody tried it with vLLM 0.99.0" in caplog.text
 
 
 def test_engine_without_a_class_is_left_alone(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

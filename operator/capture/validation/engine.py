@@ -1,0 +1,38 @@
+"""What is to be known of the vLLM that was recorded: a version that nobody tried, or another than was planned for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdecode_operator.capture.files.manifest import Manifest
+from specdecode_operator.capture.recorder.shapes import TRIED
+from specdecode_operator.engine.image_version import version_of_engine
+from specdecode_operator.problems import printable
+
+_LONGEST_VERSION = 64
+
+
+def engine_notes(vllm: str, *, recorder_tried: bool, context: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each doubt; ``context`` is what the operator gave."""
+    version, notes = _short(vllm), []
+    if not recorder_tried:
+        notes.append(
+            f"nobody tried the recorder with vLLM {version}: it recorded because all that it uses of the engine is as"
+            f" in {TRIED}, with which it was tried"
+        )
+    planned, said = context.get("engine_version"), version_of_engine(vllm)
+    if isinstance(planned, str) and said not in (None, planned):
+        notes.append(
+            f"the engine is vLLM {version}, and was planned and started as spec.engine.version"
+            f" {_short(planned)} of its deployment"
+        )
+    return notes
+
+
+def engine_status(manifest: Manifest) -> dict[str, Any]:
+    """Return what ``status.summary`` of a SpecDecodeCapture says of the engine."""
+    notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
+    return {"engineVersion": _short(manifest.vllm)} | ({"engineNotes": notes} if notes else {})
+
+
+def _short(version: str) -> str:
+    return printable(version[:_LONGEST_VERSION])
