@@ -58,6 +58,6 @@ def _before(version: str) -> str:
 
 
 def _firsts() -> dict[str, str]:
-    """First version of each long flag that the oldest version lacks; negations are not told apart."""
+    """First version of each flag that the oldest version lacks; other spellings of it are left out."""
     later = find_profile(KNOWN_VERSIONS[0]).later_flags
-    return {name: first for name, first in later.items() if not name.startswith("--no-")}
+    return {name: first for name, first in later.items() if find_profile(first).flags[name].name == name}

@@ -16,6 +16,7 @@ KNOWN_VERSIONS = LAUNCHED_VERSIONS
 """Versions with a profile, oldest first."""
 
 _Value = TypeVar("_Value")
+_OPPOSITES = (("--enable-", "--disable-"), ("--disable-", "--enable-"))
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 
 
@@ -42,6 +43,11 @@ class Flag:
     def names(self) -> tuple[str, ...]:
         """All spellings, the long name first."""
         return (self.name, *self.aliases)
+
+    def is_undone_by(self, name: str) -> bool:
+        """Whether one of its spellings, in full, turns it off: --no-enable-x, and --disable-x from 0.33 on."""
+        undone = any(self.name.startswith(on) and name.startswith(off) for on, off in _OPPOSITES)
+        return name.startswith("--no-") or undone
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,8 @@ class EngineProfile:
     """Environment variables that it reads, by its own list of them."""
     runners: Mapping[Method, str]
     """Model runner that speculates so on GPUs, V1 or V2."""
+    ended_methods: Mapping[str, str]
+    """Methods that only older versions have, by vLLM's names, with the one that now does best in their place."""
     flags_to_v1: frozenset[str]
     """Flags that make model runner V1 serve what V2 would."""
     async_scheduling: Mapping[Method, bool]
@@ -190,6 +198,7 @@ def _profile(version: str) -> EngineProfile:
         speculative_keys=frozenset(facts["speculative_keys"]),
         variables=frozenset(facts["variables"]),
         runners=_runners(facts["model_runner_v2"]["methods"]),
+        ended_methods=MappingProxyType(facts["ended_methods"]),
         flags_to_v1=frozenset(facts["flags_to_v1"]),
         async_scheduling=_by_method(facts["async_scheduling"]),
         drafts_over_stages=_by_method(facts["drafts_over_stages"]),

@@ -16,12 +16,13 @@ from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both
 from tests.engine.engine_process import HERE, Engine
-from tests.engine.engine_versions import NEWEST, OLDER, find_packages
+from tests.engine.engine_versions import NEWEST, SERVED, VERSIONS, find_packages, install
 from tests.engine.kv_draws import CASES, as_question, case
 from tests.engine.oracle_batches import Truth
 from tests.engine.oracle_process import Copy, Oracle
 from tests.engine.recorder_server import Server, make_models, starting
 
+OLDER = [pytest.param(version, marks=pytest.mark.long) for version in VERSIONS[:-1]]
 ENGINE_VARIABLE = "SPECDECODE_ENGINE"
 
 
@@ -43,20 +44,29 @@ def engine() -> Engine:
 
 
 @pytest.fixture(scope="session")
-def h100(engine: Engine) -> Iterator[Oracle]:
+def newest(engine: Engine) -> Engine:
+    """Return where the newest vLLM can be asked, though perhaps not serve."""
+    try:
+        return engine if NEWEST == SERVED else engine.beside(install(NEWEST))
+    except ClusterError as error:
+        pytest.skip(f"no vLLM {NEWEST} here ({error})")
+
+
+@pytest.fixture(scope="session")
+def h100(newest: Engine) -> Iterator[Oracle]:
     """The newest vLLM, which believes that it runs on H100s, with all that copies of it are asked for."""
-    with Oracle(engine, h100=True, modules=("sizing_oracle", "kv_oracle")) as oracle:
+    with Oracle(newest, h100=True, modules=("sizing_oracle", "kv_oracle")) as oracle:
         yield oracle
 
 
 @pytest.fixture(scope="session")
-def cpu(engine: Engine) -> Iterator[Oracle]:
-    """The newest vLLM, as the CPU build that it is."""
-    with Oracle(engine) as oracle:
+def cpu(newest: Engine) -> Iterator[Oracle]:
+    """The newest vLLM, as a CPU build."""
+    with Oracle(newest) as oracle:
         yield oracle
 
 
-@pytest.fixture(scope="session", params=[*(pytest.param(version, marks=pytest.mark.long) for version in OLDER), NEWEST])
+@pytest.fixture(scope="session", params=[*OLDER, NEWEST])
 def vllm(request: pytest.FixtureRequest, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     """Yield one version after the other; the older ones are long."""
     version = request.param
@@ -65,10 +75,11 @@ def vllm(request: pytest.FixtureRequest, engine: Engine, tmp_path_factory: pytes
     if version == NEWEST:
         yield Vllm(find_profile(version), request.getfixturevalue("h100"), request.getfixturevalue("cpu"), models)
         return
-    older = find_packages(version)
-    if older is None:
+    packages = None if version == SERVED else find_packages(version)
+    if packages is None and version != SERVED:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
-    with Oracle(engine, older=older, h100=True) as h100, Oracle(engine, older=older) as cpu:
+    older = engine.beside(packages) if packages else engine
+    with Oracle(older, h100=True) as h100, Oracle(older) as cpu:
         yield Vllm(find_profile(version), h100, cpu, models)
 
 

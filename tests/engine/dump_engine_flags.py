@@ -6,6 +6,7 @@ stale.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 from typing import Any
@@ -23,10 +24,10 @@ def value_count(action: argparse.Action) -> str:
 
 def cli_args() -> Any:
     """Return the module that makes the parser; importing it takes 10 to 30 seconds."""
-    try:
-        return importlib.import_module("vllm.entrypoints.launchers.cli_args")
-    except ModuleNotFoundError:  # up to 0.28
-        return importlib.import_module("vllm.entrypoints.openai.cli_args")
+    for place in ("common", "launchers"):  # from 0.33 and 0.29 on
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"vllm.entrypoints.{place}.cli_args")
+    return importlib.import_module("vllm.entrypoints.openai.cli_args")
 
 
 def serve_parser() -> Any:
@@ -36,9 +37,14 @@ def serve_parser() -> Any:
 
 
 def flags() -> list[dict[str, Any]]:
-    """Return every option of the parser, with its names and how many values it takes."""
-    actions = [action for action in serve_parser()._actions if action.option_strings]
-    table = ({"names": list(action.option_strings), "values": value_count(action)} for action in actions)
+    """Return every option of the parser, with its names and how many values it takes.
+
+    From 0.33 on an option does not tell all of its names: --no-enable-x is taken, and no longer shown.
+    """
+    names = dict[argparse.Action, list[str]]()
+    for name, action in serve_parser()._option_string_actions.items():
+        names.setdefault(action, []).append(name)
+    table = ({"names": spelled, "values": value_count(action)} for action, spelled in names.items())
     return sorted(table, key=lambda flag: flag["names"])
 
 

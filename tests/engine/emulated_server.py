@@ -113,18 +113,16 @@ class Emulated:
 
 
 @contextmanager
-def emulating(engine: Engine, folder: Path, plan: Path, *options: str, older: Path | None = None) -> Iterator[Emulated]:
-    """Start one for a deployment, and end it; everything that it writes goes below a folder.
-
-    `older` has the packages of another version, which borrow from the engine's.
-    """
+def emulating(engine: Engine, folder: Path, plan: Path, *options: str) -> Iterator[Emulated]:
+    """Start one for a deployment, and end it; everything that it writes goes below a folder."""
     (port,) = free_ports(1)
     fitted = folder / "model.json"
     fitted.write_text(json.dumps(MODEL))
     command = [sys.executable, "-m", "specdecode_operator", "replay", "serve", "--mode", "emulated", str(fitted)]
-    command += ["--plan", str(plan), "--engine", str(older or engine.packages or engine.python), "--port", str(port)]
+    place = next(iter(engine.more), engine.packages) or engine.python
+    command += ["--plan", str(plan), "--engine", str(place), "--port", str(port)]
     command += ["--keep", str(folder / "kept"), "--record", str(folder / "segments"), *options]
-    borrowed = {"PYTHONPATH": str(engine.packages)} if older and engine.packages else {}
+    borrowed = {"PYTHONPATH": str(engine.packages)} if engine.more and engine.packages else {}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=os.environ | borrowed, stdout=log, stderr=log)
     try:

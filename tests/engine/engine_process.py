@@ -27,8 +27,13 @@ class Engine:
         return cls(Path(sys.executable), place) if place.is_dir() else cls(place)
 
     def beside(self, packages: Path) -> "Engine":
-        """Return the same with further packages."""
+        """Return the same with further packages, which go before its own."""
         return replace(self, more=(packages,))
+
+    @property
+    def path(self) -> str:
+        """Where its Python looks for modules first."""
+        return os.pathsep.join(str(folder) for folder in (*self.more, self.packages, HERE) if folder)
 
     def has_vllm(self) -> bool:
         """Decide without importing it, which takes long."""
@@ -43,11 +48,10 @@ class Engine:
         return done.stdout
 
     def _start(self, *arguments: str, text_in: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(str(folder) for folder in (*self.more, self.packages, HERE) if folder)
         return subprocess.run(
             [self.python, *arguments],
             input=text_in,
-            env=os.environ | QUIET | {"PYTHONPATH": path},
+            env=os.environ | QUIET | {"PYTHONPATH": self.path},
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,

@@ -2,9 +2,11 @@
 
     .venv/bin/python -m tests.engine.engine_versions
 
-An older version borrows what it depends on, torch above all, from the newest
-version's environment: its own package alone, half a gigabyte, lies before that
-on the path. It parses and configures; it is not meant to serve.
+Such a version borrows what it depends on, torch above all, from the
+environment of the development cluster: its own package alone lies before that
+on the path. It parses and configures; it is not meant to serve. One that the
+package index has no CPU build of is asked through its build for GPUs, without
+the kernels, which nothing here could load.
 """
 
 import shutil
@@ -13,34 +15,51 @@ import sys
 from pathlib import Path
 
 from devcluster.host.errors import ClusterError
+from devcluster.host.locks import exclusive
 from devcluster.host.paths import REPOSITORY, cache_dir
 from devcluster.host.progress import step
 from devcluster.images.engine_environment import UV, install_engine_environment
 from devcluster.images.engine_image import VLLM_VERSION
+from specdecode_operator.versions.table import release
+from tests.engine.engine_process import Engine
 
 REQUIREMENTS = REPOSITORY / "requirements" / "engine-versions"
-NEWEST = ".".join(VLLM_VERSION.split(".")[:2])
-OLDER = tuple(sorted((path.stem for path in REQUIREMENTS.glob("*.txt")), key=lambda version: int(version[2:])))
-"""Oldest first; all of them are 0.x."""
+SERVED = ".".join(VLLM_VERSION.split(".")[:2])
+"""That of the development cluster, whose engines answer requests."""
+
+BESIDE = tuple(sorted((path.stem for path in REQUIREMENTS.glob("*.txt")), key=release))
+"""All others, oldest first."""
+
+VERSIONS = tuple(sorted((*BESIDE, SERVED), key=release))
+NEWEST = VERSIONS[-1]
+
+OF_KERNELS = (".so", ".h", ".hpp", ".cuh", ".cu", ".inl")
+ROUTER = "vllm-rs"
+"""Of a build for GPUs, 0.8 GB that nothing here reads: kernels, what they are compiled of at run time, a program."""
 
 READY = ".ready"
 """Written last, with the requirements that were installed."""
 
 
 def find_packages(version: str) -> Path | None:
-    """Return the folder that goes before the newest version's packages, or None where it is not installed."""
+    """Return the folder that goes before the environment's packages, or None where it is not installed."""
     folder = _folder(version)
     return folder if _is_ready(folder, version) else None
 
 
-def install() -> None:
-    """Install every older version that is missing or whose requirements changed."""
-    install_engine_environment()
-    for version in OLDER:
-        folder = _folder(version)
+def install(version: str) -> Path:
+    """Return the same folder, made anew where it is missing or its requirements changed."""
+    folder = _folder(version)
+    with exclusive(cache_dir() / "engine-versions.lock", "another installation of engines"):
         if not _is_ready(folder, version):
-            with step(f"installing the parser of vLLM {version} (0.5 GB)"):
+            with step(f"installing the parser of vLLM {version} (0.3 to 0.5 GB to download)"):
                 _install(folder, version)
+    return folder
+
+
+def at_version(engine: Engine, version: str) -> Engine:
+    """Return an engine of a version, installed where it is missing, that borrows from the environment's."""
+    return engine if version == SERVED else engine.beside(install(version))
 
 
 def _folder(version: str) -> Path:
@@ -58,11 +77,16 @@ def _is_ready(folder: Path, version: str) -> bool:
 
 def _install(folder: Path, version: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    command = [*UV, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode=hardlink"]
+    command = [*UV, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--no-cache"]
     command += [f"--target={folder}", f"--requirements={_requirements(version)}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"uv could not install {_requirements(version)}:\n{done.stderr.strip()[-2000:]}")
+    for built_for_gpus in folder.glob("vllm-*.dist-info"):
+        shutil.rmtree(built_for_gpus)
+        for file in (folder / "vllm").rglob("*"):
+            if file.suffix in OF_KERNELS or file.name == ROUTER:
+                file.unlink()
     # As in devcluster/images/engine_environment.py: vLLM reads its platform off this distribution's version.
     declared = folder / f"vllm-{version}.0+cpu.dist-info"
     declared.mkdir()
@@ -72,6 +96,8 @@ def _install(folder: Path, version: str) -> None:
 
 if __name__ == "__main__":
     try:
-        install()
+        install_engine_environment()
+        for each in BESIDE:
+            install(each)
     except ClusterError as error:
         sys.exit(str(error))

@@ -4,11 +4,10 @@ Beside flags and keys, that is which environment variables it reads.
 
     .venv/bin/python -m tests.engine.flag_table
 
-Needs every version: `./just engine-versions` installs the older ones.
+Installs every version that is missing.
 """
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.versions import table
 from tests.engine.engine_process import Engine
-from tests.engine.engine_versions import NEWEST, OLDER, find_packages
+from tests.engine.engine_versions import VERSIONS, at_version
 from tests.engine.oracle_process import Oracle
 
 FLAGS = Path(table.__file__).parent / "flags"
@@ -57,11 +56,8 @@ def main() -> None:
     """Ask every version and write the table."""
     engine = Engine.at(Path(install_engine_environment()))
     before: dict[str, dict[str, Any]] = {"flags": {}, "speculative_keys": {}, "variables": {}}
-    for version in (*OLDER, NEWEST):
-        older = find_packages(version)
-        if version != NEWEST and older is None:
-            sys.exit(f"vLLM {version} is not installed: ./just engine-versions")
-        with Oracle(engine, older=older) as oracle:
+    for version in VERSIONS:
+        with Oracle(at_version(engine, version)) as oracle:
             flags = keyed(oracle.ask("flags").value)
             keys = dict.fromkeys(oracle.ask("speculative_keys").value, True)
             variables = dict.fromkeys(oracle.ask("variables").value, True)

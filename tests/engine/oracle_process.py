@@ -14,7 +14,7 @@ from threading import Timer
 from types import TracebackType
 from typing import Any, Self
 
-from tests.engine.engine_process import DEADLINE_S, HERE, QUIET, Engine
+from tests.engine.engine_process import DEADLINE_S, QUIET, Engine
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,16 @@ def _wait_for_end(process: int) -> None:
 class Oracle:
     """A vLLM that answers questions: see the functions of engine_oracle.py."""
 
-    def __init__(
-        self, engine: Engine, *, older: Path | None = None, h100: bool = False, modules: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, engine: Engine, *, h100: bool = False, modules: Sequence[str] = ()) -> None:
         """Start it.
 
         Parameters
         ----------
-        older
-            The package of an older version, which goes before the others.
         h100
             Whether it is to believe that it runs on H100s.
         modules
             What else it imports, for copies of it.
         """
-        path = os.pathsep.join(str(folder) for folder in (older, engine.packages, HERE) if folder)
         imported = ", ".join([*(["fake_h100"] if h100 else []), "engine_oracle", *modules])
         self._log = TemporaryFile()  # noqa: SIM115 (closed with the process)
         answers, written_by_it = os.pipe()
@@ -93,7 +88,7 @@ class Oracle:
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
-            env=os.environ | QUIET | {"PYTHONPATH": path},
+            env=os.environ | QUIET | {"PYTHONPATH": engine.path},
             pass_fds=[written_by_it],
             text=True,
             start_new_session=True,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from devcluster.images.engine_environment import install_engine_environment
 from tests.engine.engine_process import Engine
+from tests.engine.engine_versions import NEWEST, at_version
 from tests.engine.oracle_batches import Truth, subjects
 from tests.engine.oracle_process import Oracle
 
@@ -48,7 +49,7 @@ def _shortened(answer: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Ask the installed vLLM, and write its answers."""
-    engine = Engine.at(Path(install_engine_environment()))
+    engine = at_version(Engine.at(Path(install_engine_environment())), NEWEST)
     with tempfile.TemporaryDirectory() as folder, Oracle(engine, h100=True, modules=("sizing_oracle",)) as oracle:
         found = answers(Truth(oracle, Path(folder)))
     lines = (json.dumps({"case": case, "answer": answer}) for case, answer in sorted(found.items()))

@@ -26,6 +26,7 @@ from typing import Any
 
 from devcluster.images.engine_environment import install_engine_environment
 from tests.engine.engine_process import Engine
+from tests.engine.engine_versions import NEWEST, VERSIONS, at_version
 from tests.engine.oracle_process import Oracle
 
 
@@ -49,8 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", type=Path)
     parser.add_argument("answers", type=Path)
+    parser.add_argument("--version", choices=VERSIONS, default=NEWEST)
     options = parser.parse_args()
-    engine = Engine.at(Path(install_engine_environment()))
+    engine = at_version(Engine.at(Path(install_engine_environment())), options.version)
     cases = json.loads(options.cases.read_text(encoding="utf-8"))
     with Oracle(engine, h100=True) as oracle, tempfile.TemporaryDirectory() as folder:
         answers = Asked(oracle, Path(folder), cases).get()

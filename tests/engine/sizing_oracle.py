@@ -22,17 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dump_engine_flags import cli_args, serve_parser
 from oracle_models import Stage, build_draft, build_model, last_words, own_parameters, set_groups
 from transformers import AutoConfig, PretrainedConfig, Qwen2Config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.model_executor.layers import rotary_embedding
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import _CONFIG_REGISTRY
 from vllm.usage.usage_lib import UsageContext
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import register_all_kvcache_specs
@@ -102,7 +101,7 @@ def engine_config(parser: Any, argv: list[str]) -> Any:
             options = parser.parse_args(argv)
     except SystemExit as stop:
         raise ValueError(complaints.getvalue()[-400:]) from stop
-    validate_parsed_serve_args(options)
+    cli_args().validate_parsed_serve_args(options)
     engine_args = AsyncEngineArgs.from_cli_args(options)
     return engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
@@ -275,7 +274,7 @@ def resolve_layouts(stages: list[Stage], specs: list[Any]) -> None:
 
 def main() -> None:
     """Answer every case; a failing one says why."""
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser = serve_parser()
     answers = []
     for case in json.load(sys.stdin):
         given: dict[str, Any] = {"id": case["id"]}

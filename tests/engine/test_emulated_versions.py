@@ -11,22 +11,22 @@ from specdecode_operator.cli.input_files import read_ours
 from specdecode_operator.cli.plan.answers import ask
 from tests.engine.emulated_server import HYBRID, emulating
 from tests.engine.engine_process import Engine
-from tests.engine.engine_versions import OLDER, find_packages
+from tests.engine.engine_versions import BESIDE, find_packages
 
 MODEL = "Qwen3-Next-80B-A3B-Instruct"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("version", OLDER)
-def test_an_older_version_divides_the_cache_as_planned_and_serves(version: str, engine: Engine, tmp_path: Path) -> None:
-    older = find_packages(version)
-    if older is None:
+@pytest.mark.parametrize("version", BESIDE)
+def test_another_version_divides_the_cache_as_planned_and_serves(version: str, engine: Engine, tmp_path: Path) -> None:
+    packages = find_packages(version)
+    if packages is None:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
     plan = tmp_path / "plan.yaml"
     plan.write_text(f'{HYBRID}  engine: {{version: "{version}"}}\n')
     budget: Any = ask(read_ours([str(plan)]), None, ()).answers[0].candidates[0].budget
-    with emulating(engine, tmp_path, plan, older=older) as server:
+    with emulating(engine.beside(packages), tmp_path, plan) as server:
         server.wait_until_healthy()
         told = server.cache_config()
         assert int(told["num_gpu_blocks"]) == budget.num_blocks

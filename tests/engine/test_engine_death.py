@@ -11,7 +11,7 @@ import pytest
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.engine.logging_config import logging_config
 from tests.engine.engine_process import Engine
-from tests.engine.engine_versions import OLDER, find_packages
+from tests.engine.engine_versions import BESIDE, find_packages
 from tests.engine.recorder_server import serving
 from tests.support.objects import ended, pod
 
@@ -36,8 +36,8 @@ def test_a_core_that_is_killed_leaves_a_word_where_the_kubelet_looks(
     assert (exit_code, blocked.reason) == (0, "EngineKilled")
 
 
-@pytest.mark.parametrize("version", OLDER)
-def test_earlier_versions_warn_in_the_same_words_and_of_nothing_else(version: str) -> None:
+@pytest.mark.parametrize("version", BESIDE)
+def test_other_versions_warn_in_the_same_words_and_of_nothing_else(version: str) -> None:
     packages = find_packages(version)
     if packages is None:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")

@@ -171,7 +171,7 @@ def _uncounted_warnings(facts: Facts) -> Iterator[str]:
     if mode in _COUNTED_AS_USUAL:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
     asked = options(facts.spec.engine.extra_args, facts.profile)
-    given = {option.flag.name for option in asked if not option.spelled.startswith("--no-")}
+    given = {option.flag.name for option in asked if not option.negated}
     for flag in _UNCOUNTED_FLAGS:
         if flag in given:
             yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs"

@@ -55,7 +55,7 @@ class Option:
     @property
     def negated(self) -> bool:
         """Whether it turns its flag off."""
-        return self.name.startswith("--no-")
+        return self.flag.is_undone_by(self.name)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING, DraftSampling, RejectionSampling
-from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules.adaptive_verification import adaptive_problems
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1
@@ -27,9 +27,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
     if speculation is None:
         return []
     if speculation.method not in profile.runners:
-        known = ", ".join(sorted(profile.runners))
-        message = f"vLLM {profile.version} is not known to speculate so; use one of {known}"
-        return [Problem(f"{_SPECULATION}.method", speculation.method, message)]
+        return [Problem(f"{_SPECULATION}.method", speculation.method, _unknown_method(speculation.method, profile))]
     return [
         *_count_problems(speculation),
         *_schedule_problems(speculation),
@@ -42,6 +40,17 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_asynchrony_problems(settings, speculation, profile),
         *adaptive_problems(settings, profile),
     ]
+
+
+def _unknown_method(method: Method, profile: EngineProfile) -> str:
+    """vllm/config/speculative.py SpeculativeMethod: names that it lacks are refused."""
+    if instead := profile.ended_methods.get(method):
+        last = next(version for version in reversed(KNOWN_VERSIONS) if method in find_profile(version).runners)
+        return (
+            f"vLLM {profile.version} has it no more; use method {instead} with a head that was trained for this "
+            f"target, or write spec.engine.version: {last}, the last that has it"
+        )
+    return f"vLLM {profile.version} is not known to speculate so; use one of {', '.join(sorted(profile.runners))}"
 
 
 def _count_problems(speculation: SpeculationSettings) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from specdecode_operator.engine.rules.serving import image_problems, serving_pro
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import Problem
+from specdecode_operator.versions.table import release
 from specdecode_operator.vocabulary import Method
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
@@ -106,7 +107,11 @@ def test_a_step_must_hold_one_whole_verification(speculation: SpeculationSetting
 @pytest.mark.parametrize("line", ["--async-scheduling", "--async-sched", "--async_scheduling", "--seed=1 --async-s"])
 def test_lookup_on_the_host_cannot_be_scheduled_asynchronously(line: str, version: str) -> None:
     settings = replace(PLAIN, speculation=NGRAM, extra_args=tuple(line.split()))
-    (problem,) = speculation_problems(settings, find_profile(version))
+    problems = speculation_problems(settings, find_profile(version))
+    if release(version) >= (0, 33):  # which looks up on the GPU, and runs ahead
+        assert problems == []
+        return
+    (problem,) = problems
     assert problem.field == f"spec.engine.extraArgs[{len(line.split()) - 1}]"
     assert problem.value == "--async-scheduling"
     assert "method ngram" in problem.message
@@ -132,6 +137,8 @@ def test_a_head_goes_with_stages_from_0_30_on(method: Method, version: str) -> N
     head = None if method is Method.MTP else "/models/head"
     settings = replace(PLAIN, pipeline_parallel_size=2, speculation=SpeculationSettings(method, 3, draft_model=head))
     problems = speculation_problems(settings, find_profile(version))
+    if method not in find_profile(version).runners:
+        return
     message = f"vLLM {version} does not combine stages with method {method}; use 1"
     refused = [Problem("spec.parallelism.pipeline", "2", message)] if version in {"0.28", "0.29"} else []
     assert problems == refused

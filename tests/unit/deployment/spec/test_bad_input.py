@@ -41,8 +41,8 @@ def test_a_split_that_divides_nothing_is_told_by_everything_that_it_does_not_div
 
 OLDER = "spec.engine.version: 0.11: is a vLLM version that this operator does not know; write 0.28 or newer"
 NEWER = (
-    "spec.engine.image: absent: no GPU image of vLLM 0.99 is known; name one, or write spec.engine.version: 0.32,"
-    " the newest that this operator knows"
+    "spec.engine.image: absent: no GPU image of vLLM 0.99 is known; name one, or write spec.engine.version: "
+    f"{KNOWN_VERSIONS[-1]}, the newest that this operator knows"
 )
 
 

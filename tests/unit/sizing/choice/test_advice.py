@@ -169,8 +169,8 @@ def test_nothing_known_of_the_workload_gives_no_advice_on_it(make_pair: PairFact
         ("draft_model", 5, 256, 256),
         ("eagle3", 7, 2048, 1024),
         ("ngram", 7, 2048, 1024),
-        ("dflash", 7, 2048, 546),
-        ("dspark", 7, 2048, 585),
+        ("dflash", 7, 2048, 1024),
+        ("dspark", 7, 2048, 1024),
         ("none", 0, 256, 256),
     ],
 )

@@ -14,6 +14,7 @@ from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate
 from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
 from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
 from specdecode_operator.sizing.pair.pair import Parallelism
+from specdecode_operator.versions.table import SIZED_VERSIONS
 from tests.unit.sizing.conftest import PairFactory
 from tests.unit.sizing.test_sizing_properties import ORDER, _budget, devices, pairs, tensors, unhurried
 
@@ -25,7 +26,7 @@ def entry_of(pair: Pair, device: Device, tensor: int, residual_bytes: int) -> Ca
     limits = pair.limits
     return CalibrationEntry(
         product=device.product,
-        engine_version="0.32",
+        engine_version=SIZED_VERSIONS[-1],
         runner="V2",
         tensor=tensor,
         enforce_eager=limits.enforce_eager,
@@ -61,7 +62,7 @@ def test_the_residual_is_charged_and_told(make_pair: PairFactory, h200: Device) 
     assert budget.correction_bytes == GIB
     assert budget.margin_bytes < plain.margin_bytes, "this very engine was measured"
     assert budget.calibration is not None
-    assert "a measured start of vLLM 0.32 (V2, tensor 2" in budget.calibration
+    assert f"a measured start of vLLM {SIZED_VERSIONS[-1]} (V2, tensor 2" in budget.calibration
 
 
 def test_a_measured_engine_gets_what_it_reported(make_pair: PairFactory, h200: Device) -> None:
