@@ -231,9 +231,7 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     ),
     "costs of a lookup": (
         replace(GPU, speculation=replace(NGRAM, adaptive_verification=True)),
-        Ours(
-            "v1/worker/gpu/model_runner.py asks the speculator, and that of a lookup has no such flag: no effect"
-        ),
+        Ours("v1/worker/gpu/model_runner.py asks the speculator, and that of a lookup has no such flag: no effect"),
     ),
     "costs on V1": (adapting(Method.MEDUSA), Refused("does not support: adaptive draft verification")),
     "costs on the CPU": (

@@ -16,6 +16,7 @@ from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.config_overrides import positions_of
 from specdecode_operator.engine.rules.extra_args import options
+from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
@@ -138,7 +139,8 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     """A draft that ends before its target; overrides of the target do not reach it (config/speculative.py).
 
     V1 drafts for nobody while one sequence is too long (v1/worker/gpu_model_runner.py, _input_fits_in_drafter), V2 goes
-    on up to the target's length (v1/worker/gpu/spec_decode/speculator.py, draft_max_seq_len).
+    on up to the target's length (v1/worker/gpu/spec_decode/speculator.py, draft_max_seq_len); from 0.33 on nothing is
+    longer than the draft then (config/vllm.py, _limit_max_model_len_to_draft).
     """
     pair, draft, wanted = facts.pair, facts.pair.draft, facts.pair.limits.max_model_len
     if facts.method is Method.MTP and _ROPE_KEYS.search(pair.target.told_config):
@@ -153,6 +155,8 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
         return
     on_v1 = runs_on_v1(facts.spec, pair)
     then = "drafts for none while one is longer" if on_v1 else "goes on beyond with positions that it does not know"
+    if not on_v1 and sizing_facts(pair.limits.engine_version)["ends_with_draft"]:
+        then = f"lowers max_model_len to {longest} and refuses what is longer"
     yield (
         f"{draft.name} was made for at most {longest} tokens, and sequences may have {wanted}: vLLM"
         f" {facts.profile.version} {then}; set serving.maxModelLen to {longest}, or choose a draft that goes as far"

@@ -20,6 +20,7 @@ from specdecode_operator.sizing.choice.plan import CPU_PRODUCT, Row
 from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
 from specdecode_operator.sizing.kv.layout import cache_layout, cache_pages
 from specdecode_operator.sizing.kv.pages import Page
+from specdecode_operator.sizing.kv.settings import kv_rules
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.version import __version__
 
@@ -173,7 +174,7 @@ def transfer_warnings(emulated: Emulation, tensor: int, product: str) -> list[st
 
 
 def _kept(run: LayerRun, page: Page, pair: Pair) -> dict[str, Any]:
-    layer = run.layer
+    layer, rules = run.layer, kv_rules(pair.limits.engine_version)
     kept = {
         "count": int(run.count),
         "kind": layer.kind.value,
@@ -184,7 +185,7 @@ def _kept(run: LayerRun, page: Page, pair: Pair) -> dict[str, Any]:
         speculated = pair.num_speculative_tokens * layer.state_bytes_per_speculated_token
         return kept | {
             "state_bytes": layer.state_bytes + speculated,
-            "exports_checkpoint": layer.exports_checkpoint,
+            "exports_checkpoint": layer.exports_checkpoint or (layer.delta_rule and rules.exports_delta_states),
         }
     return kept | {
         "block_size": page.block_size,

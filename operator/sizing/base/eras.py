@@ -68,6 +68,8 @@ class Era:
     peaks_in_pieces: bool
     """Whether the forward pass is counted as logs show it: with what the attention returned, cuBLAS's workspace and
     the buffer that kernel tuning flushes the L2 cache with. Else as its rows alone."""
+    cublas_before_snapshot: bool
+    """Whether cuBLAS has its workspace before the memory is first looked at, so that it is outside the budget."""
     default_memory_utilization_percent: int
     """Share of the GPU where the user names none."""
     margin_bytes: int

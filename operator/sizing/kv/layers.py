@@ -40,6 +40,8 @@ class KvLayer:
     # Whether a state can be stored from inside a prefill (Mamba 2 from vLLM 0.32 on, Kimi K3), which takes one more
     # with prefix caching
     exports_checkpoint: bool = False
+    # Whether it is a gated delta net, whose states FlashInfer exports so from vLLM 0.33 on, each 64 tokens
+    delta_rule: bool = False
     of_draft: bool = False  # Whether the layer belongs to the draft
 
 

@@ -18,7 +18,13 @@ from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS, IndexRows, ind
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
-from specdecode_operator.sizing.weights.weights import Tables, allocation_bytes, copied_bytes, weight_parts
+from specdecode_operator.sizing.weights.weights import (
+    Tables,
+    allocation_bytes,
+    copied_bytes,
+    quantized_head_bytes,
+    weight_parts,
+)
 from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method, Precision
 
 ALLOCATOR: Final = "allocator"
@@ -40,6 +46,8 @@ def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
     """Return what a rank of each pipeline stage loads, and makes with it; the draft sits on the last stage."""
     draft, draft_precision = loaded_draft(pair) or (None, None)
     loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split)
+    *before, last = loaded
+    loaded = (*before, StageWeights(last.target_bytes, last.draft_bytes + _quantized_head_bytes(pair, split)))
     if not pair.target.has_sparse_attention:
         return loaded
     rows = _index_rows(pair)
@@ -60,7 +68,13 @@ def stage_parts(pair: Pair, split: Parallelism, number: int) -> tuple[dict[str, 
     if draft is None or not stage.is_last:
         return of_target, {}
     of_draft = draft_parts(pair.target, *draft, split)
+    of_draft["quantized output head"] = _quantized_head_bytes(pair, split)
     return of_target, {**of_draft, _INDEX_BUFFERS: index_buffer_bytes(draft[0].layers, rows)}
+
+
+def _quantized_head_bytes(pair: Pair, split: Parallelism) -> int:
+    kind = pair.draft_head_quantization
+    return quantized_head_bytes(pair.target, kind, split.tensor) if kind is not None else 0
 
 
 def _index_rows(pair: Pair) -> IndexRows:

@@ -133,6 +133,7 @@ def _delta_net(mixer: DeltaNet, tensor: int, width: int, *, of_draft: bool) -> K
         CacheKind.STATE,
         state_bytes=convolution * (mixer.conv_kernel - 1) + temporal,
         state_bytes_per_speculated_token=convolution,
+        delta_rule=True,
         of_draft=of_draft,
     )
 

@@ -3,6 +3,7 @@
 What ``v1/core/kv_cache_utils.py`` of vLLM does to its KVCacheSpecs before it groups them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer
-from specdecode_operator.sizing.kv.settings import KvSettings, kv_rules
+from specdecode_operator.sizing.kv.settings import KvSettings, exports_checkpoint, kv_rules
 
 WHOLE: Final = frozenset({CacheKind.FULL, CacheKind.LATENT})
 """Kinds that keep every token."""
@@ -20,6 +21,9 @@ LOCAL: Final = frozenset({CacheKind.SLIDING, CacheKind.CHUNKED})
 
 LATENT_BLOCK_ALIGNMENT: Final = 128
 """Tokens of which blocks beside states are multiples with latent attention (interface.py, _align_hybrid_block_size)."""
+
+EXPORTED_TOKENS: Final = 64
+"""Tokens on whose multiples FlashInfer exports states (gdn_attn.py, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def layer_pages(layers: Sequence[KvLayer], settings: KvSettings) -> list[Page]:
     attention = next((layer for layer in layers if layer.kind is not CacheKind.STATE and not layer.of_draft), None)
     if attention is None or not of_target:
         return [_page(layer, settings.block_size, _state_bytes(layer, settings)) for layer in unmarked]
-    block_size = _raised_block_size(attention, max(_state_bytes(layer, settings) for layer in of_target), settings)
+    block_size = _raised_block_size(attention, of_target, settings)
     page_bytes = block_size * attention.token_bytes
     if max(states) > page_bytes:
         # The engine stops at an assertion (kv_cache_interface.py, MambaSpec.page_size_bytes).
@@ -63,8 +67,12 @@ def is_uniform(pages: Sequence[Page]) -> bool:
     if first.layer.kind in LOCAL:
         wanted = (first.layer.kind, first.layer.reach_tokens)
         return all((page.layer.kind, page.layer.reach_tokens) == wanted for page in pages)
-    wanted_state = (first.layer.kind, first.layer.exports_checkpoint, first.page_bytes)
-    return all((page.layer.kind, page.layer.exports_checkpoint, page.page_bytes) == wanted_state for page in pages)
+    wanted_state = _state_type(first)
+    return all(_state_type(page) == wanted_state for page in pages)
+
+
+def _state_type(page: Page) -> tuple[CacheKind, bool, bool, int]:
+    return page.layer.kind, page.layer.exports_checkpoint, page.layer.delta_rule, page.page_bytes
 
 
 def keep_all_tokens(pages: list[Page]) -> list[Page] | None:
@@ -130,11 +138,17 @@ def _state_bytes(layer: KvLayer, settings: KvSettings) -> int:
     return layer.state_bytes + settings.num_speculative_tokens * layer.state_bytes_per_speculated_token
 
 
-def _raised_block_size(attention: KvLayer, state_bytes: int, settings: KvSettings) -> int:
-    """Return the tokens of a block that holds one state, no fewer than were asked for."""
+def _raised_block_size(attention: KvLayer, states: list[KvLayer], settings: KvSettings) -> int:
+    """Return the tokens of a block that holds one state, no fewer than were asked for.
+
+    States that a prefill exports lie on a grid, and blocks on it, too (get_mamba_prefill_checkpoint_alignment).
+    """
+    state_bytes = max(_state_bytes(layer, settings) for layer in states)
     alignment = settings.block_size
     if attention.kind is CacheKind.LATENT and kv_rules(settings.version).aligns_latent_blocks:
         alignment = max(alignment, LATENT_BLOCK_ALIGNMENT)
+    if all(layer.delta_rule and exports_checkpoint(layer, settings) for layer in states):
+        alignment = math.lcm(alignment, EXPORTED_TOKENS)
     return alignment * ceil_div(state_bytes, alignment * attention.token_bytes)
 
 

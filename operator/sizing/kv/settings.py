@@ -22,6 +22,7 @@ class KvRules:
     keeps_replayed_tokens: bool
     checks_null_block: bool
     exports_checkpoints: bool
+    exports_delta_states: bool
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
@@ -83,6 +84,17 @@ def states_per_request(layer: KvLayer, settings: KvSettings) -> int:
     ``align``) the one at the last block's end and the one that a prefill exports.
     """
     states = 1 + settings.num_speculative_tokens
-    if settings.prefix_caching:
-        states += 1 + (layer.exports_checkpoint and kv_rules(settings.version).exports_checkpoints)
-    return states
+    return states + 1 + exports_checkpoint(layer, settings) if settings.prefix_caching else states
+
+
+def exports_checkpoint(layer: KvLayer, settings: KvSettings) -> bool:
+    """Decide whether a state is stored from inside a prefill, which takes one more.
+
+    Of a gated delta net by FlashInfer, which vLLM chooses on Hopper
+    (gdn/qwen_gdn_linear_attn.py); counted on other GPUs too.
+    """
+    rules = kv_rules(settings.version)
+    exports = (layer.exports_checkpoint and rules.exports_checkpoints) or (
+        layer.delta_rule and rules.exports_delta_states
+    )
+    return settings.prefix_caching and exports

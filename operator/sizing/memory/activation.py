@@ -36,7 +36,8 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
         stage = stages(pair.target, split.pipeline)[-1]
     draft = loaded_draft(pair)
     kept, scratch = _expert_bytes(pair, draft, split, stage)
-    kept += memory_coefficients().cublas_workspace_bytes if pair.era.peaks_in_pieces else 0
+    if pair.era.peaks_in_pieces and not pair.era.cublas_before_snapshot:
+        kept += memory_coefficients().cublas_workspace_bytes
     target, limits = pair.target, pair.limits
     states_bytes = limits.max_num_batched_tokens * target.hidden_size * target.dtype_bytes
     if pair.era.runner is Runner.V1 and not stage.is_first:

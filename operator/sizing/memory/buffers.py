@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.base.formula import Named, described, named
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.memory.adaptive import confidence_state_bytes
@@ -23,6 +23,11 @@ NGRAM_PAGE_BYTES: Final = 8
 """The token table of ngram keeps a pointer for so many tokens (vLLM, spec_decode/ngram/speculator.py)."""
 
 _WITH_TOKEN_TABLE: Final = (Method.NGRAM, Method.NGRAM_GPU)
+
+_METHODS_OF_BLOCKS: Final = (Method.DFLASH, Method.DSPARK)
+
+_PIECES: Final = "PIECEWISE"
+"""The mode without graphs of whole steps (config/compilation.py, CUDAGraphMode)."""
 
 
 def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> int:
@@ -97,10 +102,27 @@ def _draft_logits_bytes(pair: Pair) -> int:
 
 
 def _hidden_state_bytes(pair: Pair) -> int:
-    """Return the target's hidden states of one step that a head reads (speculator.py)."""
+    """Return the target's hidden states of one step that a head reads (speculator.py).
+
+    Heads that propose a block hold, for their graphs, the states of several
+    layers of all requests that are verified (dflash/speculator.py, _aux_staging).
+    """
     draft = loaded_draft(pair) if pair.method in METHODS_WITH_HIDDEN_STATES else None
     if draft is None:
         return 0
     geometry, _ = draft
-    states = pair.limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes
-    return described(states, "of hidden states for the draft")
+    limits = pair.limits
+    states = described(
+        limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes, "of hidden states for the draft"
+    )
+    if pair.method not in _METHODS_OF_BLOCKS or geometry.head is None or not _stages_states(pair):
+        return states
+    rows = named(min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens), "rows")
+    staged = rows * geometry.head.auxiliary_states * pair.target.hidden_size * pair.target.dtype_bytes
+    return states + described(staged, "of states staged for its graphs")
+
+
+def _stages_states(pair: Pair) -> bool:
+    """Whether the version copies them to a fixed place for graphs of whole drafting steps, and captures such."""
+    captured = pair.limits.captures_graphs and pair.limits.graph_mode != _PIECES
+    return captured and bool(sizing_facts(pair.limits.engine_version)["stages_auxiliary_states"])

@@ -3,9 +3,10 @@
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import memory_coefficients
-from specdecode_operator.sizing.base.eras import Runner, Sampler
-from specdecode_operator.sizing.base.formula import named
+from specdecode_operator.sizing.base.eras import Runner, Sampler, sizing_facts
+from specdecode_operator.sizing.base.formula import described, named
 from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.adaptive import adaptive_graphs, confidence_tables_bytes
 from specdecode_operator.sizing.memory.buffers import state_bytes
 from specdecode_operator.sizing.memory.captures import capture_sizes, further_graphs
@@ -70,6 +71,7 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
     sizes = memory_coefficients().graphs
     if era.runner is Runner.V2:
         of_sizes = (capture_sizes(pair) - 1 + further_graphs(pair) + adaptive_graphs(pair)) * sizes.v2_size
+        of_sizes += _timed_steps_bytes(pair, split)
         if pair.method not in METHODS_WITH_HIDDEN_STATES:
             return sizes.v2 + of_sizes
         # A head's decoding is captured for each number above 1 (spec_decode/target_dependent_ar/cudagraph_utils.py).
@@ -78,6 +80,17 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
     per_layer = sizes.v1_layer + (sizes.v1_expert_layer if pair.target.has_experts else 0)
     full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_quantization_step
     return full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+
+
+def _timed_steps_bytes(pair: Pair, split: Parallelism) -> int:
+    """Return what the estimate for graphs has of the steps by which adaptive verification learns their costs.
+
+    Up to 0.32 they run in the estimate, too, up to a full step, and what they leave in torch's cache is taken for
+    graphs (v1/worker/gpu/model_runner.py, capture_model).
+    """
+    if not pair.adaptive_verification or not sizing_facts(pair.limits.engine_version)["charges_timed_steps"]:
+        return 0
+    return described(activation_bytes(pair, split), "of steps that are timed")
 
 
 def graph_pool_bytes(pair: Pair, split: Parallelism) -> int:
@@ -122,6 +135,7 @@ def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Paral
     """Return what stays outside the budget once the CUDA context, what is not charged, and a reserve are there."""
     coefficients, era = memory_coefficients(), pair.era
     uncharged = confidence_tables_bytes(pair) + (0 if era.charges_state else state_bytes(pair, split))
+    uncharged += coefficients.cublas_workspace_bytes if era.cublas_before_snapshot else 0
     if not era.charges_graphs:
         uncharged += graph_pool_bytes(pair, split)
     free = total_bytes - requested_bytes - coefficients.context_bytes - coefficients.slack_reserve_bytes

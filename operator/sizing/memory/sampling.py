@@ -12,7 +12,7 @@ from specdecode_operator.sizing.weights.weights import padded_vocabulary
 _FLOAT32_BYTES: Final = 4
 
 _FLOAT32_COPIES: Final = 3
-"""What V1's sampler makes of the logits, each as large as they are in float32."""
+"""What the sampler makes of the logits, each as large as they are in float32."""
 
 _LARGEST_PIECE_BYTES: Final = Named(GIB, "of a piece in float32")
 """V2 copies logits to float32 in pieces of at most so much (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
@@ -120,14 +120,17 @@ def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
 
 
 def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:
-    """Return the logits under V2, whose profiling run filters nothing (v1/worker/gpu/sample/sampler.py).
+    """Return the logits under V2 (v1/worker/gpu/sample/sampler.py).
 
     While they are gathered: this rank's part, the gathered rows and their
-    copy in order (base_device_communicator.py, all_gather).
+    copy in order (base_device_communicator.py, all_gather). The profiling run
+    filters nothing up to 0.32; then it takes a second pass with all that a
+    request can ask for: in float32, masked, and their softmax.
     """
     vocabulary = pair.target.vocab_size
     logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
     gathering = 2 * logits + ceil_div(logits, tensor) if tensor > 1 else logits
     if pair.era.copies_logits_to_float32:
-        return max(gathering, logits + requests * vocabulary * _FLOAT32_BYTES)
+        copies = _FLOAT32_COPIES if pair.era.sampler is Sampler.FLASHINFER else 1
+        return max(gathering, logits + copies * requests * vocabulary * _FLOAT32_BYTES)
     return gathering

@@ -29,8 +29,6 @@ PIPELINE_FIELD: Final = "parallelism.pipeline"
 NO_GRAPHS: Final = "NONE"
 """vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
 
-_EAGLE: Final = (Method.EAGLE, Method.EAGLE3)
-
 
 @dataclass(frozen=True)
 class EngineLimits:
@@ -148,6 +146,8 @@ class Pair:
     other_draft_lengths: frozenset[int] = frozenset()
     # Whether each step verifies only as many proposed tokens as are worth it
     adaptive_verification: bool = False
+    # To what the engine quantizes the draft's copy of the target's output head: fp8 or nvfp4; None where they share it
+    draft_head_quantization: str | None = None
 
     def __post_init__(self) -> None:
         """Let both models compute in the engine's type (config/speculative.py: the draft gets the target's)."""
@@ -195,8 +195,9 @@ def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     if pair.draft is None:
         return None
     precision = pair.draft_precision or pair.draft.checkpoint_precision or Precision.BF16
-    # Only of EAGLE heads the engine makes the rotary table as long as requests (config/speculative.py).
-    least_positions = pair.limits.max_model_len if pair.method in _EAGLE else 0
+    # Of these heads the engine makes the rotary table as long as requests (config/speculative.py).
+    stretched = sizing_facts(pair.limits.engine_version)["positions_like_target"]
+    least_positions = pair.limits.max_model_len if pair.method in stretched else 0
     return fitted_draft(pair.draft, pair.target, pair.num_speculative_tokens, least_positions), precision
 
 
@@ -244,4 +245,5 @@ def without_speculation(pair: Pair) -> Pair:
         samples_drafts=False,
         other_draft_lengths=frozenset(),
         adaptive_verification=False,
+        draft_head_quantization=None,
     )

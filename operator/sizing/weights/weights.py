@@ -11,7 +11,12 @@ from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.layers import Layer, SelfAttention
 from specdecode_operator.sizing.model.precision import WeightFormat
-from specdecode_operator.sizing.weights.linear_bytes import attention_scale_bytes, keeps_16_bits, linear_bytes
+from specdecode_operator.sizing.weights.linear_bytes import (
+    SCALE_BYTES_FLOAT32,
+    attention_scale_bytes,
+    keeps_16_bits,
+    linear_bytes,
+)
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, kv_heads_per_rank, rank_layer
 from specdecode_operator.sizing.weights.stages import Stage, whole_model
 from specdecode_operator.vocabulary import Precision
@@ -39,6 +44,19 @@ class Tables(Enum):
     OWN = auto()
     OWN_EMBEDDING = auto()
     SHARED = auto()
+
+
+def quantized_head_bytes(target: ModelGeometry, quantization: str, tensor: int) -> int:
+    """Return a draft's quantized copy of the target's output head, on one rank; the target keeps its own.
+
+    ``quantization`` is a value of ``draft_lm_head_quantization`` (vLLM, quantization/online/lm_head.py): ``fp8`` has a
+    float32 scale a row, ``nvfp4`` an FP8 scale for each 16 weights and one of float32 for all.
+    """
+    rows = padded_vocabulary(target.vocab_size) // tensor
+    weights = rows * target.hidden_size
+    if quantization == "fp8":
+        return weights + rows * SCALE_BYTES_FLOAT32
+    return weights // 2 + weights // 16 + SCALE_BYTES_FLOAT32
 
 
 def padded_vocabulary(tokens: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.adaptive import adaptive_graphs, cost_profile_s, profiled_steps
 from specdecode_operator.sizing.memory.buffers import state_bytes
 from specdecode_operator.sizing.memory.overhead import graph_bytes, runtime_overrun_bytes, slack_bytes
@@ -39,7 +40,8 @@ def test_every_size_has_a_graph_of_its_own(adaptive: Pair, tokens: int, more: in
     pair = replace(adaptive, num_speculative_tokens=tokens)
     assert adaptive_graphs(pair) == more
     of_graphs = graph_bytes(pair, ONE_GPU) - graph_bytes(replace(pair, adaptive_verification=False), ONE_GPU)
-    assert of_graphs == more * 20 * 2**20
+    # Up to 0.32 the steps that are timed are taken for graphs, too.
+    assert of_graphs == more * 20 * 2**20 + activation_bytes(pair, ONE_GPU)
 
 
 def test_graphs_of_any_mix_serve_every_length(adaptive: Pair) -> None:
