@@ -25,11 +25,12 @@ from specdecode_operator.deployment.proof.acceptance import last_acceptance, wit
 from specdecode_operator.deployment.proof.budget_accurate import budget_condition
 from specdecode_operator.deployment.proof.observed import observed_status, steady
 from specdecode_operator.deployment.proof.residual import budget_residual
+from specdecode_operator.deployment.proof.settings_in_force import settings_condition
 from specdecode_operator.deployment.proof.speculation_active import speculation_condition
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION, selector_labels
 
-_PROOFS: Final = ("SpeculationActive", "BudgetAccurate")
+_PROOFS: Final = ("SpeculationActive", "BudgetAccurate", "SettingsInForce")
 """Conditions that only engines of this spec can prove."""
 
 _REPLAYED: Final = "; they replay a recording (spec.engine.replay), no model runs"
@@ -122,20 +123,19 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     if not observation.missed:
         figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
     speculation = speculation_condition(facts, readings, figures)
-    budget = budget_condition(facts, plan, residual, readings)
+    proofs = [speculation, budget_condition(facts, plan, residual, readings), settings_condition(facts, readings)]
     before = {condition.type: condition for condition in parent.status.conditions}
     if observation.missed:
-        speculation = kept(before.get(speculation.type), parent.generation) or speculation
-        budget = kept(before.get(budget.type), parent.generation) or budget
+        proofs = [kept(before.get(each.type), parent.generation) or each for each in proofs]
     paused = facts.spec.rollout.paused
     readiness = without_engines(facts.spec) or summarize(
-        rollout, speculation, before.get("Ready"), parent.generation, paused=paused
+        rollout, proofs[0], before.get("Ready"), parent.generation, paused=paused
     )
     available = available_condition(rollout)
     if facts.replay is not None and rollout.wanted:
         readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
         available = replace(available, message=f"{available.message}{_REPLAYED}")
-    return _EngineStatus(readiness, [available, speculation, budget], figures)
+    return _EngineStatus(readiness, [available, *proofs], figures)
 
 
 def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:

@@ -5,11 +5,19 @@ engine core fails, the API server's traceback that follows is longer than that,
 and the cause is lost. So errors of the core and its workers go to the
 container's termination log too, of which 4096 bytes are kept. A core that is killed says nothing: then
 the API server's only word of it is a warning, and it ends with exit code 0, of which no log is kept at all.
+
+Of settings that vLLM changes by itself it tells in its log alone, which the operator may not read. So a handler notes
+those that are known by name, and they stand at /metrics (settings_watch.py).
 https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
 """
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+
+from specdecode_operator.engine import settings_watch
+from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
 
 LOGGING_CONFIG_VARIABLE: Final = "VLLM_LOGGING_CONFIG_PATH"
 LOGGING_LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
@@ -17,6 +25,14 @@ ENGINE_CONFIG_PATH: Final = "/etc/specdecode"
 LOGGING_FILE: Final = "logging.json"
 LOGGING_CONFIG_PATH: Final = f"{ENGINE_CONFIG_PATH}/{LOGGING_FILE}"
 """Where the engine finds the configuration in its pod."""
+
+WATCH_FILE: Final = "settings_watch.py"
+WATCH: Final = Path(settings_watch.__file__).read_text(encoding="utf-8")
+"""The script that the configuration runs from beside it."""
+
+_NOTED: Final = "/tmp/specdecode-changed-settings"  # noqa: S108  the pod's own
+_WATCHED_LEVELS: Final = ("DEBUG", "INFO", "WARNING")
+"""Levels at which vLLM tells of what it changes: with others, that nothing was said would prove nothing."""
 
 _TERMINATION_LOG: Final = "/dev/termination-log"
 _SPEAKERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor", "vllm.v1.worker")
@@ -26,8 +42,14 @@ _CORE_CLIENT: Final = "vllm.v1.engine.core_client"
 """Who warns of nothing else than a core that has died (vLLM 0.28 to 0.32)."""
 
 
-def logging_config(level: str = "INFO", termination_log: str = _TERMINATION_LOG) -> str:
+def logging_config(
+    level: str = "INFO",
+    termination_log: str = _TERMINATION_LOG,
+    watch: str = f"{ENGINE_CONFIG_PATH}/{WATCH_FILE}",
+    noted: str = _NOTED,
+) -> str:
     """Return the content of the file that VLLM_LOGGING_CONFIG_PATH names, with the format of vllm/logger.py."""
+    watches = level in _WATCHED_LEVELS
     config = {
         "version": 1,
         "disable_existing_loggers": False,
@@ -61,11 +83,24 @@ def logging_config(level: str = "INFO", termination_log: str = _TERMINATION_LOG)
                 "filename": termination_log,
                 "delay": True,
             },
+            **(_watch(noted) if watches else {}),
         },
+        # Not a filter: what makes filters is called first, so that the handler's class is there.
+        "filters": {"runSettingsWatch": {"()": "runpy.run_path", "path_name": watch}} if watches else {},
         "loggers": {
-            "vllm": {"handlers": ["console"], "level": level, "propagate": False},
+            "vllm": {
+                "handlers": ["console", *_watch(noted)] if watches else ["console"],
+                "level": level,
+                "propagate": False,
+            },
             **{speaker: {"handlers": ["lastWords"]} for speaker in _SPEAKERS},
             _CORE_CLIENT: {"handlers": ["coreDeath"]},
         },
     }
     return json.dumps(config, sort_keys=True)
+
+
+def _watch(noted: str) -> Mapping[str, object]:
+    """Return the handler that notes what vLLM changes."""
+    made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
+    return {"settingsWatch": {"()": made_by, "changes": dict(CHANGED_SETTINGS), "path": noted}}

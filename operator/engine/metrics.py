@@ -8,7 +8,9 @@ from itertools import zip_longest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
 from specdecode_operator.engine.profiles import EngineProfile, MetricNames
+from specdecode_operator.engine.settings_watch import LABEL, METRIC
 
 _UNSET = "None"
 """How vLLM writes a setting that has no value, as a label."""
@@ -87,6 +89,8 @@ class EngineReading:
     """Since the engine started."""
     requests_running: int
     requests_waiting: int
+    changed_settings: frozenset[str] | None = None
+    """What the engine changed by itself at its start, by the names that are known; None where it does not say."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
         generation_tokens=_total(samples, names.generation_tokens),
         requests_running=_total(samples, names.requests_running),
         requests_waiting=_total(samples, names.requests_waiting),
+        changed_settings=_changed_settings(samples),
     )
 
 
@@ -133,6 +138,7 @@ def _readable(text: str, names: MetricNames) -> str:
     asked = (
         *(names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         *(names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
+        METRIC,
     )
     lines = [line for line in text.splitlines() if line.startswith(asked)]
     if len(lines) > _MOST_LINES or max(map(len, lines), default=0) > _LONGEST_LINE:
@@ -169,6 +175,14 @@ def _per_position(samples: _Samples, names: MetricNames) -> tuple[int, ...]:
         position = _whole(_number(names.position_label, sample.labels.get(names.position_label, "")))
         accepted[position or 0] += _count(sample)
     return tuple(accepted[position] for position in sorted(accepted))
+
+
+def _changed_settings(samples: _Samples) -> frozenset[str] | None:
+    """Return what a page says was changed; names that nobody knows are nobody's to repeat."""
+    if METRIC not in samples:
+        return None
+    said = {sample.labels.get(LABEL) for sample in samples[METRIC] if sample.value}
+    return frozenset(name for name in CHANGED_SETTINGS if name in said)
 
 
 def _total(samples: _Samples, name: str) -> int:

@@ -31,6 +31,9 @@ DOWNLOAD_KEY_ANNOTATION = "specdecode.io/download-key"
 ENGINE_LOGGING_ANNOTATION = "specdecode.io/engine-logging"
 """On engine pods: the engine's logging configuration, which a volume shows it as a file."""
 
+ENGINE_WATCH_ANNOTATION = "specdecode.io/engine-watch"
+"""On engine pods: the script that the logging configuration runs, which the same volume shows."""
+
 KEPT_MANAGERS_ANNOTATION = "specdecode.io/keep-fields-of"
 """On a SpecDecodeDeployment: field managers, separated by commas, whose changes of its children stay."""
 

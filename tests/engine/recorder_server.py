@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.capture.job.recorder_bundle import write_bundle
+from specdecode_operator.engine.logging_config import LOGGING_CONFIG_VARIABLE, WATCH, WATCH_FILE, logging_config
 from tests.engine import chunk_observer
 from tests.engine.engine_process import QUIET, Engine
 from tests.support.waiting import eventually
@@ -113,7 +114,9 @@ def starting(
     write_bundle(plugins)
     _write_observer(plugins)
     (port,) = free_ports(1)
-    log = folder / "vllm.log"
+    log, logging, watch = folder / "vllm.log", folder / "logging.json", folder / WATCH_FILE
+    watch.write_text(WATCH)
+    logging.write_text(logging_config("INFO", str(folder / "termination-log"), str(watch), str(folder / "noted")))
     command: list[str | Path] = [
         engine.python,
         "-m",
@@ -131,6 +134,7 @@ def starting(
         chunk_observer.FOLDER_VARIABLE: str(observed),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
+        LOGGING_CONFIG_VARIABLE: str(logging),
     }
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -40,11 +40,14 @@ from specdecode_operator.engine.logging_config import (
     LOGGING_CONFIG_VARIABLE,
     LOGGING_FILE,
     LOGGING_LEVEL_VARIABLE,
+    WATCH,
+    WATCH_FILE,
     logging_config,
 )
 from specdecode_operator.engine.settings import ContainerVariable, EngineSettings, NodeGroup
 from specdecode_operator.kube.labels import (
     ENGINE_LOGGING_ANNOTATION,
+    ENGINE_WATCH_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
     selector_labels,
     worker_labels,
@@ -144,6 +147,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
     if cached and settings.ranks == 1:
         env |= STARTUP_PLAN_ENVIRONMENT
     env |= own_env
+    logging = logging_config(own_env.get(LOGGING_LEVEL_VARIABLE, "INFO").upper())
     return {
         "role": role,
         "prepare": None,
@@ -160,10 +164,10 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "volume_group": volume_group(spec),
         "mounts": [_MODELS_MOUNT, *_compiled(facts, plan, settings, own_env)] if cached else [_MODELS_MOUNT],
         "shm_gib": _SHM_GIB_PER_GPU * plan.chosen.gpus_per_node,
-        "logging_annotation": ENGINE_LOGGING_ANNOTATION,
-        "logging_config": logging_config(own_env.get(LOGGING_LEVEL_VARIABLE, "INFO").upper()),
-        "logging_field": f"metadata.annotations['{ENGINE_LOGGING_ANNOTATION}']",
-        "logging_file": LOGGING_FILE,
+        "engine_config": {
+            ENGINE_LOGGING_ANNOTATION: (LOGGING_FILE, logging),
+            ENGINE_WATCH_ANNOTATION: (WATCH_FILE, WATCH),
+        },
         "engine_config_path": ENGINE_CONFIG_PATH,
         "probe_period_s": PROBE_PERIOD_S,
         "times": engine_timeouts(facts, plan),

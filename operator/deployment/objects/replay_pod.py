@@ -43,7 +43,7 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
             "labels": selector_labels(key.name),
             "user": container_user(spec, ENGINE_CONTAINER, USER_ID),
             # Nothing of what only vLLM needs.
-            **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "logging_config")),
+            **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "engine_config")),
             "volumes": [{"name": _MOUNT["name"], **_volume(replay.trace)}],
             "mounts": [_MOUNT],
             "probe_period_s": _PROBE_PERIOD_S,

@@ -27,7 +27,17 @@ VERDICTS = {verdict.value for verdict in Verdict}
 
 OTHER_WORDS = {
     *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
-    *("DriftContested", "Succeeded", "WaitingForGPUs", "True", "False", "Normal", "Warning", "Event"),
+    *(
+        "DriftContested",
+        "SettingsInForce",
+        "Succeeded",
+        "WaitingForGPUs",
+        "True",
+        "False",
+        "Normal",
+        "Warning",
+        "Event",
+    ),
     # What Kubernetes says of nodes, pods and Jobs.
     *("BackoffLimitExceeded", "Complete", "CreateContainerConfigError", "CreateContainerError", "DisruptionTarget"),
     *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),

@@ -104,12 +104,13 @@ def test_the_last_words_of_the_engine_reach_the_termination_log() -> None:
     env = {variable["name"]: variable.get("value") for variable in container["env"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     (volume,) = (volume for volume in template["spec"]["volumes"] if volume["name"] == "engine-config")
-    (item,) = volume["downwardAPI"]["items"]
+    item, watch = volume["downwardAPI"]["items"]
     assert env["VLLM_LOGGING_CONFIG_PATH"] == f"{mounts['engine-config']}/{item['path']}"
     (annotation,) = re.findall(r"metadata\.annotations\['(.+)'\]", item["fieldRef"]["fieldPath"])
     config = json.loads(template["metadata"]["annotations"][annotation])
     assert config["handlers"]["lastWords"]["filename"] == "/dev/termination-log"
     assert config["loggers"]["vllm"]["level"] == "DEBUG"
+    assert config["filters"]["runSettingsWatch"]["path_name"] == f"{mounts['engine-config']}/{watch['path']}"
 
 
 def test_the_disruption_budget_keeps_no_broken_engine_on_a_node() -> None:

@@ -1,0 +1,88 @@
+"""Lines in which the real vLLM says that it changed a setting, as far as the condition that people see."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
+from specdecode_operator.engine.logging_config import LOGGING_CONFIG_VARIABLE, WATCH, logging_config
+from specdecode_operator.engine.metrics import EngineReading, read_metrics
+from specdecode_operator.engine.profiles import find_profile
+from tests.engine.engine_process import HERE, Engine
+from tests.engine.engine_versions import SERVED, VERSIONS, find_packages
+from tests.engine.recorder_server import Server
+from tests.support.decisions import decide
+from tests.support.objects import deployment, parent, tiny_cpu
+
+SINCE = {"schedule_on_v1": "0.33", "max_model_len": "0.33", "max_num_seqs": "0.33"}
+"""What not every known version changes."""
+
+SOURCES = (
+    "config/vllm.py",
+    "config/compilation.py",
+    "v1/worker/gpu/spec_decode/dflash/speculator.py",
+)
+
+
+def test_an_engine_that_serves_tells_what_it_changed(small_cache: Server) -> None:
+    small_cache.wait_until_healthy()
+    said = small_cache.log.read_text()
+    assert "Async scheduling not supported with ngram-based speculative decoding and will be disabled." in said
+    reading = read_metrics(httpx.get(f"{small_cache.url}/metrics", trust_env=False).text, find_profile(SERVED))
+    assert reading.changed_settings == {"async_scheduling"}
+    ngram = tiny_cpu(speculation={"method": "ngram", "numSpeculativeTokens": 3})
+    assert told(reading.changed_settings, ngram) == ("True", "AsAsked"), "the plan counts with it"
+    assert told(reading.changed_settings, tiny_cpu()) == ("False", "NotAsynchronous")
+
+
+@pytest.mark.long
+def test_a_configuration_tells_what_it_dropped(engine: Engine, models: Path, tmp_path: Path) -> None:
+    ranges = {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 1]]}
+    config = {"method": "ngram", "num_speculative_tokens": 3, **ranges}
+    argv = [str(models / "target"), "--data-parallel-size=2", f"--speculative-config={json.dumps(config)}"]
+    script, asked, logging = tmp_path / "watch.py", tmp_path / "asked.json", tmp_path / "logging.json"
+    script.write_text(WATCH)
+    asked.write_text(json.dumps([argv]))
+    logging.write_text(logging_config("INFO", str(tmp_path / "last"), str(script), str(tmp_path / "noted")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOGGING_CONFIG_VARIABLE, str(logging))
+        printed = engine.run(str(HERE / "changed_settings_oracle.py"), str(asked))
+    assert "Dynamic speculative decoding is not supported with data parallelism" in printed
+    page = printed.partition("PAGE\n")[2]
+    assert 'specdecode:engine_changed_setting{change="schedule_with_data_parallel"} 1.0' in page
+    noted = frozenset((tmp_path / "noted").read_text().split())
+    assert told(noted, tiny_cpu()) == ("False", "ScheduleDropped")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_says_it_in_these_words(engine: Engine, version: str) -> None:
+    packages = engine.packages if version == SERVED else find_packages(version)
+    if packages is None:
+        pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
+    templates = [text for name in SOURCES for text in logged(packages / "vllm" / name)]
+    found = {name for name, pattern in CHANGED_SETTINGS.items() if any(re.search(pattern, each) for each in templates)}
+    assert found == {name for name in CHANGED_SETTINGS if float(version) >= float(SINCE.get(name, "0"))}
+
+
+def logged(source: Path) -> Iterator[str]:
+    """Every template that a file logs, and every string that it makes one of."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(str(each.value) if isinstance(each, ast.Constant) else "X" for each in node.values)
+
+
+def told(changed: frozenset[str], spec: dict[str, Any]) -> tuple[str, str]:
+    """Return the condition of a deployment whose engine says that it changed this."""
+    reading = EngineReading(None, None, None, None, None, 0, 0, 0, changed)
+    seen = Observation(deployment(replicas=1, updated=1, available=1), readings={"tiny-0": reading})
+    found = decide(parent(spec), seen)[2]["SettingsInForce"]
+    return found.status, found.reason

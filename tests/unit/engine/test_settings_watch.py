@@ -1,0 +1,99 @@
+"""What an engine's log says of settings that it changed, as its /metrics tells of it.
+
+The configuration is the one that pods have; a process of its own takes vLLM's place, for it configures all logging.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdecode_operator.engine import settings_watch
+from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
+from specdecode_operator.engine.logging_config import WATCH, logging_config
+from specdecode_operator.engine.metrics import read_metrics
+from specdecode_operator.engine.profiles import find_profile
+from tests.unit.engine.test_metrics import SCRAPE
+
+ENGINE = """
+import json, logging, logging.config, sys
+config = json.loads(sys.argv[1])
+del config["formatters"]["console"]["class"]  # vLLM's own
+for _ in range(int(sys.argv[2])):
+    logging.config.dictConfig(config)
+for name, template, arguments in json.loads(sys.argv[3]):
+    logging.getLogger(name).warning(template, *arguments)
+from prometheus_client import generate_latest
+print(generate_latest().decode())
+"""
+RANKS = (
+    "vllm.config.vllm",
+    "Dynamic speculative decoding is not supported with data parallelism because of %d.",
+    [3],
+)
+EAGER = ("vllm.v1.worker", "%s draft attention (%s) does not support full CUDA graphs; eagerly.", ["DFlash", "X"])
+
+
+def page(folder: Path, *records: object, level: str = "INFO", times: int = 1) -> str:
+    """Return what a process serves at /metrics that has logged these records."""
+    script = folder / "settings_watch.py"
+    script.write_text(WATCH)
+    config = logging_config(level, str(folder / "termination-log"), str(script), str(folder / "noted"))
+    given = [config, str(times), json.dumps(records)]
+    done = subprocess.run([sys.executable, "-c", ENGINE, *given], capture_output=True, text=True, check=True)
+    assert "Error" not in done.stderr
+    return done.stdout[done.stdout.index("# HELP") :]
+
+
+def changed(text: str) -> frozenset[str] | None:
+    return read_metrics(SCRAPE + text, find_profile("0.32")).changed_settings
+
+
+def test_what_is_logged_stands_at_metrics_by_its_name_alone(tmp_path: Path) -> None:
+    said = page(tmp_path, RANKS)
+    assert changed(said) == {"schedule_with_data_parallel"}
+    assert "Dynamic" not in said
+
+
+def test_an_engine_that_changed_nothing_says_so(tmp_path: Path) -> None:
+    harmless = ("vllm.config", "Using max model len %d", [1024])
+    assert changed(page(tmp_path, harmless)) == frozenset()
+
+
+def test_what_other_processes_of_the_engine_logged_is_told_too(tmp_path: Path) -> None:
+    page(tmp_path, EAGER)  # a worker, which answers nobody
+    assert changed(page(tmp_path, RANKS)) == {"draft_graphs", "schedule_with_data_parallel"}
+
+
+def test_the_words_of_a_request_are_not_taken_for_the_engines(tmp_path: Path) -> None:
+    quoted = ("vllm.entrypoints", "Received request %s", [RANKS[1]])
+    assert changed(page(tmp_path, quoted)) == frozenset()
+
+
+def test_an_engine_may_configure_its_logging_twice(tmp_path: Path) -> None:
+    assert changed(page(tmp_path, RANKS, times=2)) == {"schedule_with_data_parallel"}
+
+
+@pytest.mark.parametrize("level", ["ERROR", "CRITICAL"])
+def test_silence_proves_nothing_where_warnings_are_off(tmp_path: Path, level: str) -> None:
+    assert changed(page(tmp_path, level=level)) is None
+
+
+def test_an_engine_without_the_handler_does_not_say() -> None:
+    assert read_metrics(SCRAPE, find_profile("0.32")).changed_settings is None
+
+
+def test_names_that_nobody_knows_are_not_repeated() -> None:
+    lines = [f'{settings_watch.METRIC}{{change="{name}"}} 1.0' for name in ("<script>", "max_model_len")]
+    assert changed("\n".join(lines) + "\n") == {"max_model_len"}
+
+
+def test_a_file_that_cannot_be_written_is_no_harm_and_no_proof(tmp_path: Path) -> None:
+    (tmp_path / "noted").mkdir()
+    assert changed(page(tmp_path, RANKS)) is None
+
+
+def test_every_name_is_one_of_a_label(tmp_path: Path) -> None:
+    assert all(name.isidentifier() for name in CHANGED_SETTINGS)
