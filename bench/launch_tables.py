@@ -16,7 +16,8 @@ def with_launch_tables(text: str) -> str:
     """Return the document with the rows of its generated tables as they are now."""
     for column, rows in (("field", _field_rows), ("vLLM", _version_rows)):
         body = "".join(f"| {' | '.join(row)} |\n" for row in rows())
-        text = re.sub(_TABLE.format(column=column), lambda table, body=body: table[1] + body, text)
+        if table := re.search(_TABLE.format(column=column), text):
+            text = text[: table.end(1)] + body + text[table.end() :]
     return text
 
 

@@ -31,7 +31,7 @@ def rendering_s(spec: dict[str, Any]) -> float:
     if isinstance(plan, Blocked):
         raise LookupError(plan.message)  # noqa: TRY004  no node is no wrong type
     matrix = full_matrix(facts, NODES, plan)
-    facts = facts.settled(plan.chosen.target_precision, plan.chosen.draft_precision)
+    facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()

@@ -53,8 +53,8 @@ class _Reader(asyncio.Protocol):
         self._stamps = stamps
         self._tail = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

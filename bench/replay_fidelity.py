@@ -1,42 +1,40 @@
 """How near replay comes to a real engine under loads that it was not fitted to.
 
-    .venv/bin/python -m bench.replay_fidelity FOLDER [--methods draft ngram] [--seconds 20]
+    .venv/bin/python -m bench.replay_fidelity FOLDER [--sets draft ngram] [--rounds 8] [--seconds 3]
 
-On a quiet machine: everything is measured in seconds of this machine, and what else runs on it is in all figures. The
-captures that are not in FOLDER yet are made (`bench/real_captures.py`): a real vLLM for the CPU at 4 and 8 clients,
-which is fitted, and at 2 and 16, with prompts four times as long, and with another K, which are held out. Each of
-these is recorded twice: how far the two are apart is the floor, which no forecast can beat. Then every load is
-forecast in virtual time from the fitted step times and acceptance (``steps``), by the donors of `replay fit`
-(``modelled``), and sent to vLLM with the emulated executor (``emulated``).
+Captures that are not in FOLDER yet are made there (`bench/real_captures.py`): a real vLLM for the CPU whose loads take
+turns of some seconds, so that a machine that is faster in one minute than in the next is so for all of them. Some loads
+are fitted, 4 and 8 clients; held out are half and twice as many, prompts four times as long, and another K. How far
+one half of the rounds is from the other is the floor (``again``), which no forecast can beat. Then every load that was
+held out is forecast in virtual time from the fitted step times and acceptance (``steps``), by the donors of
+`replay fit` (``modelled``), and sent to vLLM with the emulated executor (``emulated``).
 """
 
 import argparse
 import json
-import math
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from bench.real_captures import (
-    CAPTURES,
+    AGAIN,
     MAX_NUM_SEQS,
-    MODEL,
     OUTPUT_TOKENS,
+    SETS,
     SHAPE,
     VOCABULARY,
     EngineOptions,
     Place,
     Planned,
-    capture,
-    make_models,
+    capture_all,
+    place_below,
 )
-from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.replay.emulated.acceptance import acceptance_from_json
 from specdecode_operator.replay.emulated.settings import KEY
@@ -53,7 +51,6 @@ from specdecode_operator.replay.synth.given import GivenBehaviour
 from specdecode_operator.replay.synth.lengths import Lengths
 from specdecode_operator.replay.synth.prompts import Prompts
 from specdecode_operator.replay.synth.run import VirtualRun
-from tests.engine.engine_process import Engine
 
 BLOCK_TOKENS: Final = 32
 TOKEN_BYTES: Final = 2 * 2 * 64 * 2
@@ -68,6 +65,9 @@ REPETITIONS: Final = 20
 """Of a load in virtual time, which costs nothing: so many that chance has little part in it."""
 
 SEED: Final = 11
+FITTED: Final = {"draft": ("closed-4", "closed-8"), "ngram": ("closed-2", "closed-4")}
+"""Loads of the first capture of a set that are fitted."""
+
 COLUMNS: Final = ("again", "steps", "modelled", "emulated")
 SUMMARY: Final = (
     "TPOT mean, ms",
@@ -79,8 +79,6 @@ SUMMARY: Final = (
     "tokens/step, P10 of requests",
     "tokens/step, P90 of requests",
 )
-AGAIN: Final = "-x"
-"""Stands between the name of a phase and the number of its repetition."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +104,40 @@ class Figures:
         return found | of_requests
 
 
-def phases_of(recording: Recording) -> dict[str, list[RecordedRequest]]:
-    """Return the requests of each phase, all repetitions of it together."""
+def load_of(request: RecordedRequest) -> str:
+    """Return the name of the load that a request belongs to."""
+    return (request.phase or "").partition(AGAIN)[0]
+
+
+def loads_of(recording: Recording) -> dict[str, list[RecordedRequest]]:
+    """Return the requests of each load, all rounds of it together."""
     found: dict[str, list[RecordedRequest]] = {}
     for request in recording.requests:
-        found.setdefault((request.phase or "").partition(AGAIN)[0], []).append(request)
+        found.setdefault(load_of(request), []).append(request)
     return found
+
+
+def every_other_round(requests: Sequence[RecordedRequest], rest: int) -> list[RecordedRequest]:
+    """Return the requests of rounds whose number divided by 2 leaves this rest."""
+    return [each for each in requests if int((each.phase or "").partition(AGAIN)[2] or 0) % 2 == rest]
+
+
+def only(recording: Recording, loads: Sequence[str], folder: Path) -> Recording:
+    """Return what a recording holds of some loads; its step statistics are written to a folder."""
+    requests = [each for each in recording.requests if load_of(each) in loads]
+    rounds: dict[str, list[RecordedRequest]] = {}
+    for each in requests:
+        rounds.setdefault(each.phase or "", []).append(each)
+    spans_ms = [
+        (min(each.arrival_ms or 0.0 for each in of), max(each.end_ms or 0.0 for each in of)) for of in rounds.values()
+    ]
+    steps = folder / "step-stats.jsonl"
+    with steps.open("w", encoding="utf-8") as file:
+        for line in (recording.trace.parent / steps.name).open(encoding="utf-8"):
+            moment_ms = json.loads(line)["ts_ms"]
+            if any(begin_ms <= moment_ms <= end_ms + 1 for begin_ms, end_ms in spans_ms):
+                file.write(line)
+    return replace(recording, requests=requests, steps=steps)
 
 
 def figures(requests: Sequence[RecordedRequest]) -> Figures:
@@ -138,19 +164,13 @@ def _throughput(requests: Sequence[RecordedRequest]) -> float:
     return 1000 * sum(_tokens_until(request, stop_ms) for request in requests) / max(1e-9, stop_ms - begin_ms)
 
 
-def _seconds(recording: Recording) -> int:
-    """Return how long each phase of a recording sent requests."""
-    arrivals_ms = [[each.arrival_ms or 0.0 for each in requests] for requests in phases_of(recording).values()]
-    return max(1, math.ceil(max(max(each) - min(each) for each in arrivals_ms) / 1000))
-
-
 def _tokens_until(request: RecordedRequest, moment_ms: float) -> int:
     chunk_ms = (request.arrival_ms or 0.0) + request.ttft_ms + np.concatenate(([0.0], np.cumsum(request.gaps_ms)))
     return int(np.array(request.chunk_tokens)[chunk_ms <= moment_ms].sum())
 
 
 def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: FittedModel, seconds: int, out: Path) -> Recording:
-    """Return what an engine does with a load, in no time."""
+    """Return what an engine does with the loads of a capture, in no time."""
     load = planned.load
     prompts = Prompts(
         prompt_tokens=Lengths(load.prompt_tokens, load.prompt_tokens),
@@ -164,9 +184,9 @@ def in_virtual_time(behaviour: Behaviour, planned: Planned, fitted: FittedModel,
     turnarounds_ms = fitted.clients.turnarounds_ms if fitted.clients else (0.0,)
     run = VirtualRun(behaviour=behaviour, limits=fitted.origin.limits, meta=meta, turnarounds_ms=turnarounds_ms)
     phases = [
-        parse_arrivals(f"closed:{clients}", None, seconds, f"closed-{clients}{AGAIN}{number}")
-        for clients in load.concurrency
+        parse_arrivals(f"closed:{clients}", None, seconds, name)
         for number in range(REPETITIONS)
+        for name, clients in zip(load.names(number), load.concurrency, strict=True)
     ]
     out.mkdir(parents=True)
     run.phases(out, prompts, phases, "bench")
@@ -204,129 +224,107 @@ def emulated_options(fitted: FittedModel, folder: Path) -> EngineOptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """All recordings of one load."""
+    """What became of one load that was held out."""
 
     name: str
-    real: Recording
-    others: dict[str, Recording]  # by the column that they stand in
+    real: Sequence[RecordedRequest]
+    others: dict[str, Sequence[RecordedRequest]]  # by the column that they stand in
 
-    def table(self) -> str:
-        """Return a table for each phase: the real engine's figures, and by how much others differ."""
-        return "\n".join(self._of_phase(phase, requests) for phase, requests in phases_of(self.real).items())
-
-    def error(self, column: str, phase: str, figure: str, value: float) -> str:
-        """Return by how much a column differs from the real engine's value."""
-        if column not in self.others:
-            return ""
-        return f"{100 * (figures(phases_of(self.others[column])[phase]).rows()[figure] / value - 1):+.1f} %"
-
-    def _of_phase(self, phase: str, requests: Sequence[RecordedRequest]) -> str:
-        real = figures(requests).rows()
-        lines = [
-            f"| {self.name}, {phase} | real | {' | '.join(self.others)} |",
-            f"| --- | ---: {'| ---: ' * len(self.others)}|",
-        ]
-        for figure, value in real.items():
-            errors = [self.error(column, phase, figure, value) for column in self.others]
-            lines.append(f"| {figure} | {value:.4g} | {' | '.join(errors)} |")
-        return "\n".join([*lines, ""])
+    def errors(self, figure: str) -> list[str]:
+        """Return by how much each column differs from the real engine's figure."""
+        floor = [figures(every_other_round(self.real, rest)).rows()[figure] for rest in (0, 1)]
+        value = figures(self.real).rows()[figure]
+        found = [f"{100 * (floor[1] / floor[0] - 1):+.1f} %"]
+        for column in COLUMNS[1:]:
+            of = self.others.get(column)
+            found.append(f"{100 * (figures(of).rows()[figure] / value - 1):+.1f} %" if of else "")
+        return [f"{value:.4g}", *found]
 
 
-def fitted_to(folder: Path, draft_share: float) -> FittedModel:
-    """Return what is fitted to a capture."""
-    model = fit([read_recording(folder)], draft_share=draft_share)
-    if model.step_time is None or model.acceptance is None:
-        raise RuntimeError(f"{folder}: too little was recorded to fit it")
-    return model
-
-
-def summary(measured: Sequence[Measured]) -> str:
-    """Return a table for each figure that has an aim, a line for each load."""
+def summary(measured: Sequence[Measured], wanted: Sequence[str]) -> str:
+    """Return a table for each figure, a line for each load."""
     lines = []
-    for figure in SUMMARY:
+    for figure in wanted:
         lines += [f"| {figure} | real | {' | '.join(COLUMNS)} |", f"| --- | ---: {'| ---: ' * len(COLUMNS)}|"]
-        for each in measured:
-            for phase, requests in phases_of(each.real).items():
-                value = figures(requests).rows()[figure]
-                errors = [each.error(column, phase, figure, value) for column in COLUMNS]
-                lines.append(f"| {each.name}, {phase} | {value:.4g} | {' | '.join(errors)} |")
+        lines += [f"| {each.name} | {' | '.join(each.errors(figure))} |" for each in measured]
         lines.append("")
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
 class Bench:
-    """Where everything is, and what was fitted to."""
+    """One set: what was fitted to some loads of it, and what that makes of the others."""
 
-    place: Place
-    work: Path
-    fitted: FittedModel
+    def __init__(self, place: Place, name: str, work: Path) -> None:
+        """Make the captures that are not there, and fit."""
+        self._place, self._planned, self._work, self._fitted_loads = place, SETS[name], work, FITTED[name]
+        if not all((place.out / each).is_dir() for each in self._planned):
+            capture_all(place, self._planned)
+        self._real = {each: read_recording(place.out / each) for each in self._planned}
+        (work / name).mkdir()
+        fitted_to = only(self._real[name], self._fitted_loads, work / name)
+        model = fit([fitted_to], draft_share=DRAFT_SHARE if name == "draft" else 0.0)
+        if model.step_time is None or model.acceptance is None:
+            raise RuntimeError(f"{name}: too little was recorded to fit it")
+        self.fitted = model
+        self._fitted_name = name
 
-    def in_virtual_time(self, name: str) -> dict[str, Recording]:
-        """Return a load in virtual time, by fitted step times and acceptance, and by donors where K is theirs."""
-        planned, fitted = CAPTURES[name], self.fitted
-        seconds = _seconds(read_recording(self.place.out / name))
-        # `fitted_to` sees to it that there are both.
+    def measure(self, *, emulated: bool) -> list[Measured]:
+        """Return all loads that were held out."""
+        columns = {name: self._in_virtual_time(name) for name in self._planned}
+        if emulated:
+            self._emulate()
+            for name in self._planned:
+                columns[name]["emulated"] = loads_of(read_recording(self._work / "emulated" / name))
+        return [
+            Measured(f"{name}, {load}", requests, {column: of[load] for column, of in columns[name].items()})
+            for name, real in self._real.items()
+            for load, requests in sorted(loads_of(real).items())
+            if name != self._fitted_name or load not in self._fitted_loads
+        ]
+
+    def _in_virtual_time(self, name: str) -> dict[str, dict[str, list[RecordedRequest]]]:
+        """Return the loads by fitted step times and acceptance, and by donors where K is theirs."""
+        planned, fitted, seconds = self._planned[name], self.fitted, self._place.seconds
         step_time, acceptance = (
             step_time_from_json(fitted.step_time or {}),
             acceptance_from_json(fitted.acceptance or {}),
         )
         lead_ms = float(np.median(fitted.ttft.lead_ms)) if fitted.ttft else 0.0
         given = GivenBehaviour(step_time, acceptance, SEED, lead_ms=lead_ms, width=planned.k)
-        found = {"steps": in_virtual_time(given, planned, fitted, seconds, self.work / f"{name}-steps")}
+        found = {"steps": in_virtual_time(given, planned, fitted, seconds, self._work / f"{name}-steps")}
         if planned.k == acceptance.num_speculative_tokens:
             donors = ModelledBehaviour(fitted, SEED)
-            found["modelled"] = in_virtual_time(donors, planned, fitted, seconds, self.work / f"{name}-modelled")
-        return found
+            found["modelled"] = in_virtual_time(donors, planned, fitted, seconds, self._work / f"{name}-modelled")
+        return {column: loads_of(recording) for column, recording in found.items()}
 
-    def emulated(self, name: str) -> Recording:
-        """Return what an emulated engine does with a load; it takes as long as the real one."""
-        out = self.work / f"{name}-emulated"
+    def _emulate(self) -> None:
+        """Send all loads to emulated engines; it takes as long as with real ones."""
+        out = self._work / "emulated"
         out.mkdir()
         with tempfile.TemporaryDirectory() as folder:
-            options = emulated_options(self.fitted, Path(folder))
-            place = Place(self.place.engine, self.place.models, out, self.place.seconds)
-            found = capture(place, name, CAPTURES[name], options)
-            verdict = Path(folder) / "told" / "lateness.txt"
-            sys.stdout.write(verdict.read_text() if verdict.exists() else "no verdict of lateness\n")
-        return read_recording(found)
-
-    def measure(self, name: str) -> Measured:
-        """Return all that there is of a load."""
-        others: dict[str, Recording] = {}
-        if (again := self.place.out / f"{name}-again").is_dir():
-            others["again"] = read_recording(again)
-        others |= self.in_virtual_time(name) | {"emulated": self.emulated(name)}
-        return Measured(name, read_recording(self.place.out / name), others)
+            options = {name: emulated_options(self.fitted, Path(folder) / name) for name in self._planned}
+            capture_all(replace(self._place, out=out), self._planned, options)
+            for verdict in sorted(Path(folder).glob("*/told/lateness.txt")):
+                sys.stdout.write(verdict.read_text())
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="Measure replay against a real vLLM on the CPU.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--methods", nargs="+", choices=("draft", "ngram"), default=("draft", "ngram"))
-    parser.add_argument("--seconds", type=int, default=20, help="for each number of clients (default: %(default)s)")
+    parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=tuple(SETS))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=int, default=3, help="for each load in a round (default: %(default)s)")
+    parser.add_argument("--no-emulated", action="store_true", help="leave out the engines that take real time")
     arguments = parser.parse_args()
-    engine = Engine.at(install_engine_environment())
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    place = Place(engine, make_models(engine, arguments.folder / MODEL), arguments.folder, arguments.seconds)
-    work = arguments.folder / "forecasts"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    all_measured = []
-    for method in arguments.methods:
-        names = [name for name in CAPTURES if name.startswith(method)]
-        for name in names:
-            if not (place.out / name).is_dir():
-                capture(place, name, CAPTURES[name])
-        share = DRAFT_SHARE if method == "draft" else 0.0
-        bench = Bench(place, work, fitted_to(place.out / f"{method}-fit", share))
-        for name in names:
-            if not name.endswith(("-fit", "-again")):
-                all_measured.append(bench.measure(name))
-                sys.stdout.write(f"{all_measured[-1].table()}\n")
-                sys.stdout.flush()
-    sys.stdout.write(summary(all_measured))
+    place = place_below(arguments.folder, arguments.rounds, arguments.seconds)
+    measured = []
+    for name in arguments.sets:
+        work = arguments.folder / f"forecasts-{name}"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        measured += Bench(place, name, work).measure(emulated=not arguments.no_emulated)
+    sys.stdout.write(summary(measured, SUMMARY))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ async def run(
     settings: RunSettings, folder: Path, stop: Stop | None = None, **options: Any
 ) -> tuple[LoadResult, list[dict[str, Any]]]:
     """Run a load to its end; return its result and the lines of its one file."""
-    result = await run_load(settings, folder, stop or Stop(), **{"emit": lambda _line: None, **options})
+    result = await run_load(settings, folder, stop or Stop(), **options)
     assert result.client_file == folder / "client.jsonl.part"
     assert names_in(folder) == ["client.jsonl.part"]
     return result, [json.loads(line) for line in result.client_file.read_text().splitlines()]

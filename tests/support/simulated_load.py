@@ -124,7 +124,7 @@ async def _load(loop: _Loop, settings: str, folder: Path) -> str:
     for name, text in DATASETS.items():
         (folder / name).write_text(text)
     try:
-        result = await run_load(read_settings(settings), folder, Stop(), dataset_mount=folder, emit=lambda _: None)
+        result = await run_load(read_settings(settings), folder, Stop(), dataset_mount=folder)
     except BadDatasetError as error:
         return str(error).replace(str(folder), "")
     # What happens at the same time happens in any order.

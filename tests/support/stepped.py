@@ -33,11 +33,13 @@ class Got:
 class Rig:
     """An engine with steps of 10 ms, and 1 ms more for each 100 tokens of prompts."""
 
-    def __init__(self, limits: Limits, rates: tuple[float, ...] = (), on_step: OnStep | None = None) -> None:
+    def __init__(
+        self, limits: Limits, rates: tuple[float, ...] = (), on_step: OnStep | None = None, drafting: float = 1.0
+    ) -> None:
         self.clock = VirtualClock()
         self.steps: list[StepReport] = []
         step_time = StepTime(curve=((1, 10.0),), prefill_token_us=10.0)
-        behaviour = GivenBehaviour(step_time, from_rates(rates) if rates else None, seed=1)
+        behaviour = GivenBehaviour(step_time, from_rates(rates, drafting) if rates else None, seed=1)
         self.engine = SteppedEngine(self.clock, behaviour, limits, on_step or self.steps.append)
 
     def send(

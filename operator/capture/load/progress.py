@@ -71,13 +71,10 @@ class Progress:
     ``recorded`` reads from the volume, so it gets a thread.
     """
 
-    def __init__(
-        self, in_flight: Callable[[], int], recorded: Callable[[], int], emit: Callable[[str], None] = print_line
-    ) -> None:
+    def __init__(self, in_flight: Callable[[], int], recorded: Callable[[], int]) -> None:
         self._in_flight = in_flight
         self._count_recorded = recorded
         self._recorded = 0
-        self._emit = emit
         self._tallies: list[Tally] = []
         self._phase: Phase | None = None
         self._later: Sequence[Phase] = ()
@@ -118,7 +115,7 @@ class Progress:
             "rate": round(rate, 2),
             "eta_s": round(sum(known_s), 1) if len(known_s) == len(parts_s) else None,
         }
-        self._emit(msgspec.json.encode(line).decode())
+        print_line(msgspec.json.encode(line).decode())
 
 
 def _left_s(phase: Phase, tally: Tally, passed_s: float, rate: float) -> float | None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, read_dataset
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
 from specdecode_operator.capture.load.phases import run_phase
-from specdecode_operator.capture.load.progress import PhaseResult, Progress, print_line
+from specdecode_operator.capture.load.progress import PhaseResult, Progress
 from specdecode_operator.capture.load.prompts import DatasetSource, PromptSource, SyntheticSource
 from specdecode_operator.capture.load.sender import PhaseSender, RunParts
 from specdecode_operator.capture.load.stop import Stop, beside
@@ -25,6 +26,10 @@ from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings,
 
 _WARMUP_CLIENTS = 4
 """How many warm-up requests are in flight: enough to reach every API server, too few to queue."""
+
+
+AroundPhase = Callable[[Phase], AbstractAsyncContextManager[None]]
+"""What a phase runs within: it begins when this is entered, and its answers have come when it is left."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ async def run_load(
     stop: Stop,
     *,
     dataset_mount: Path = DATASET_MOUNT,
-    emit: Callable[[str], None] = print_line,
+    around_phase: AroundPhase = lambda _: nullcontext(),
 ) -> LoadResult:
     """Send a workload to an engine that is ready, write client.jsonl.part, and return what happened.
 
@@ -74,9 +79,9 @@ async def run_load(
     client = EngineClient(server_of(settings.engine), settings.workload.timeout_seconds)
     allow_many_connections()
     log = ClientLog(attempt_folder, stop.set_from_thread)
-    progress = Progress(lambda: client.in_flight, RecordedRequests(attempt_folder / FOLDER).count, emit)
+    progress = Progress(lambda: client.in_flight, RecordedRequests(attempt_folder / FOLDER).count)
     parts = RunParts(client=client, log=log, zero_s=time.monotonic(), settings=settings, prompts=prompts)
-    run = _Run(parts, time.time(), stop, progress)
+    run = _Run(parts, time.time(), stop, progress, around_phase)
     try:
         async with (
             beside(run.follow_stop(), run.progress.run(stop)),
@@ -97,8 +102,11 @@ def _prompt_source(settings: RunSettings, dataset_mount: Path) -> PromptSource:
 class _Run:
     """One run from its zero on."""
 
-    def __init__(self, parts: RunParts, zero_wall_s: float, stop: Stop, progress: Progress) -> None:
+    def __init__(
+        self, parts: RunParts, zero_wall_s: float, stop: Stop, progress: Progress, around_phase: AroundPhase
+    ) -> None:
         self.progress = progress
+        self._around_phase = around_phase
         self._parts = parts
         self._zero_wall_s = zero_wall_s
         self._stop = stop
@@ -116,11 +124,13 @@ class _Run:
             clients = min(workload.warmup_requests, _WARMUP_CLIENTS)
             requests = workload.warmup_requests
             warmup = Phase(name=WARMUP_PHASE, pattern=Pattern.CLOSED, concurrency=clients, requests=requests)
-            await self._run_phase(warmup, workload.phases)
+            async with self._around_phase(warmup):
+                await self._run_phase(warmup, workload.phases)
         before = await monitor.read_when_idle()
         for number, phase in enumerate(workload.phases, start=1):
             if not self._stop.is_set:
-                await self._run_phase(phase, workload.phases[number:])
+                async with self._around_phase(phase):
+                    await self._run_phase(phase, workload.phases[number:])
         ended_s = time.monotonic()
         after = NoMetrics("the run was stopped") if self._stop.is_set else await monitor.read_when_idle()
         return LoadResult(

@@ -17,6 +17,9 @@ class Course(Protocol):
     def first(self) -> int:
         """Return how many tokens come at the end of its prefill, or when it is computed again."""
 
+    def planned(self) -> int:
+        """Return how many drafted tokens its next step is planned with; what was drafted may be another number."""
+
     def next(self, output_tokens: int) -> tuple[int, int]:
         """Return how many tokens were drafted for its next step, and how many of them accepted.
 

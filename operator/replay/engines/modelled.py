@@ -46,6 +46,9 @@ class _Course:
         self.before = 0
         return self.behaviour.draw_first()
 
+    def planned(self) -> int:
+        return self.behaviour.draw_planned()
+
     def next(self, output_tokens: int) -> tuple[int, int]:
         behaviour = self.behaviour
         if (wanted := behaviour.acceptance_now()) is not None:
@@ -77,6 +80,8 @@ class ModelledBehaviour:
         self._trend = step_time_from_json(self._donors.trend)
         self._leads_ms = model.ttft.lead_ms if model.ttft else []
         self._chances = BurstChances(self._donors.bursts)
+        self._planned = _usually_drafted(self._donors)
+        self._plans = Random(f"{seed}/plans")  # noqa: S311  not for secrets
         self._classes = list(accumulate(self._donors.classes))
         self._spread = self._random.random()
         self._cells: dict[tuple[int, int], Cell] = {}
@@ -134,6 +139,10 @@ class ModelledBehaviour:
         sums = self._chances.up_to((of_class, self._pace, before, self._decoding, *place))
         return self._chances.sizes[bisect_left(sums, self._random.random())]
 
+    def draw_planned(self) -> int:
+        """Return how many drafted tokens a request's next step has: as many as usual, before it is drawn what comes."""
+        return math.floor(self._planned + self._plans.random())
+
     def draw_drafted(self, tokens: int) -> int:
         """Return how many tokens were drafted for a burst: as the engine counted them."""
         k, drafts = self.num_speculative_tokens, self._donors.drafts
@@ -180,6 +189,14 @@ class ModelledBehaviour:
 
 def _as_recorded() -> float | None:
     return None
+
+
+def _usually_drafted(donors: Donors) -> float:
+    """Return the tokens drafted for a request's step on average: fewer than K where a drafter often finds none."""
+    bursts = donors.bursts
+    singles = sum(count for tokens, count in zip(bursts.tokens, bursts.counts, strict=True) if tokens == 1)
+    undrafted = (1 - donors.drafts.singles) * singles / max(1, sum(bursts.counts))
+    return (1 - undrafted) * min(donors.drafts.tokens, donors.num_speculative_tokens)
 
 
 def _distance(cell: Cell, decoding: int, prefill: int) -> tuple[int, int]:

@@ -74,6 +74,7 @@ class SteppedEngine:
         self._max_num_batched_tokens = limits.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
         self._max_model_len = limits.max_model_len
         self._block_size = limits.block_size or BLOCK_SIZE
+        self._draft_slots = limits.draft_slots or 0
         self._steps_ahead = 2 if limits.async_scheduling else 1
         self._kv = KvCache(limits.num_gpu_blocks, prefix_caching=limits.enable_prefix_caching is not False)
         self._running: list[_Request] = []
@@ -167,19 +168,19 @@ class SteppedEngine:
     def _schedule_running(self, budget: int) -> int:
         """Give what runs its tokens of the step; return how many are left."""
         running, batch = self._running, self._batch
-        block_size, drafts = self._block_size, self._behaviour.num_speculative_tokens
+        block_size, slots = self._block_size, self._draft_slots
         index = 0
-        while index < len(running) and budget > 0:
+        while index < len(running) and budget > slots:
             request = running[index]
-            wanted = 1 + drafts if request.decoding else request.length - request.computed
-            tokens = min(wanted, budget)
+            wanted = 1 + request.course.planned() if request.decoding else request.length - request.computed
+            tokens = min(wanted, budget - slots)
             missing = -(-(request.computed + tokens) // block_size) - request.blocks
             if missing > 0:
                 if not self._kv.grow(missing):
                     self._preempt(running.pop())
                     continue
                 request.blocks += missing
-            budget -= tokens
+            budget -= tokens + slots
             batch.append((request, tokens))
             index += 1
         return budget
@@ -197,13 +198,13 @@ class SteppedEngine:
 
     def _admit(self, budget: int) -> None:
         """Let in who waits, in order, while there is room and the step has tokens left."""
-        block_size, waiting, kv = self._block_size, self._waiting, self._kv
-        while waiting and budget > 0 and len(self._running) < self._max_num_seqs:
+        block_size, slots, waiting, kv = self._block_size, self._draft_slots, self._waiting, self._kv
+        while waiting and budget > slots and len(self._running) < self._max_num_seqs:
             request = waiting[0]
             hashes = request.incoming.block_hashes
             # The last token is computed in any case: its successor is asked for.
             found = min(kv.found(hashes), (request.length - 1) // block_size)
-            tokens = min(request.length - found * block_size, budget)
+            tokens = min(request.length - found * block_size, budget - slots)
             fresh = -(-(found * block_size + tokens) // block_size) - found
             if request.ready_step > self._step or not kv.admit(hashes, found, fresh):
                 return
@@ -211,7 +212,7 @@ class SteppedEngine:
             request.computed, request.blocks, request.named = found * block_size, found + fresh, found
             self._running.append(request)
             self._batch.append((request, tokens))
-            budget -= tokens
+            budget -= tokens + slots
             if not request.begun:
                 self._count_begun(request)
 

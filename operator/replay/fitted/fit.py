@@ -6,7 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.files.publish import read_manifest
+from specdecode_operator.engine.profiles import UnknownEngineVersionError, find_profile
 from specdecode_operator.replay.emulated.step_time import StepTime, step_time_from_json
 from specdecode_operator.replay.fitted import buckets
 from specdecode_operator.replay.fitted.acceptance import fit_acceptance
@@ -23,6 +25,7 @@ from specdecode_operator.replay.fitted.timeline import Floats, Ints, Timeline, t
 from specdecode_operator.replay.fitted.trend import expected_ms, fitted_trend
 from specdecode_operator.replay.recording.read import LONGEST_GAP_MS, RecordingError, read_steps, refuse_different
 from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+from specdecode_operator.vocabulary import Method
 
 _LEAST_STEPS: Final = 8
 """A pool of fewer is none: steps near to it stand in."""
@@ -129,9 +132,23 @@ def _origin(recordings: Sequence[Recording], captures: list[FittedCapture], line
             num_gpu_blocks=counted or _blocks(lines, meta.block_size or None),
             enable_prefix_caching=config.enable_prefix_caching if config else None,
             async_scheduling=config.async_scheduling if config else None,
+            draft_slots=_draft_slots(meta),
         ),
         captures=captures,
     )
+
+
+def _draft_slots(meta: TraceMeta) -> int | None:
+    """Return what vLLM's scheduler keeps free for drafting, for each request of a step; None where it is not known."""
+    method, k = ((meta.speculative or {}).get(name) for name in ("method", "num_speculative_tokens"))
+    if method not in set(Method) or not isinstance(k, int) or meta.vllm_version is None:
+        return None
+    try:
+        slots = find_profile(".".join(meta.vllm_version.split(".")[:2])).extra_draft_slots
+    except UnknownEngineVersionError:
+        return None
+    of_method = slots.get(Method(method))
+    return max(0, of_method.at(k)) if of_method else None
 
 
 def _blocks(lines: list[Timeline], block_size: int | None) -> int | None:

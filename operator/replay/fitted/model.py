@@ -44,6 +44,9 @@ class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
     num_gpu_blocks: Positive | None = None  # of the KV cache
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None  # the next step is planned while one runs
+    draft_slots: Count | None = (
+        None  # of a step's tokens, taken by each request in it beside its own: drafting needs them
+    )
 
 
 class Origin(Struct, kw_only=True, frozen=True, omit_defaults=True):

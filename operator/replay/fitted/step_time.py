@@ -156,20 +156,22 @@ def _table(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> 
 
 def _columns(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> dict[str, Numbers]:
     varies = bool(np.ptp(steps.drafted) > 0 and len(np.unique(steps.drafted[steps.drafted > 0])) > 1)
-    base = np.ones(len(steps)) if varies else 1 + draft_share * steps.drafted
+    # A pass of the draft reads its weights, and has a token of each request.
+    passes = np.zeros(len(steps)) if varies else draft_share * steps.drafted
     segments = {
         f"segment {index}": np.clip(steps.scheduled_tokens - low, 0, high - low)
+        + passes * np.clip(steps.requests, 0, high - low) * (index == 0)
         for index, (low, high) in enumerate(pairwise(knots))
     }
     terms = {
-        "request_us": steps.requests,
+        "request_us": steps.requests * (1 + passes),
         "prefill_token_us": steps.prefill_tokens,
         "context_ns": steps.context_tokens,
         "prefill_pair_ps": steps.prefill_pairs,
     }
     if varies:
         terms |= {"draft_ms": steps.drafted, "draft_request_us": steps.drafted * steps.requests}
-    return {"base": base, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
+    return {"base": 1 + passes, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
 
 
 def _choose(columns: Numbers, ms: Numbers, names: Sequence[str]) -> list[str]:
@@ -258,6 +260,7 @@ def _section(
     terms = {name: found.get(name, 0.0) for name in _UNITS}
     if "draft_ms" not in found:
         terms["draft_ms"] = draft_share * found["base"]
+        terms["draft_request_us"] = draft_share * (1e3 * found.get("segment 0", 0.0) + terms["request_us"])
     host = steps.host_ms[np.isfinite(steps.host_ms)]
     return {
         "curve": [[tokens, round(float(level * ms), 5)] for tokens, ms in curve],

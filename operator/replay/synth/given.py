@@ -15,12 +15,20 @@ class _Course:
     width: int
     output_tokens: int
     finish_reason: str = "length"
+    coming: tuple[int, int] | None = None
 
     def first(self) -> int:
         return 1
 
+    def planned(self) -> int:
+        if self.coming is None:
+            self.coming = self.drafting.next(self.width) if self.drafting is not None else (0, 0)
+        return self.coming[0]
+
     def next(self, output_tokens: int) -> tuple[int, int]:  # noqa: ARG002  chance alone decides here
-        return self.drafting.next(self.width) if self.drafting is not None else (0, 0)
+        drafted = self.planned(), self.coming[1] if self.coming is not None else 0
+        self.coming = None
+        return drafted
 
 
 class GivenBehaviour:

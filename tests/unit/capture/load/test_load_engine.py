@@ -151,7 +151,7 @@ async def test_the_counters_of_a_run_are_those_of_its_measured_requests(
         "engine": {"url": server.url, "model": "m", "max_model_len": 99, "vocab_size": 999},
         "workload": {"phases": [{"name": "one", "pattern": "Closed", "concurrency": 1, "requests": 5}]},
     }
-    result = await run_load(read_settings(json.dumps(settings)), tmp_path, Stop(), emit=lambda _line: None)
+    result = await run_load(read_settings(json.dumps(settings)), tmp_path, Stop())
     speculation = SpeculationReading(
         drafts=50, draft_tokens=200, accepted_tokens=100, accepted_per_position=(50, 50, 0, 0)
     )

@@ -3,11 +3,14 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.capture_workload import Phase
 from specdecode_operator.capture.load.runner import run_load
 from specdecode_operator.capture.load.stop import Stop
 from tests.support.completion_server import (
@@ -290,19 +293,25 @@ async def test_prompts_of_a_dataset_are_sent_as_text(server: CompletionServer, t
     assert second.startswith(f"{first}\n t1000 t1001 t1002 t1003\nquestion ")
 
 
-async def test_progress_says_what_was_sent_and_ends_at_nothing_left(server: CompletionServer, tmp_path: Path) -> None:
+async def test_progress_says_what_was_sent_and_ends_at_nothing_left(
+    server: CompletionServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The first request is answered when a line of progress has told of it."""
     lines: list[dict[str, Any]] = []
 
+    def two_sent() -> bool:
+        lines.extend(map(json.loads, capsys.readouterr().out.splitlines()))
+        return any(line["sent"] == 2 for line in lines)
+
     async def after_two_ticks(request: Received, writer: asyncio.StreamWriter) -> None:
         if request.id.endswith("one-1"):
-            await until(lambda: any(line["sent"] == 2 for line in lines))
+            await until(two_sent)
         await answer_in_full(request, writer)
 
     server.answer = after_two_ticks
     Recording(Scenario(requests=3, warmup=0)).write_segments(tmp_path / "segments")
     settings = settings_for(server, phases=[{**CLOSED, "concurrency": 1}, {**FAST, "requests": 21}])
-    await run_load(settings, tmp_path, Stop(), emit=lambda line: lines.append(json.loads(line)))
+    await run_load(settings, tmp_path, Stop())
     line = next(line for line in lines if line["sent"] == 2)
     assert list(line) == ["phase", "sent", "recorded", "completed", "failed", "rate", "eta_s"]
     assert (line["phase"], line["recorded"], line["completed"], line["failed"]) == ("one", 3, 1, 0)
@@ -310,3 +319,25 @@ async def test_progress_says_what_was_sent_and_ends_at_nothing_left(server: Comp
     # The rate is told with two digits: on a slow machine that is little.
     soonest_s, latest_s = (4 / max(line["rate"] + error, 0.001) + 0.1 for error in (0.006, -0.006))
     assert soonest_s - 0.1 <= line["eta_s"] <= latest_s + 0.1
+
+
+async def test_a_phase_runs_within_what_is_put_around_it(server: CompletionServer, tmp_path: Path) -> None:
+    happened: list[str] = []
+
+    @asynccontextmanager
+    async def around(phase: Phase) -> AsyncIterator[None]:
+        happened.append(f"{phase.name} begins after {len(server.received)}")
+        yield
+        happened.append(f"{phase.name} has ended after {len(server.received)}")
+
+    phases = [{**CLOSED, "requests": 2}, {**FAST, "requests": 3}]
+    settings = settings_for(server, phases=phases, warmupRequests=1)
+    await run_load(settings, tmp_path, Stop(), around_phase=around)
+    assert happened == [
+        "warmup begins after 0",
+        "warmup has ended after 1",
+        f"{CLOSED['name']} begins after 1",
+        f"{CLOSED['name']} has ended after 3",
+        f"{FAST['name']} begins after 3",
+        f"{FAST['name']} has ended after 6",
+    ]

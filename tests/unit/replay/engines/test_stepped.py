@@ -60,6 +60,28 @@ def test_a_long_prompt_goes_in_chunks_beside_what_runs() -> None:
     assert len(early.at_ms) == 6
 
 
+def test_slots_that_drafting_takes_are_no_prompts() -> None:
+    """As in vLLM's scheduler: each request of a step has them beside its own tokens."""
+    limits = Limits(max_num_batched_tokens=128, draft_slots=1)
+    rig = Rig(limits, rates=(0.0, 0.0, 0.0))
+    for index in range(7):
+        rig.send(str(index), prompt=10, output=100)
+    rig.send("late", prompt=96, at_ms=25.0)
+    rig.clock.run()
+    # Seven requests with 4 tokens and a slot each leave 93, of which one is the prompt's own slot.
+    assert [step.shape.prefill_tokens for step in rig.steps if step.end_ms > 35][:2] == [92, 4]
+
+
+def test_a_step_has_the_tokens_that_were_found_to_verify() -> None:
+    """A drafter that looks tokens up finds none in half of the steps."""
+    rig = Rig(Limits(), rates=(0.0, 0.0, 0.0), drafting=0.5)
+    got = rig.send(output=200)
+    rig.clock.run()
+    drafted = [burst.drafted for burst in got.bursts[1:]]
+    assert set(drafted) == {0, 3}
+    assert [step.shape.scheduled_tokens for step in rig.steps[1:]] == [1 + tokens for tokens in drafted]
+
+
 def test_who_finds_no_place_waits_and_ttft_grows_with_load() -> None:
     rig = Rig(Limits(max_num_seqs=2))
     got = [rig.send(str(index), output=5) for index in range(6)]

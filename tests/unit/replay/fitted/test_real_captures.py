@@ -26,6 +26,7 @@ def test_a_draft_model_of_a_real_engine_is_played_as_it_was(tmp_path: Path) -> N
     assert model.origin.limits.max_num_batched_tokens == 2048
     assert model.donors is not None
     assert model.donors.drafts.singles == 1.0
+    assert model.origin.limits.draft_slots == 1
     for phase, clients in (("closed-4", 4), ("closed-8", 8)):
         real = [each for each in recording.requests if each.phase == phase]
         lengths = {"prompt_tokens": Lengths(96, 96), "output_tokens": Lengths(200, 200)}
@@ -42,4 +43,5 @@ def test_a_drafter_that_looks_tokens_up_drafts_as_often_as_it_did() -> None:
     model = fit([read_recording(CAPTURES / "ngram")])
     assert model.donors is not None
     assert 0 < model.donors.drafts.singles < 0.5
+    assert model.origin.limits.draft_slots == 0
     assert model.donors.num_speculative_tokens == 4
