@@ -18,6 +18,7 @@ from specdecode_operator.replay.server.events import error
 from specdecode_operator.replay.server.exposition import Exposition
 from specdecode_operator.replay.server.generation import Engines, Streamed, Whole
 from specdecode_operator.replay.server.requests import Asked, RefusedError, bad_request, read_chat, read_completion
+from specdecode_operator.replay.server.wire import ABANDON, Wire
 
 _LARGEST_BODY_BYTES: Final = 16 * 2**20
 _LONGEST_ID: Final = 256
@@ -100,7 +101,8 @@ class _Answers:
             raise RefusedError(500, "InternalServerError", "a failure that --fail-share ordered")
         request_id = Request(scope).headers.get("x-request-id", "")[:_LONGEST_ID] or None
         if asked.stream:
-            streamed = Streamed(service.engines, asked, model, request_id, send)
+            wire = Wire(send, service.engines.unread, scope["extensions"][ABANDON]["close"])
+            streamed = Streamed(service.engines, asked, model, request_id, wire)
             _begin(streamed)
             await streamed.respond(receive)
         else:

@@ -6,17 +6,17 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive
 
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
 from specdecode_operator.replay.engines.engine import Burst, Incoming, ServedEngine
 from specdecode_operator.replay.server.events import DONE, Events, Head, Piece, error, piece_of, usage_of, whole_answer
 from specdecode_operator.replay.server.meter import Answer, Meter
 from specdecode_operator.replay.server.requests import Asked, Prompt, RefusedError
-from specdecode_operator.replay.server.wire import Wire
+from specdecode_operator.replay.server.wire import Unread, Wire
 
 _ENDLESS: Final = 2**31
 _ENGINE_ERROR: Final = "the engine gave it up: it is too large for the KV cache, or ended so when it was recorded"
@@ -31,6 +31,7 @@ class Engines:
     meter: Meter
     hash_blocks_of: int | None = None  # tokens in a block; None: nobody asks for hashes of prompts
     max_model_len: int | None = None
+    unread: Unread = field(default_factory=Unread)
 
 
 class _Choice:
@@ -164,9 +165,9 @@ class Generation(ABC):
 class Streamed(Generation):
     """Answers as events: one a burst, written as it comes."""
 
-    def __init__(self, engines: Engines, asked: Asked, model: str, request_id: str | None, send: Send) -> None:
+    def __init__(self, engines: Engines, asked: Asked, model: str, request_id: str | None, wire: Wire) -> None:
         super().__init__(engines, asked, model, request_id)
-        self._wire = Wire(send)
+        self._wire = wire
         self._plain = not (asked.stop or asked.return_token_ids or asked.continuous_usage)
 
     async def respond(self, receive: Receive) -> None:

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from specdecode_operator.replay.server.wire import ABANDON
+
 _LARGEST_HEAD_BYTES: Final = 2**20
 """Of a request's line and headers, or of what stands between and after its body's chunks."""
 
@@ -27,6 +29,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Take the end of headers."""
         self._unread_bytes = 0
+        self.scope["extensions"] = {ABANDON: {"close": self._abandon}}
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -38,3 +41,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Take the end of a request."""
         self._unread_bytes = 0
         super().on_message_complete()
+
+    def _abandon(self, unread_bytes: int) -> None:
+        self.logger.warning("A connection was closed whose client had %s bytes to read and did not.", unread_bytes)
+        self.transport.abort()

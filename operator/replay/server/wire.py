@@ -2,20 +2,45 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+ABANDON: Final = "specdecode.abandon"
+"""Extension of the ASGI scope: closes the connection at once, and takes for the log how much was unread."""
+
+_SENT_AT_ONCE_BYTES: Final = 2**16
+MOST_UNREAD_BYTES: Final = 2**28
+
+
+class Unread:
+    """What clients of one server have not read yet: where all of it is too much, who has most to read is given up."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._of: dict[Wire, int] = {}
+
+    def tell(self, wire: "Wire", unread_bytes: int) -> None:
+        """Take how much one client has to read now."""
+        self._bytes += unread_bytes - self._of.pop(wire, 0)
+        if unread_bytes:
+            self._of[wire] = unread_bytes
+        while self._bytes > MOST_UNREAD_BYTES:
+            max(self._of, key=self._of.__getitem__).give_up()
 
 
 class Wire:
     """The body of one HTTP response. Each write is one message, until a client reads slower than it is written to.
 
     ``send`` of an ASGI server is a coroutine that only waits where the connection is full. So it is begun right here,
-    and goes on in a task where it waits; what is written meanwhile is kept, and follows in one piece.
+    and goes on in a task where it waits; what is written meanwhile is kept, and follows in large pieces.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, unread: Unread, abandon: Callable[[int], None]) -> None:
+        """Write with ``send``; ``abandon`` ends a connection whose client leaves too many bytes unread."""
         self._send = send
+        self._unread = unread
+        self._abandon: Callable[[int], None] | None = abandon
         # What was written while nothing could be sent; None: it can be.
         self._kept: bytearray | None = bytearray()
         self._task: asyncio.Task[None] | None = None
@@ -30,7 +55,9 @@ class Wire:
     def write(self, data: bytes) -> None:
         """Write one message."""
         if self._kept is not None:
-            self._kept += data
+            if self._abandon is not None:
+                self._kept += data
+                self._unread.tell(self, len(self._kept))
             return
         sending: Any = self._send({"type": "http.response.body", "body": data, "more_body": True})
         try:
@@ -53,11 +80,23 @@ class Wire:
         if not self._closed.done():
             self._closed.set_result(None)
 
+    def give_up(self) -> None:
+        """Close the connection: its client is told nothing, as it reads nothing."""
+        abandon, kept = self._abandon, self._kept
+        self._abandon, self._kept = None, bytearray()
+        self._unread.tell(self, 0)
+        if abandon is not None:
+            abandon(len(kept or ()))
+
     async def closed(self) -> None:
         """Wait until all is written, or dropped."""
-        await self._closed
-        if self._task is not None:
-            self._task.cancel()
+        try:
+            await self._closed
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+            self._abandon = None
+            self._unread.tell(self, 0)
         if self._last:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -65,8 +104,12 @@ class Wire:
         if begun is not None:
             await begun
         while self._kept:
-            kept, self._kept = bytes(self._kept), bytearray()
-            await self._send({"type": "http.response.body", "body": kept, "more_body": True})
+            # Whole events, or all where one is so long.
+            end = self._kept.rfind(b"\n", 0, _SENT_AT_ONCE_BYTES) + 1 or len(self._kept)
+            piece = bytes(self._kept[:end])
+            del self._kept[:end]
+            self._unread.tell(self, len(self._kept))
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         self._kept = None
         if self._last:
             self.end()
