@@ -36,6 +36,12 @@ LONGEST_RUN_MS: Final = 1e13
 _MOST_SUMMED_GAPS: Final = 2**20
 """Of a request whose gaps stand in a summary: a line of them may be short, and fill the memory."""
 
+MOST_HELD_BYTES: Final = 2**32
+"""Of all requests of a trace: a hundred million gaps. Lines that gzip packed a thousandfold would fill the memory."""
+
+MOST_STEPS: Final = 2**25
+"""Of a file of step statistics: four days of steps of 10 ms."""
+
 MOST_TOKENS: Final = 2**27
 """Of a prompt, or of an answer: ten times as many as any model takes."""
 
@@ -72,7 +78,7 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
         It is not there, has no request with a token, or has a bad line that is not to be skipped.
     """
     trace = find_trace(path)
-    meta, found, skipped = TraceMeta(), list[RecordedRequest](), 0
+    meta, found, skipped, held_bytes = TraceMeta(), list[RecordedRequest](), 0, 0
 
     def skip(error: RecordingError) -> None:
         nonlocal skipped
@@ -85,6 +91,12 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
             meta = line
         else:
             found.append(line)
+            held_bytes += line.held_bytes
+            if held_bytes > MOST_HELD_BYTES:
+                raise RecordingError(
+                    f"{printable(str(trace))}: more than {MOST_HELD_BYTES >> 20} MiB after {len(found)} requests: "
+                    "split it, and use a part"
+                )
     if not found:
         raise no_requests(trace)
     found.sort(key=lambda request: float("inf") if request.arrival_ms is None else request.arrival_ms)
@@ -134,7 +146,13 @@ def read_steps(path: Path, bad_line: OnBadLine = _refuse) -> Iterator[StepLine]:
     RecordingError
         It cannot be read, or ``bad_line`` raises what it is told of a line that breaks a rule; else that is left out.
     """
-    return _decoded(path, lambda line: decode_step(line.text), bad_line)
+
+    def step(line: Line) -> StepLine:
+        if line.number > MOST_STEPS:
+            raise RecordingError(f"{printable(str(path))}: more than {MOST_STEPS} steps: split it, and use a part")
+        return decode_step(line.text)
+
+    return _decoded(path, step, bad_line)
 
 
 def concatenated(recordings: list[Recording]) -> Recording:

@@ -12,6 +12,9 @@ from typing import Final
 
 from specdecode_operator.capture.files.formats import TraceMeta
 
+_OBJECT_BYTES: Final = 1024
+"""Of a request without its numbers, with what is made of it while it is played."""
+
 MOST_TOKENS_AT_ONCE: Final = 4096
 """Of a burst that may be a draft's: blocks of diffusion models have 256 at most."""
 
@@ -45,6 +48,13 @@ class RecordedRequest:
     def output_tokens(self) -> int:
         """All that it was given."""
         return sum(self.chunk_tokens)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes of the memory, about."""
+        arrays = (self.chunk_tokens, self.gaps_ms, self.num_running, self.prefill_tokens, self.block_hashes)
+        held = sum(len(each) * each.itemsize for each in (*arrays, self.token_ids) if each is not None)
+        return held + len(self.request_id or "") + len(self.phase or "") + _OBJECT_BYTES
 
     @property
     def end_ms(self) -> float | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from specdecode_operator.capture.files import lines
+from specdecode_operator.replay.recording import read
 from specdecode_operator.replay.recording.read import RecordingError, concatenated, read_recording, read_steps
 from tests.support.traces import META, record, write_trace
 
@@ -113,3 +114,28 @@ def test_a_line_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(bytes(2**20 + 1)))
     with pytest.raises(RecordingError, match=r"line 1: has more than 1,048,576 bytes"):
         read_recording(tmp_path)
+
+
+def test_many_lines_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "MOST_HELD_BYTES", 10 * 2**20)
+    summary = record(
+        output_tokens=2**19, itl_ms=None, itl_tokens=None, itl_summary={"mean_ms": 7.0, "count": 2**19 - 1}
+    )
+    path = write_trace(tmp_path / "t.jsonl.gz", [summary] * 9)
+    with pytest.raises(RecordingError, match=r"more than 10 MiB after 2 requests: split it") as caught:
+        read_recording(path, skip_bad_lines=True)
+    assert "\n" not in str(caught.value)
+    small = write_trace(tmp_path / "small.jsonl", [record(request_id="a" * 2**20)] * 9)
+    assert len(read_recording(small).requests) == 9
+    with pytest.raises(RecordingError, match="after 10 requests"):
+        read_recording(write_trace(small, [record(request_id="a" * 2**20)] * 11))
+
+
+def test_no_file_has_more_steps_than_days_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "MOST_STEPS", 3)
+    path = tmp_path / "step-stats.jsonl"
+    path.write_text(3 * (json.dumps(STEP) + "\n"))
+    assert len(list(read_steps(path))) == 3
+    path.write_text(4 * (json.dumps(STEP) + "\n"))
+    with pytest.raises(RecordingError, match="more than 3 steps"):
+        list(read_steps(path, lambda _: None))
