@@ -23,7 +23,8 @@ _INNER_FIELDS: Final = {
     name: tuple(field.encode_name for field in msgspec.structs.fields(kind))
     for name, kind in (("itl_ctx", ItlContext), ("itl_summary", ItlSummary))
 }
-_KEYS: Final = tuple(f'"{name}"'.encode() for name in (*_RECORD_FIELDS, *chain(*_INNER_FIELDS.values())))
+_KEYS: Final = tuple(name.encode() for name in (*_RECORD_FIELDS, *chain(*_INNER_FIELDS.values())))
+_WORD: Final = re.compile(rb'"(\w+)"')
 _LONG_NUMBER: Final = re.compile(rb"\d{20}")
 """2^64 has so many digits."""
 
@@ -214,8 +215,9 @@ def _explained(message: str) -> str:
 
 
 def _repeated(text: bytes) -> str | None:
-    """Return a field of the reader that comes twice in one object; counting bytes first spares a second parse."""
-    if not any(text.count(key) > 1 for key in _KEYS):
+    """Return a field of the reader that comes twice in one object; looking for words first spares a second parse."""
+    words = _WORD.findall(text)
+    if len(set(words)) == len(words) or not any(words.count(key) > 1 for key in _KEYS):
         return None
     # Objects as the list of their names and values, which keeps those that come twice.
     record: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)

@@ -6,12 +6,15 @@ step's drafts go to the requests that got most of it, and its drafted tokens to 
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from specdecode_operator.capture.validation.rules import SpeculationStats, StepLine
+from specdecode_operator.capture.validation.rules import StepLine
 from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _APART_MS: Final = 0.2
 """Between a burst and the end of its step: both are the engine's stamp, but gaps were rounded and are summed up."""
@@ -39,59 +42,110 @@ class _Member:
 
 def assumed_drafting(request: RecordedRequest, k: int) -> Drafting:
     """Return a drafting without step statistics: K tokens in every step after the first token."""
-    drafted, accepted = array("H"), array("H")
-    for place, tokens in enumerate(request.chunk_tokens):
-        drafted.append(k if place or tokens > 1 else 0)
-        accepted.append(min(tokens - 1, k))
-    return Drafting(drafted, accepted)
+    sizes = request.chunk_tokens
+    drafted = array("H", [k]) * len(sizes)
+    if sizes[0] == 1:
+        drafted[0] = 0
+    return Drafting(drafted, array("H", [tokens - 1 if tokens <= k else k for tokens in sizes]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of one engine: their ends, and what was drafted in each."""
+
+    ends_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    drafts: "array[int]" = field(default_factory=lambda: array("Q"))
+    draft_tokens: "array[int]" = field(default_factory=lambda: array("Q"))
+    accepted_tokens: "array[int]" = field(default_factory=lambda: array("Q"))
+
+    def add(self, step: StepLine) -> None:
+        """Take the next one."""
+        stats = step.scheduler.spec_decoding_stats
+        self.ends_ms.append(step.ts_ms)
+        self.drafts.append(stats.num_drafts if stats is not None else 0)
+        self.draft_tokens.append(stats.num_draft_tokens if stats is not None else 0)
+        self.accepted_tokens.append(stats.num_accepted_tokens if stats is not None else 0)
 
 
 def recorded_drafting(recording: Recording, steps: Iterator[StepLine]) -> Sequence[Drafting] | None:
     """Return the drafting of every request as step statistics have it; None where they do not fit the trace."""
-    of_engine: dict[int, tuple[array[float], list[SpeculationStats | None]]] = {}
+    of_engine: dict[int, _Steps] = {}
     for step in steps:
-        moments, stats = of_engine.setdefault(step.engine, (array("d"), []))
-        moments.append(step.ts_ms)
-        stats.append(step.scheduler.spec_decoding_stats)
-    k, found = recording.num_speculative_tokens, list[Drafting]()
-    members: dict[tuple[int, int], list[_Member]] = {}
+        of_engine.setdefault(step.engine, _Steps()).add(step)
+    k = recording.num_speculative_tokens
+    found = [assumed_drafting(request, k) for request in recording.requests]
+    of_requests: dict[int, list[int]] = {}
+    for number, request in enumerate(recording.requests):
+        of_requests.setdefault(request.engine, []).append(number)
     bursts = placed = 0
-    for request in recording.requests:
-        found.append(assumed_drafting(request, k))
-        moments, _ = of_engine.get(request.engine, (array("d"), []))
-        places = _steps_of(request, moments)
+    members: list[tuple[_Steps, dict[int, list[_Member]]]] = []
+    for engine, numbers in of_requests.items():
+        known = of_engine.get(engine, _Steps())
+        requests = [recording.requests[number] for number in numbers]
+        places = _steps_of(requests, known.ends_ms)
         bursts += len(places)
-        for place, number in enumerate(places):
-            if number is not None:
-                placed += 1
-                last = place == len(places) - 1
-                member = _Member(found[-1], place, request.chunk_tokens[place] - 1, last)
-                members.setdefault((request.engine, number), []).append(member)
+        placed += int((places >= 0).sum())
+        members.append((known, _to_share(requests, [found[number] for number in numbers], known, places, k)))
     if placed < _LEAST_SHARE * bursts:
         return None
-    for (engine, number), of_step in members.items():
-        _share_out(of_engine[engine][1][number], of_step, k)
+    for known, of_steps in members:
+        for step_number, of_step in of_steps.items():
+            _share_out(known, step_number, of_step, k)
     return found
 
 
-def _steps_of(request: RecordedRequest, moments: "array[float]") -> list[int | None]:
-    """Return which step each burst came of."""
+def _steps_of(requests: Sequence[RecordedRequest], ends: "array[float]") -> "npt.NDArray[np.int64]":
+    """Return which step each burst of some requests came of, one request after the other; -1: none."""
     import numpy as np  # noqa: PLC0415  takes a tenth of a second, which a trace without statistics does not need
 
-    if request.arrival_ms is None or not moments:
-        return [None] * len(request.chunk_tokens)
-    first_ms = request.arrival_ms + request.ttft_ms
-    bursts_ms = np.fromiter(accumulate(request.gaps_ms, initial=first_ms), float, len(request.chunk_tokens))
-    ends_ms = np.frombuffer(moments)
+    of_requests = [
+        np.cumsum([(request.arrival_ms or 0.0) + request.ttft_ms, *request.gaps_ms])
+        if request.arrival_ms is not None
+        else np.full(len(request.chunk_tokens), np.inf)
+        for request in requests
+    ]
+    bursts_ms = np.concatenate(of_requests)
+    if not ends:
+        return np.full(len(bursts_ms), -1)
+    ends_ms = np.frombuffer(ends)
     after = np.searchsorted(ends_ms, bursts_ms - _APART_MS).clip(max=len(ends_ms) - 1)
-    near = np.abs(ends_ms[after] - bursts_ms) <= _APART_MS
-    return [int(step) if fits else None for step, fits in zip(after, near, strict=True)]
+    return np.where(np.abs(ends_ms[after] - bursts_ms) <= _APART_MS, after, -1)
 
 
-def _share_out(stats: SpeculationStats | None, members: list[_Member], k: int) -> None:
+def _to_share(
+    requests: Sequence[RecordedRequest],
+    found: Sequence[Drafting],
+    steps: _Steps,
+    places: "npt.NDArray[np.int64]",
+    k: int,
+) -> dict[int, list[_Member]]:
+    """Return the bursts of each step that is not as it was assumed: K tokens for each request."""
+    import numpy as np  # noqa: PLC0415
+
+    further = np.concatenate([np.frombuffer(each.chunk_tokens, np.uint32) for each in requests]).astype(np.int64) - 1
+    begins = np.concatenate(([0], np.cumsum([len(each.chunk_tokens) for each in requests])))
+    is_later = further > 0
+    is_later |= np.isin(np.arange(len(further)), begins, invert=True)
+    counted, count = (places >= 0) & is_later, len(steps.ends_ms)
+    later = np.bincount(places[counted], minlength=count)
+    most = np.bincount(places[counted], weights=further[counted], minlength=count)
+    drafts, tokens, accepted = (
+        np.frombuffer(each, np.uint64).astype(float)
+        for each in (steps.drafts, steps.draft_tokens, steps.accepted_tokens)
+    )
+    is_other = (later > 0) & ~((drafts == later) & (tokens == k * drafts) & (accepted <= most))
+    members: dict[int, list[_Member]] = {}
+    shared = np.flatnonzero((places >= 0) & is_other[places]) if count else np.empty(0, np.int64)
+    numbers = np.searchsorted(begins, shared, "right") - 1
+    columns = (places[shared], numbers, shared - begins[numbers], further[shared], shared + 1 == begins[numbers + 1])
+    for step, number, place, more, is_last in zip(*(each.tolist() for each in columns), strict=True):
+        members.setdefault(step, []).append(_Member(found[number], place, more, is_last))
+    return members
+
+
+def _share_out(steps: _Steps, number: int, members: list[_Member], k: int) -> None:
     """Give a step's drafts to its bursts."""
-    drafts = stats.num_drafts if stats is not None else 0
-    tokens = stats.num_draft_tokens if stats is not None else 0
+    drafts, tokens = steps.drafts[number], steps.draft_tokens[number]
     later = [member for member in members if member.place or member.further]
     # Those that came of no draft of this step, as of a request's first tokens, are the smallest.
     later.sort(key=lambda member: -member.further)
@@ -99,15 +153,14 @@ def _share_out(stats: SpeculationStats | None, members: list[_Member], k: int) -
         member.drafting.drafted[member.place] = member.drafting.accepted[member.place] = 0
     drafters = later[:drafts]
     left = tokens if drafts <= len(later) else round(tokens * len(later) / drafts)
-    for number, member in enumerate(drafters):
-        even = -(-left // (len(drafters) - number))
+    for place, member in enumerate(drafters):
+        even = -(-left // (len(drafters) - place))
         drafted = min(max(even, member.further), k)
         member.drafting.drafted[member.place] = drafted
         member.drafting.accepted[member.place] = min(member.further, drafted)
         left = max(0, left - drafted)
-    accepted = stats.num_accepted_tokens if stats is not None else 0
     if drafts <= len(later):
-        _add_cut(accepted - sum(member.further for member in drafters), drafters)
+        _add_cut(steps.accepted_tokens[number] - sum(member.further for member in drafters), drafters)
 
 
 def _add_cut(tokens: int, drafters: list[_Member]) -> None:

@@ -165,6 +165,8 @@ def concatenated(recordings: list[Recording]) -> Recording:
     """
     refuse_different(recordings)
     first = recordings[0]
+    if len(recordings) == 1:
+        return first
     requests, zero_ms = list[RecordedRequest](), 0.0
     for each in recordings:
         requests += [
