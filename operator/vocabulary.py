@@ -82,6 +82,9 @@ METHODS_WITH_DRAFT: Final = (
 METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 """Methods whose draft reads the target's hidden states."""
 
+METHODS_IN_PARALLEL: Final = (Method.DRAFT_MODEL, Method.EAGLE3)
+"""Methods whose draft may be one that proposes all tokens in one pass (PARD, P-EAGLE); dflash and dspark always do."""
+
 
 class Dtype(StrEnum):
     """Element type of what is not quantized, in vLLM's words."""

@@ -151,6 +151,8 @@ class EngineProfile:
     """Parts of a draft's path that flip the method, with the method they flip to."""
     extra_draft_slots: Mapping[Method, DraftSlots]
     """Token slots a request that drafting adds to a step."""
+    parallel_draft_slots: Mapping[Method, DraftSlots]
+    """The same where the draft proposes all tokens in one pass."""
     method_packages: Mapping[Method, str]
     """Python packages that an image must hold beside vLLM."""
     targets: TargetLimits
@@ -212,6 +214,9 @@ def _profile(version: str) -> EngineProfile:
         draft_path_markers=MappingProxyType(facts["draft_path_markers"]),
         extra_draft_slots=_by_method(
             {method: DraftSlots(**facts["extra_draft_slots"].get(method, {})) for method in facts["async_scheduling"]}
+        ),
+        parallel_draft_slots=_by_method(
+            {method: DraftSlots(**slots) for method, slots in facts["parallel_draft_slots"].items()}
         ),
         method_packages=_by_method(facts["method_packages"]),
         targets=_target_limits(facts["targets"]),

@@ -65,6 +65,8 @@ class SpeculationSettings:
     """Hub id or path as the engine sees it, for methods with a checkpoint of their own."""
     draft_is_head: bool = False
     """Whether it is made for one target, as opposed to a model of its own."""
+    drafts_in_parallel: bool = False
+    """Whether it proposes all tokens in one pass, as it was trained to."""
     draft_online_quantization: OnlineQuantization | None = None
     """For method draft_model."""
     draft_max_model_len: int | None = None

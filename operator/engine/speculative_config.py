@@ -70,6 +70,9 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
         "num_speculative_tokens_per_batch_size", f"{_SPECULATION}.numSpeculativeTokensByBatchSize", _schedule
     ),
     SpeculativeKey("model", f"{_SPECULATION}.draft.model", lambda _s, d, _p: d.draft_model),
+    SpeculativeKey(
+        "parallel_drafting", f"{_SPECULATION}.draft.model", lambda _s, d, _p: True if d.drafts_in_parallel else None
+    ),
     SpeculativeKey("quantization", f"{_SPECULATION}.draft.quantization", _draft_quantization),
     SpeculativeKey("max_model_len", f"{_SPECULATION}.draft.maxModelLen", lambda _s, d, _p: d.draft_max_model_len),
     SpeculativeKey("draft_tensor_parallel_size", "spec.parallelism.draftTensor", _draft_tensor_parallel_size),

@@ -47,7 +47,9 @@ _PERCENT_FIELDS: Final = {
     "suffix_decoding_max_spec_factor": "speculation.suffix.maxSpecFactorPercent",
     "suffix_decoding_min_token_prob": "speculation.suffix.minTokenProbabilityPercent",
 }
-_OF_DRAFT: Final = frozenset({"model", "max_model_len", "revision", "quantization", "draft_tensor_parallel_size"})
+_OF_DRAFT: Final = frozenset(
+    {"model", "max_model_len", "revision", "quantization", "draft_tensor_parallel_size", "parallel_drafting"}
+)
 """Keys about a draft; a method without one does not read them (config/speculative.py)."""
 
 _WITHOUT_DRAFT: Final = frozenset({Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX})
@@ -147,7 +149,9 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take one key; where no field means it, say why, or ask where it changes how the engine drafts."""
-    if value is None or (value is False and key in profile.speculative_keys):
+    if key == "parallel_drafting" and value is not None:
+        builder.note(Outcome.OPERATOR, f"{what} {value}", "the operator says so of each draft whose config.json does")
+    elif value is None or (value is False and key in profile.speculative_keys):
         builder.note(Outcome.OPERATOR, what, "is what holds without it")
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)

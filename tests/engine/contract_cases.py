@@ -177,6 +177,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "head": HEAD,
     "head3": HEAD | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512},
     "several-heads": MEDUSA,
+    "parallel": LLAMA | {"pard_token": 5},
+    "parallel-head3": HEAD | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512, "ptd_token_id": 5},
+    "parallel-speculator": {
+        "architectures": ["PEagleDraftModel"],
+        "speculators_model_type": "peagle",
+        "speculators_config": {
+            "algorithm": "peagle",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}],
+            "verifier": {"name_or_path": TARGET, "architectures": ["LlamaForCausalLM"]},
+        },
+        "draft_vocab_size": 512,
+        "mask_token_id": 5,
+        "transformer_layer_config": HEAD,
+    },
     "block": BLOCK
     | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2]}},
     "linked-block": BLOCK
@@ -206,6 +220,17 @@ METHODS = {
 }
 """The least that each method needs."""
 
+PARD = SpeculationSettings(Method.DRAFT_MODEL, 4, draft_model="parallel", drafts_in_parallel=True)
+IN_PARALLEL = {
+    f"{platform}-{draft}": replace(base, speculation=replace(PARD, method=method, draft_model=draft))
+    for platform, base in (("gpu", replace(GPU, tensor_parallel_size=2)), ("cpu", CPU))
+    for method, draft in (
+        (Method.DRAFT_MODEL, "parallel"),
+        (Method.EAGLE3, "parallel-head3"),
+        (Method.EAGLE3, "parallel-speculator"),
+    )
+}
+"""Drafts that propose all tokens in one pass: PARD and P-EAGLE."""
 
 PARALLEL = {
     "stages": replace(GPU, tensor_parallel_size=2, pipeline_parallel_size=2, speculation=NGRAM),

@@ -6,11 +6,15 @@ from pathlib import Path
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.runners import runs_on_v1
+from specdecode_operator.engine.rules.speculation import draft_slots
 from specdecode_operator.engine.settings import EngineSettings, Platform
 from specdecode_operator.sizing.base.eras import ModelTraits, Runner, find_era
 from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import with_models_under
 from tests.engine.oracle_process import Answer, Oracle
+
+BLOCKS = (Method.DFLASH, Method.DSPARK)
+"""Methods that always propose all tokens in one pass."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,11 +65,7 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
     expected = {
         "method": speculation.method.value if speculation else None,
         "num_speculative_tokens": speculation.num_speculative_tokens if speculation else None,
-        "extra_draft_slots": (
-            vllm.profile.extra_draft_slots[speculation.method].at(speculation.num_speculative_tokens)
-            if speculation
-            else None
-        ),
+        "extra_draft_slots": (draft_slots(speculation, vllm.profile) if speculation else None),
         "--quantization": vllm.profile.online_quantization[quantization] if quantization else None,
         "--tensor-parallel-size": settings.tensor_parallel_size,
         "--pipeline-parallel-size": settings.pipeline_parallel_size,
@@ -78,6 +78,7 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
         "--block-size": settings.block_size,
         "--enforce-eager": settings.enforce_eager,
         "--shutdown-timeout": settings.shutdown_timeout_s,
+        "parallel_drafting": speculation.drafts_in_parallel or speculation.method in BLOCKS if speculation else None,
         "rejection_sample_method": (speculation.rejection_sampling or "standard") if speculation else None,
         "draft_sample_method": (speculation.draft_sampling or "greedy") if speculation else None,
         "enable_adaptive_verification": (speculation.adaptive_verification or False) if speculation else None,

@@ -19,6 +19,15 @@ from tests.engine.quantized_models import QUANTIZED_MODELS
 
 TENSORS, PIPELINES = (1, 2, 4, 8), (1, 2)
 SPACE_BYTES = 20 * 2**30
+IN_PARALLEL = {
+    "P-EAGLE for Qwen3-8B": (
+        "sgl-project/SpecForge:configs/qwen3-8b-peagle.json",
+        {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 151_669},
+    ),
+    "PARD of Llama-3.2-1B": ("meta-llama/Llama-3.2-1B", {"pard_token": 128_255}),
+}
+"""Drafts that propose all tokens in one pass: files of the catalogue, and what such drafts have otherwise."""
+
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE = 1024, 8192, 16
 """vLLM's defaults on an H100 (FlashAttention's block)."""
 
@@ -78,6 +87,7 @@ class Case:
                 "method": self.method,
                 "num_speculative_tokens": self.num_speculative_tokens,
                 "config": config_of(self.draft) if self.draft else None,
+                "parallel_drafting": True if self.pair().drafts_in_parallel else None,
             }
         return question
 
@@ -114,6 +124,9 @@ def config_of(model: str) -> dict[str, Any]:
     """Return the config.json of a model of the catalogue, or of one of the small quantized ones."""
     if model in QUANTIZED_MODELS:
         return QUANTIZED_MODELS[model]
+    if model in IN_PARALLEL:
+        base, otherwise = IN_PARALLEL[model]
+        return config_of(base) | otherwise
     entry = find_entry(model)
     assert entry is not None
     return dict(entry.config)
@@ -124,7 +137,7 @@ def geometry_of(model: str, method: str = Method.DRAFT_MODEL) -> ModelGeometry:
     """Return the geometry of a model, or of what a method drafts with."""
     if method not in (Method.DRAFT_MODEL, Method.NONE):
         return head_from_config(model, config_of(model), method)
-    if model in QUANTIZED_MODELS:
+    if model in QUANTIZED_MODELS or model in IN_PARALLEL:
         return geometry_from_config(model, config_of(model))
     geometry = find_geometry(model)
     assert geometry is not None

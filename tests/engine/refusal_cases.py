@@ -11,7 +11,7 @@ from specdecode_operator.engine.settings import (
     SuffixSettings,
 )
 from specdecode_operator.vocabulary import Method
-from tests.engine.contract_cases import CPU, DRAFT, DRAFT_MODEL, EAGLE_PATH, GPU, METHODS, NGRAM
+from tests.engine.contract_cases import CPU, DRAFT, DRAFT_MODEL, EAGLE_PATH, GPU, IN_PARALLEL, METHODS, NGRAM, PARD
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,18 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     "more tokens than K": (
         scheduled((1, 4, 6)),
         Ours("vllm/v1/spec_decode/dynamic/utils.py caps it at K and says nothing"),
+    ),
+    "fewer tokens of a draft in one pass": (
+        replace(
+            IN_PARALLEL["gpu-parallel"],
+            speculation=replace(
+                PARD, schedule=(ScheduleRange(1, 4, 4), ScheduleRange(5, 9, 2), ScheduleRange(10, 64, 0))
+            ),
+        ),
+        Ours(
+            "vllm/v1/spec_decode/llm_base_proposer.py, propose: the K tokens of each request are read as rows of the "
+            "length that is asked for, so that requests get each other's, or the engine ends"
+        ),
     ),
     "ranges that overlap": (
         scheduled((1, 4, 2), (4, 6, 1)),

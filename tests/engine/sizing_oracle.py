@@ -153,11 +153,14 @@ def describe_stage(stage: Stage, *, dump: bool) -> dict[str, Any]:
         "specs": summary(stage.specs, stage.draft_names),
     }
     if draft is not None:
+        buffers = buffer_bytes(draft, target)
+        # A weight of P-EAGLE's checkpoint, which is loaded into a buffer.
+        of_places = buffers.get("mask_hidden", 0)
         answer |= {
             "draft_class": type(draft).__name__,
-            "draft_param_bytes": size_bytes(stage.draft_shared.values()),
-            "draft_unshared_param_bytes": size_bytes(own_parameters(draft, target).values()),
-            "draft_buffer_bytes": buffer_bytes(draft, target),
+            "draft_param_bytes": size_bytes(stage.draft_shared.values()) + of_places,
+            "draft_unshared_param_bytes": size_bytes(own_parameters(draft, target).values()) + of_places,
+            "draft_buffer_bytes": buffers,
         }
     if stage.draft_error:
         answer["draft_sharing_error"] = stage.draft_error

@@ -43,6 +43,7 @@ from tests.engine.contract_cases import (
     FAILING_EXTRA,
     GOOD,
     GPU,
+    IN_PARALLEL,
     LEADER_ADDRESS,
     MEETING_TIMEOUT_S,
     METHODS,
@@ -149,6 +150,14 @@ def test_line_of_every_method_is_taken_for_what_was_meant(vllm: Vllm, method: Me
     if package and error and package in error:
         pytest.skip(f"the package index's CPU build of vLLM {vllm.profile.version} comes without {package}")
     check_started(vllm, METHODS[method])
+
+
+@pytest.mark.parametrize("name", IN_PARALLEL)
+def test_a_draft_in_one_pass_is_taken_for_what_was_meant(vllm: Vllm, name: str) -> None:
+    settings = IN_PARALLEL[name]
+    assert speculation_problems(settings, vllm.profile) == []
+    check_parsed(vllm, settings)
+    check_started(vllm, settings)
 
 
 def test_no_method_is_left_out() -> None:

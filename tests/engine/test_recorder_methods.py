@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class Method:
         Which models of tiny_heads.py draft, and are drafted for.
     foresees
         Whether some of what it proposes is accepted for sure.
+    more
+        What else the speculative config says.
     """
 
     name: str
@@ -64,17 +66,25 @@ class Method:
     head: str | None = None
     target: str = "target"
     foresees: bool = True
+    more: Line = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return its name, and that of its head where that is another."""
+        return self.name if self.head in (None, "draft", self.name) else f"{self.name}-{self.head}"
 
     def config(self, models: Path) -> Line:
         """Return the speculative config."""
-        config: Line = {"method": self.name, "num_speculative_tokens": self.drafts}
+        config: Line = {"method": self.name, "num_speculative_tokens": self.drafts} | self.more
         if self.name == "ngram_gpu":
             config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
         return config | ({"model": str(models / self.head)} if self.head else {})
 
 
+IN_PARALLEL: Line = {"parallel_drafting": True}
 METHODS = (
     Method("draft_model", head="draft"),
+    Method("draft_model", head="pard", more=IN_PARALLEL),
+    Method("eagle3", head="p-eagle", more=IN_PARALLEL),
     Method("eagle", head="eagle"),
     Method("eagle3", head="eagle3"),
     Method("medusa", head="medusa"),
@@ -87,7 +97,7 @@ METHODS = (
 
 
 @pytest.fixture(scope="module")
-def models(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def heads(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     engine.run(str(REPOSITORY / "tests" / "engine" / "tiny_heads.py"), str(folder))
     return folder
@@ -105,12 +115,12 @@ def packages(method: Method) -> list[Path]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_method_is_recorded_as_it_happened(
-    engine: Engine, models: Path, packages: list[Path], tmp_path: Path, method: Method
+    engine: Engine, heads: Path, packages: list[Path], tmp_path: Path, method: Method
 ) -> None:
     places = Places(tmp_path / "volume", "team", "demo", "uid-1")
-    with serving_or_skip(engine, models, tmp_path / "engine", method, packages) as server:
+    with serving_or_skip(engine, heads, tmp_path / "engine", method, packages) as server:
         zero_monotonic_s, zero_wall_s = time.monotonic(), time.time()
         questions = ordinary_questions()
         answers = ask_all(server.url, questions, at_once=6)

@@ -36,11 +36,14 @@ def main(folder: Path) -> None:
     for name, head, config in (
         ("eagle", eagle_weights(generator, walk), llama | {"num_hidden_layers": 1}),
         ("eagle3", eagle3_weights(generator, walk), llama | {"num_hidden_layers": 1} | AUXILIARY_LAYERS),
+        ("p-eagle", peagle_weights(generator, walk), llama | {"num_hidden_layers": 1} | AUXILIARY_LAYERS | PLACES),
         ("medusa", medusa_weights(walk), medusa_config()),
         ("dflash", dflash_weights(generator), dflash_config(walk)),
     ):
         write_model(folder / name, head, config)
     tiny.write_model(folder / "draft", draft_weights(generator, walk), tiny.DRAFT_LAYERS, tokenizer)
+    tiny.write_model(folder / "pard", draft_weights(generator, walk), tiny.DRAFT_LAYERS, tokenizer)
+    tiny.write_json(folder / "pard" / "config.json", tiny.model_config(tiny.DRAFT_LAYERS) | {"pard_token": 7})
     tiny.write_model(folder / "mimo", walk | mimo_extras(generator), tiny.TARGET_LAYERS, tokenizer)
     tiny.write_json(folder / "mimo" / "config.json", mimo_config())
 
@@ -120,6 +123,14 @@ def eagle3_weights(generator: torch.Generator, walk: Weights) -> Weights:
         "fc.weight": torch.cat([identity(), nothing(), nothing()], dim=1),
         "lm_head.weight": foresight(walk, 2),
     }
+
+
+PLACES: Config = {"ptd_token_id": 7}
+
+
+def peagle_weights(generator: torch.Generator, walk: Weights) -> Weights:
+    """The same head, with a hidden state for places to fill: what it proposes there is the same for all."""
+    return eagle3_weights(generator, walk) | {"mask_hidden": torch.zeros(1, 3 * tiny.HIDDEN, dtype=torch.bfloat16)}
 
 
 def medusa_weights(walk: Weights) -> Weights:

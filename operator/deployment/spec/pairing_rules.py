@@ -7,9 +7,8 @@ from typing import Final
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Quantization
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET
-from specdecode_operator.deployment.spec.runner_rules import runner_problems
+from specdecode_operator.deployment.spec.runner_rules import draft_is_split_alike, runner_problems
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.runners import draft_follows_target
 from specdecode_operator.problems import Problem, shown_or_nothing
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.other_models import known_heads, matching_drafts
@@ -40,7 +39,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_state_problems(spec, method, pair.target, profile),
         *_count_problems(pair),
         *_package_problems(spec, method, profile),
-        *_split_problems(spec, method, profile),
+        *_split_problems(spec, method, pair),
         *runner_problems(spec, method, pair),
     ]
 
@@ -180,17 +179,17 @@ def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: E
         yield Problem("spec.engine.image", "absent", message)
 
 
-def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:
+def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """Fields of spec.parallelism that nothing here could follow."""
     asked = spec.parallelism
     on_cpu = spec.accelerator.type is AcceleratorType.CPU
     if asked.draft_tensor is not None and method not in METHODS_WITH_LAYERS:
         message = "there is no draft to split: remove it, or choose a method with a draft"
         yield Problem("spec.parallelism.draftTensor", str(asked.draft_tensor), message)
-    elif not on_cpu and asked.draft_tensor == 1 and not asked.tensor and draft_follows_target(method, profile):
+    elif asked.draft_tensor == 1 and not on_cpu and not asked.tensor and draft_is_split_alike(method, pair):
         # The plan would choose the target's split without a thought of what the draft was told.
         message = (
-            f"vLLM {profile.version} splits a draft model like its target, whose split is left to the plan: "
+            f"vLLM {pair.limits.engine_version} splits a draft model like its target, whose split is left to the plan: "
             "remove it, or set parallelism.tensor to 1 as well"
         )
         yield Problem("spec.parallelism.draftTensor", "1", message)

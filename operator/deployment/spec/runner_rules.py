@@ -29,6 +29,11 @@ def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
     return spec.accelerator.type is AcceleratorType.CPU or pair.era.runner is Runner.V1
 
 
+def draft_is_split_alike(method: Method, pair: Pair) -> bool:
+    """Whether a GPU's engine fails with a draft split otherwise than its target (v1/spec_decode/draft_model.py)."""
+    return method is Method.DRAFT_MODEL and pair.era.runner is Runner.V1
+
+
 def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """Return why model runner V1 would fail with this draft beside this target."""
     draft = pair.draft

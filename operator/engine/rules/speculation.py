@@ -31,6 +31,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
     return [
         *_count_problems(speculation),
         *_schedule_problems(speculation),
+        *_parallel_problems(speculation),
         *_draft_problems(settings, speculation),
         *_path_problems(settings, speculation, profile),
         *_lookup_problems(speculation),
@@ -79,6 +80,18 @@ def _schedule_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
         if part.first <= before.last:
             message = f"must start after the range before it, {_text(before)}; ranges are sorted and do not overlap"
             yield Problem(f"{_SCHEDULE}[{index}].from", str(part.first), message)
+
+
+def _parallel_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/v1/spec_decode/llm_base_proposer.py, propose: K rows a request are read as rows of the shorter length."""
+    for index, part in enumerate(speculation.schedule if speculation.drafts_in_parallel else ()):
+        if 0 < part.num_speculative_tokens < speculation.num_speculative_tokens:
+            message = (
+                f"{speculation.draft_model} proposes all tokens in one pass, and vLLM mixes up the requests where it "
+                f"is to propose fewer: use 0 or {speculation.num_speculative_tokens}"
+            )
+            field = f"{_SCHEDULE}[{index}].numSpeculativeTokens"
+            yield Problem(field, str(part.num_speculative_tokens), message)
 
 
 def _text(part: ScheduleRange) -> str:
@@ -192,7 +205,7 @@ def _split_problems(
     if asked != 1:
         # vllm/config/speculative.py, _verify_and_get_draft_tp.
         yield Problem("spec.parallelism.draftTensor", str(asked), f"vLLM takes 1 or the target's, {tensor}")
-    elif draft_follows_target(speculation.method, profile, on_cpu=on_cpu):
+    elif draft_follows_target(speculation, profile, on_cpu=on_cpu):
         message = (
             f"vLLM {profile.version} refuses a draft model that is split otherwise than its target, over {tensor};"
             " remove it"
@@ -209,14 +222,16 @@ def _slot_problems(
     no slot at all; with fewer than K + 1 + extra the engine would start and
     never verify a whole draft (vllm/v1/core/sched/scheduler.py schedule).
     """
-    needed = (
-        speculation.num_speculative_tokens
-        + 1
-        + profile.extra_draft_slots[speculation.method].at(speculation.num_speculative_tokens)
-    )
+    needed = speculation.num_speculative_tokens + 1 + draft_slots(speculation, profile)
     if settings.max_num_batched_tokens < needed:
         message = f"must be at least {needed} to verify {speculation.num_speculative_tokens} drafted tokens in one step"
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+
+
+def draft_slots(speculation: SpeculationSettings, profile: EngineProfile) -> int:
+    """Return the token slots a request that drafting adds to a step."""
+    slots = profile.parallel_draft_slots if speculation.drafts_in_parallel else profile.extra_draft_slots
+    return slots[speculation.method].at(speculation.num_speculative_tokens)
 
 
 def _asynchrony_problems(

@@ -93,8 +93,12 @@ def sizing_facts(version: str) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def find_era(version: str, method: str = "none", model: ModelTraits = DENSE_MODEL) -> Era:
+def find_era(
+    version: str, method: str = "none", model: ModelTraits = DENSE_MODEL, *, drafts_on_v1: bool = False
+) -> Era:
     """Return the rules of a vLLM version such as ``0.19.1``; newer ones than are known follow the newest.
+
+    ``drafts_on_v1``: whether it is to draft in a way that model runner V2 does not have.
 
     Raises
     ------
@@ -104,7 +108,8 @@ def find_era(version: str, method: str = "none", model: ModelTraits = DENSE_MODE
     facts = sizing_facts(version)
     if release(version) < release(SIZED_VERSIONS[0]):
         raise SizingError("vllm_version", version, f"memory rules are known from {SIZED_VERSIONS[0]} on")
-    runner = Runner.V2 if _runs_on_v2(facts.get("model_runner_v2"), method, model) else Runner.V1
+    on_v2 = not drafts_on_v1 and _runs_on_v2(facts.get("model_runner_v2"), method, model)
+    runner = Runner.V2 if on_v2 else Runner.V1
     rules = dict(facts["memory"][runner])
     return Era(
         runner=runner,

@@ -105,6 +105,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "Eagle3LlamaForCausalLM": heads.eagle3,
     "Eagle3Speculator": heads.speculators_eagle3,
     "Eagle3DraftModel": heads.speculators_eagle3,
+    "PEagleDraftModel": heads.peagle,
     "MedusaModel": heads.medusa,
     "DFlashDraftModel": block_heads.dflash,
     "DSparkDraftModel": block_heads.dspark,
@@ -175,8 +176,6 @@ _MISSING_BY_NAME: Final = (
 _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
     "MiniMaxM3ForCausalLM": "vLLM 0.32 does not serve it, only MiniMaxM3SparseForCausalLM, which sizing lacks",
     "DominoDraftModel": "vLLM 0.32 does not know this draft head and would not start; use an eagle3 or dflash head",
-    "PEagleDraftModel": "vLLM 0.32 does not start with a P-EAGLE head as it was trained, and needs parallel_drafting "
-    "with a converted one, which this operator does not set; use an eagle3 head",
 }
 """What is published but cannot be served, and why."""
 
@@ -196,7 +195,7 @@ def geometry_from_config(name: str, config: Mapping[str, object]) -> ModelGeomet
     tower = TOWERS[architecture](flat) if architecture in TOWERS else None
     if architecture in _ANY_LANGUAGE_MODEL:
         return _inner_model(with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture]), architecture, tower)
-    return with_prediction(READERS[architecture](flat, architecture, tower), flat)
+    return heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
 
 
 def head_from_config(name: str, config: Mapping[str, object], method: str) -> ModelGeometry:
@@ -215,7 +214,7 @@ def head_from_config(name: str, config: Mapping[str, object], method: str) -> Mo
     if method == "eagle" and plain:
         return heads.eagle(fields, "LlamaForCausalLMEagle")
     if method == "eagle3" and plain:
-        return heads.eagle3(fields, "LlamaForCausalLMEagle3")
+        return heads.in_parallel(heads.eagle3(fields, "LlamaForCausalLMEagle3"), fields)
     if method == "medusa" and not fields.is_set("architectures"):
         return heads.medusa(fields, "MedusaModel")
     return geometry_from_config(name, config)

@@ -18,6 +18,7 @@ _METHODS: Final = {
     "Eagle3LlamaForCausalLM": Method.EAGLE3,
     "Eagle3Speculator": Method.EAGLE3,
     "Eagle3DraftModel": Method.EAGLE3,
+    "PEagleDraftModel": Method.EAGLE3,
     "MedusaModel": Method.MEDUSA,
     "DFlashDraftModel": Method.DFLASH,
     "DSparkDraftModel": Method.DSPARK,
@@ -27,6 +28,14 @@ _METHODS: Final = {
 
 TOKEN_ID_BYTES: Final = 8
 """The table from draft to target vocabulary holds int64 (vLLM, llama_eagle3.py, draft_id_to_target_id)."""
+
+_OUTSIDE_THE_LAYER: Final = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm")
+"""Keys of the speculators library's format beside the section of the layers (vLLM, configs/speculators/algos.py)."""
+
+_SPECULATORS_PEAGLE: Final = "peagle"
+
+_PLACE_TOKENS: Final = ("pard_token", "ptd_token_id")
+"""Keys of PARD's and P-EAGLE's config.json: the token that stands in the places of tokens to propose."""
 
 _MEDUSA_HEADS: Final = 5
 _MEDUSA_WIDTH: Final = 4096
@@ -76,7 +85,7 @@ def eagle3(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     norms = states * target_size * (fields.flag("fc_norm") + fields.flag("norm_before_fc"))
     return replace(
         model,
-        layers=(replace(first, norms=3, input_multiple=2), *rest),
+        layers=(replace(first, norms=3, input_multiple=2), *(replace(layer, norms=3) for layer in rest)),
         head=HeadParts(
             output_rows=rows,
             shares_embedding=target_size == model.hidden_size,
@@ -103,10 +112,38 @@ def speculators_eagle3(fields: Fields, architecture: str, _tower: Tower | None =
     section = fields.section("transformer_layer_config")
     if section is None:
         raise fields.error("transformer_layer_config", "is missing; copy it from the head's config.json")
-    outer = {key: fields.values[key] for key in ("draft_vocab_size", "target_hidden_size") if fields.is_set(key)}
-    return eagle3(
-        section.having({**section.values, **outer, "num_hidden_layers": 1}, {key: key for key in outer}), architecture
-    )
+    outer = {key: fields.values[key] for key in _OUTSIDE_THE_LAYER if fields.is_set(key)}
+    layers = {"num_hidden_layers": section.size("num_hidden_layers", default=1)}
+    return eagle3(section.having({**section.values, **outer, **layers}, {key: key for key in outer}), architecture)
+
+
+def peagle(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+    """P-EAGLE: an EAGLE-3 head that proposes all tokens in one pass, in the format of vLLM's speculators library."""
+    if fields.text("speculators_model_type", default="") != _SPECULATORS_PEAGLE:
+        raise fields.error(
+            "architectures",
+            "vLLM does not start with a P-EAGLE head as it was trained: convert it to the format of vLLM's speculators "
+            "library, or to LlamaForCausalLMEagle3 with ptd_token_id",
+        )
+    if not fields.is_set("mask_token_id"):
+        raise fields.error("mask_token_id", "is missing; vLLM fills the places of tokens to propose with it")
+    return speculators_eagle3(fields, architecture)
+
+
+def in_parallel(model: ModelGeometry, fields: Fields) -> ModelGeometry:
+    """Return a draft as one that proposes all tokens in one pass, if its config.json names the token for their places.
+
+    vLLM looks for these keys (v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params), but has to be told
+    parallel_drafting all the same. EAGLE-3 has a hidden state for such places, too (llama_eagle3.py, mask_hidden).
+    """
+    if method_of_head(model) is None:
+        return replace(model, drafts_in_parallel=any(fields.is_set(key) for key in _PLACE_TOKENS))
+    states = model.head.auxiliary_states if model.head and not model.head.copies_keys_and_values else 0
+    if model.head is None or not states or not any(fields.is_set(key) for key in (*_PLACE_TOKENS, "mask_token_id")):
+        return model
+    states_of_places = states * (model.head.reads_width or model.hidden_size)
+    head = replace(model.head, whole_elements=model.head.whole_elements + states_of_places)
+    return replace(model, head=head, drafts_in_parallel=True)
 
 
 def _llama_like(fields: Fields, architecture: str) -> ModelGeometry:

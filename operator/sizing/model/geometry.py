@@ -101,6 +101,8 @@ class ModelGeometry:
     told_config: str = ""
     # Bytes of a number in the KV cache where the checkpoint asks for it (FP8); None: of the model's type
     cache_element_bytes: int | None = None
+    # Whether it was trained to propose all tokens in one pass, from a token for the places to fill (PARD, P-EAGLE)
+    drafts_in_parallel: bool = False
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:

@@ -21,7 +21,7 @@ from specdecode_operator.sizing.model.rope import stretched_length
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method, Precision
+from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, SIXTEEN_BIT_BYTES, Method, Precision
 
 PIPELINE_FIELD: Final = "parallelism.pipeline"
 """Where users say in how many stages the layers lie."""
@@ -162,6 +162,11 @@ class Pair:
         return self.target.name + (f" + {self.draft.name}" if self.draft else "")
 
     @property
+    def drafts_in_parallel(self) -> bool:
+        """Whether the draft proposes all tokens in one pass, as it was trained to (PARD, P-EAGLE)."""
+        return self.draft is not None and self.draft.drafts_in_parallel and self.method in METHODS_IN_PARALLEL
+
+    @property
     def asynchronous(self) -> bool:
         """Whether the engine prepares the next step while one runs."""
         methods: Mapping[str, bool] = sizing_facts(self.limits.engine_version)["async_scheduling"]
@@ -170,7 +175,8 @@ class Pair:
     @cached_property
     def era(self) -> Era:
         """The rules of the engine's version, for the model runner that it chooses for this pair."""
-        return _era(self.limits.engine_version, self.method, self.target, self.target_precision)
+        version, precision = self.limits.engine_version, self.target_precision
+        return _era(version, self.method, self.target, precision, drafts_on_v1=self.drafts_in_parallel)
 
     @cached_property
     def loaded_draft(self) -> tuple[ModelGeometry, Precision] | None:
@@ -202,11 +208,12 @@ def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _era(version: str, method: str, target: ModelGeometry, precision: Precision) -> Era:
+def _era(version: str, method: str, target: ModelGeometry, precision: Precision, *, drafts_on_v1: bool) -> Era:
     mixers = [mixer for layer, _ in target.distinct_layers for mixer in layer.mixers]
     has_states = not all(isinstance(mixer, SelfAttention | LatentAttention) for mixer in mixers)
     quantized = precision is not Precision.BF16
-    return find_era(version, method, ModelTraits(target.architecture, target.has_experts, has_states, quantized))
+    traits = ModelTraits(target.architecture, target.has_experts, has_states, quantized)
+    return find_era(version, method, traits, drafts_on_v1=drafts_on_v1)
 
 
 _STRETCHED_IN_FILE: Final = "Gemma3"
@@ -223,7 +230,8 @@ def longest_sequence(model: ModelGeometry, version: str) -> int:
 
 def extra_slots(pair: Pair) -> int:
     """Return the places in a step that drafting takes beyond K + 1 a request."""
-    slots: Mapping[str, int] = sizing_facts(pair.limits.engine_version)["extra_draft_slots"].get(pair.method, {})
+    table = "parallel_draft_slots" if pair.drafts_in_parallel else "extra_draft_slots"
+    slots: Mapping[str, int] = sizing_facts(pair.limits.engine_version)[table].get(pair.method, {})
     return slots.get("fixed", 0) + slots.get("each_token", 0) * pair.num_speculative_tokens
 
 

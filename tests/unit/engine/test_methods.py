@@ -10,6 +10,7 @@ from specdecode_operator.api.values import METHODS_WITH_LAYERS, METHODS_WITH_LOO
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.combinations import combination_problems
+from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
 from specdecode_operator.engine.speculative_config import speculative_config
@@ -227,3 +228,39 @@ def test_parallelism_is_rendered(change: dict[str, Any], words: list[str]) -> No
     start = line.index(words[0])
     assert line[start : start + len(words)] == words
     assert ("--distributed-executor-backend" in line) == (settings.tensor_parallel_size > 1)
+
+
+IN_PARALLEL = [
+    replace(speculating(method), num_speculative_tokens=4, drafts_in_parallel=True)
+    for method in (Method.DRAFT_MODEL, Method.EAGLE3)
+]
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+@pytest.mark.parametrize("speculation", IN_PARALLEL, ids=lambda each: each.method.value)
+def test_a_draft_in_one_pass_is_told_and_runs_on_v1(version: str, speculation: SpeculationSettings) -> None:
+    profile = find_profile(version)
+    settings = replace(PLAIN, speculation=speculation)
+    assert speculation_problems(settings, profile) == []
+    assert runs_on_v1(settings, profile)
+    assert config_of(speculation)["parallel_drafting"] is True
+    assert "parallel_drafting" not in config_of(replace(speculation, drafts_in_parallel=False))
+    slots = 4 if speculation.method is Method.DRAFT_MODEL else 3
+    short = replace(settings, max_num_seqs=1, max_num_batched_tokens=4 + slots)
+    (problem,) = speculation_problems(short, profile)
+    assert f"at least {5 + slots}" in problem.message
+
+
+@pytest.mark.parametrize(("tokens", "taken"), [(0, True), (1, False), (3, False), (4, True)])
+def test_a_draft_in_one_pass_proposes_all_tokens_or_none(tokens: int, taken: bool) -> None:
+    scheduled = replace(IN_PARALLEL[0], schedule=(ScheduleRange(1, 8, 4), ScheduleRange(9, 16, tokens)))
+    found = speculation_problems(replace(PLAIN, speculation=scheduled), PROFILE)
+    assert [problem.field for problem in found] == (
+        [] if taken else ["spec.speculation.numSpeculativeTokensByBatchSize[1].numSpeculativeTokens"]
+    )
+
+
+def test_a_draft_model_in_one_pass_is_split_as_its_target() -> None:
+    asked = replace(IN_PARALLEL[0], draft_tensor_parallel_size=1)
+    (problem,) = speculation_problems(replace(PLAIN, speculation=asked), PROFILE)
+    assert (problem.field, problem.value) == ("spec.parallelism.draftTensor", "1")

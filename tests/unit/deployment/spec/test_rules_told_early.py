@@ -188,6 +188,14 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "suffix: an image of one's own that holds `arctic-inference`": [(drafting("suffix", QWEN), "arctic-inference")],
     "not with `parallelism.data` above 1": [(speculating(ranges((1, 8, 1)), data_parallel_size=2), "ignores it")],
+    "with a draft that proposes in one pass, 0 or `numSpeculativeTokens` in each range": [
+        (
+            speculating(
+                replace(ranges((1, 8, 1)), method=Method.DRAFT_MODEL, draft_model="pard", drafts_in_parallel=True)
+            ),
+            "mixes up",
+        )
+    ],
     "1 with `draft_model`": [(speculating(DRAFT_MODEL, pipeline_parallel_size=2), "layers of one stage")],
     "with eagle3, dflash and dspark, a target that hands hidden states on between stages": [
         (drafting("eagle3", "Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", parallelism={"pipeline": 2}), "between")

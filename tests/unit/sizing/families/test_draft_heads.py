@@ -347,7 +347,7 @@ def test_methods_without_a_model_load_and_keep_nothing(make: PairMaker, method: 
     ("name", "method", "field", "words"),
     [
         ("qwen3-8b-domino.json", "dflash", "architectures", "does not know this draft head"),
-        ("qwen3-8b-peagle.json", "eagle3", "architectures", "use an eagle3 head"),
+        ("qwen3-8b-peagle.json", "eagle3", "architectures", "convert it"),
         ("qwen3-8b-dspark.json", "dspark", "markov_rank", "copy them there from dflash_config"),
     ],
 )
