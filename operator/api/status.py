@@ -159,6 +159,9 @@ class ObservedStatus(ApiModel):
     engines: int
     """Engines that answered."""
 
+    engine_version: Word | None = None
+    """Version of vLLM, as the engines say it of themselves: 0.33.0; several while they differ."""
+
     kv_cache_tokens: int | None = None
     """Tokens that the smallest KV cache holds, of all engines and of each copy in them."""
 

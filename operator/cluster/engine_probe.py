@@ -1,15 +1,18 @@
-"""Asks running engines what they do, over their own /metrics."""
+"""Asks running engines what they do, over their own /metrics, and which version they are."""
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
+from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import Reading, Unreachable, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile
 
 _TIMEOUT_S = 5.0
+_VERSION_TIMEOUT_S = 1.0
 _MOST_BYTES = 2 * 2**20
 _AT_ONCE = 4
 """Engines of one object that are read at the same time: what hostile ones send must fit into the operator's memory."""
@@ -46,13 +49,23 @@ class EngineProbe:
         try:
             # The time holds for all of an object's engines together: slow ones must not hold up other objects.
             async with asyncio.timeout(_TIMEOUT_S), turns:
-                return read_metrics(await self._fetch(f"{scheme}://{host}:{port}/metrics"), profile)
+                place = f"{scheme}://{host}:{port}"
+                reading = read_metrics(await self._fetch(f"{place}/metrics"), profile)
+                return replace(reading, version=await self._version(f"{place}/version"))
         except httpx.HTTPStatusError as error:
             return Unreachable(f"/metrics answered {error.response.status_code}")
         except (httpx.HTTPError, TimeoutError) as error:
             return Unreachable(f"/metrics did not answer ({type(error).__name__})")
         except UnreadableMetricsError as error:
             return Unreachable(str(error))
+
+    async def _version(self, url: str) -> str | None:
+        """Return the version that an engine says, if it does at once: the figures must not wait for it."""
+        try:
+            async with asyncio.timeout(_VERSION_TIMEOUT_S):
+                return read_version(await self._fetch(url))
+        except (httpx.HTTPError, TimeoutError, UnreadableMetricsError):
+            return None
 
     async def _fetch(self, url: str) -> str:
         """Read a page whole, but no more than an engine would ever say: pods are not to be trusted.

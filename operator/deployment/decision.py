@@ -34,7 +34,7 @@ from specdecode_operator.deployment.spec.validation import (
     refuse_pod_template,
     valid_facts,
 )
-from specdecode_operator.deployment.spec.warnings import plan_warnings
+from specdecode_operator.deployment.spec.warnings import plan_warnings, untested_version
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.plan import Plan
@@ -57,7 +57,10 @@ class _Planned:
     @property
     def conditions(self) -> list[ConditionUpdate]:
         """The conditions that come before those of engines."""
-        return [_ACCEPTED, self.condition]
+        untested = untested_version(self.facts)
+        if untested is None:
+            return [_ACCEPTED, self.condition]
+        return [_ACCEPTED, self.condition, ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested))]
 
     @property
     def hindered(self) -> Readiness | None:

@@ -23,6 +23,7 @@ from specdecode_operator.deployment.pods.readiness import (
 )
 from specdecode_operator.deployment.proof.acceptance import last_acceptance, with_last_acceptance
 from specdecode_operator.deployment.proof.budget_accurate import budget_condition
+from specdecode_operator.deployment.proof.engine_version import ENGINE_DIFFERS, version_conditions
 from specdecode_operator.deployment.proof.observed import observed_status, steady
 from specdecode_operator.deployment.proof.residual import budget_residual
 from specdecode_operator.deployment.proof.settings_in_force import settings_condition
@@ -124,9 +125,12 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
         figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
     speculation = speculation_condition(facts, readings, figures)
     proofs = [speculation, budget_condition(facts, plan, residual, readings), settings_condition(facts, readings)]
+    differing = version_conditions(facts, readings)
     before = {condition.type: condition for condition in parent.status.conditions}
     if observation.missed:
         proofs = [kept(before.get(each.type), parent.generation) or each for each in proofs]
+        told = kept(before.get(ENGINE_DIFFERS), parent.generation)
+        differing = [told] if told is not None else []
     paused = facts.spec.rollout.paused
     readiness = without_engines(facts.spec) or summarize(
         rollout, proofs[0], before.get("Ready"), parent.generation, paused=paused
@@ -135,7 +139,7 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     if facts.replay is not None and rollout.wanted:
         readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
         available = replace(available, message=f"{available.message}{_REPLAYED}")
-    return _EngineStatus(readiness, [available, *proofs], figures)
+    return _EngineStatus(readiness, [available, *proofs, *differing], figures)
 
 
 def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:

@@ -91,6 +91,8 @@ class EngineReading:
     requests_waiting: int
     changed_settings: frozenset[str] | None = None
     """What the engine changed by itself at its start, by the names that are known; None where it does not say."""
+    version: str | None = None
+    """As the engine says it at /version; None where it does not."""
 
 
 @dataclass(frozen=True)

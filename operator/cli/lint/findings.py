@@ -15,7 +15,7 @@ from specdecode_operator.cli.render.objects import NotRenderedError, render_capt
 from specdecode_operator.deployment.spec.admission import admitted_capture, admitted_object
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings
+from specdecode_operator.deployment.spec.warnings import plan_warnings, version_doubts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED
 
@@ -93,8 +93,10 @@ def _in_deployment(document: Document, configs: Configs, options: Options) -> It
         yield from _refused(error)
         return
     tensor = spec.parallelism.tensor or spec.parallelism.draft_tensor or 1
+    # Those that have a field have a line, too.
+    doubts = {str(doubt): doubt for doubt in version_doubts(facts)}
     for warning in plan_warnings(facts, known, tensor):
-        yield Level.WARNING, PLAN_WARNING, Problem("", "", warning)
+        yield Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning))
 
 
 def _in_capture(

@@ -25,7 +25,7 @@ from specdecode_operator.deployment.spec.admission import admitted_object
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels
 from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings
+from specdecode_operator.deployment.spec.warnings import plan_warnings, version_doubts
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device
@@ -96,6 +96,11 @@ class Answer:
     problems: tuple[Problem, ...] = ()  # What is invalid, or unknown
     unknown: tuple[UnknownModel, ...] = ()  # Models that only the cluster can read
     known: KnownModels = field(default_factory=dict)  # Models that were read from the hub
+
+    @property
+    def doubts(self) -> tuple[Problem, ...]:
+        """What is doubtful about the version of the engine."""
+        return () if self.facts is None else tuple(version_doubts(self.facts))
 
 
 @dataclass(frozen=True)

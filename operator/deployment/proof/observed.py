@@ -5,6 +5,7 @@ from typing import Final
 
 from specdecode_operator.api.status import ObservedStatus
 from specdecode_operator.deployment.conditions import UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.proof.engine_version import said_versions
 from specdecode_operator.deployment.proof.residual import BudgetResidual
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import EngineReading, Reading, SpeculationReading, Unreachable
@@ -27,6 +28,7 @@ def observed_status(
     percent, length = total.acceptance_percent, total.mean_acceptance_length
     return ObservedStatus(
         engines=len(engines),
+        engine_version=", ".join(said_versions(readings)) or None,
         kv_cache_tokens=min(tokens, default=None),
         kv_cache_residual_bytes=residual.residual_bytes if residual else None,
         kv_cache_residual=residual.percent if residual else None,
@@ -57,7 +59,7 @@ def steady(new: ObservedStatus | None, old: ObservedStatus | None, *, figures_du
 
 def _moved(new: ObservedStatus, old: ObservedStatus) -> bool:
     # The residual moves with the plan too: it must be that of the plan beside it.
-    for field in ("engines", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens"):
+    for field in ("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens"):
         if getattr(new, field) != getattr(old, field):
             return True
     if new.acceptance_percent is None or old.acceptance_percent is None:

@@ -16,7 +16,10 @@ from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.config_overrides import positions_of
 from specdecode_operator.engine.rules.extra_args import options
+from specdecode_operator.problems import Problem
+from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
+from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
@@ -50,7 +53,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     """
     return [
         *_replay_warnings(facts),
-        *_version_warnings(facts),
+        *map(str, version_doubts(facts)),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
@@ -72,19 +75,35 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
         yield f"{fields} are vLLM's, and a replay does without them"
 
 
-def _version_warnings(facts: Facts) -> Iterator[str]:
-    profile, image = facts.profile, facts.spec.engine.image
-    if not profile.tested:
-        yield (
-            f"vLLM {profile.version} is untested: it is launched and sized as {KNOWN_VERSIONS[-1]}, "
-            "the newest version that is known"
-        )
+def version_doubts(facts: Facts) -> list[Problem]:
+    """Return why it is not certain which vLLM runs and how it behaves; nothing of it keeps an engine from starting."""
+    return [doubt for doubt in (untested_version(facts), _contradicting_image(facts)) if doubt is not None]
+
+
+def untested_version(facts: Facts) -> Problem | None:
+    """Return that the version is newer than all that are known, where it is."""
+    if facts.profile.tested:
+        return None
+    newest = KNOWN_VERSIONS[-1]
+    more = format_gib(memory_coefficients().unknown_version_margin_bytes)
+    margin = "" if facts.on_cpu else f", with {more} GiB more kept back on each GPU"
+    message = (
+        f"is untested: it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; write"
+        f" {newest}, or watch its first start"
+    )
+    return Problem("spec.engine.version", facts.profile.version, message)
+
+
+def _contradicting_image(facts: Facts) -> Problem | None:
+    version, image = facts.profile.version, facts.spec.engine.image
     named = version_of_image(image) if image else None
-    if named not in (None, profile.version):
-        yield (
-            f"engine.image {image} is vLLM {named} by its name, and is launched and sized as engine.version "
-            f"{profile.version}: set engine.version to {named}, unless the name misleads"
-        )
+    if named in (None, version):
+        return None
+    message = (
+        f"is vLLM {named} by its name, and is launched and sized as engine.version {version}: set engine.version to"
+        f" {named}, unless the name misleads"
+    )
+    return Problem("spec.engine.image", str(image), message)
 
 
 def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:

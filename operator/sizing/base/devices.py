@@ -81,6 +81,7 @@ class MemoryCoefficients:
     graphs: GraphMemory
     context_bytes: int  # What is taken before vLLM's first look at the memory
     slack_reserve_bytes: int  # What stays free beside the budget for tables and fragments
+    unknown_version_margin_bytes: int  # By how much more the estimates may err for a vLLM that nobody looked into
     # The engine's own processes on CPU, one more rank's, and by how much that may err
     cpu_overhead_bytes: int
     cpu_rank_overhead_bytes: int
@@ -131,6 +132,7 @@ def memory_coefficients() -> MemoryCoefficients:
         graphs=_graph_memory(data["cuda_graphs"]),
         context_bytes=Named(gib_to_bytes(data["context_gib"]["value"]), "of CUDA's context"),
         slack_reserve_bytes=Named(gib_to_bytes(data["slack_reserve_gib"]["value"]), "for tables"),
+        unknown_version_margin_bytes=gib_to_bytes(data["unknown_version_margin_gib"]["value"]),
         cpu_overhead_bytes=gib_to_bytes(data["cpu_overhead_gib"]["value"]),
         cpu_rank_overhead_bytes=gib_to_bytes(data["cpu_rank_overhead_gib"]["value"]),
         cpu_margin_bytes=gib_to_bytes(data["cpu_margin_gib"]["value"]),

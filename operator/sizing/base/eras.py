@@ -6,6 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
+from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import gib_to_bytes
@@ -96,7 +97,7 @@ def sizing_facts(version: str) -> Mapping[str, Any]:
 def find_era(
     version: str, method: str = "none", model: ModelTraits = DENSE_MODEL, *, drafts_on_v1: bool = False
 ) -> Era:
-    """Return the rules of a vLLM version such as ``0.19.1``; newer ones than are known follow the newest.
+    """Return the rules of a vLLM version such as ``0.19.1``; newer ones follow the newest, with more margin.
 
     ``drafts_on_v1``: whether it is to draft in a way that model runner V2 does not have.
 
@@ -111,10 +112,14 @@ def find_era(
     on_v2 = not drafts_on_v1 and _runs_on_v2(facts.get("model_runner_v2"), method, model)
     runner = Runner.V2 if on_v2 else Runner.V1
     rules = dict(facts["memory"][runner])
+    margin_bytes = gib_to_bytes(rules.pop("margin_gib"))
+    if release(version) > release(SIZED_VERSIONS[-1]):
+        margin_bytes += memory_coefficients().unknown_version_margin_bytes
+        rules["calibrated"] = False
     return Era(
         runner=runner,
         sampler=Sampler(rules.pop("sampler")),
-        margin_bytes=gib_to_bytes(rules.pop("margin_gib")),
+        margin_bytes=margin_bytes,
         default_memory_utilization_percent=facts["default_memory_utilization_percent"],
         **rules,
     )

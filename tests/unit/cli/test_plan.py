@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.sizing.base.units import GIB
 from tests.support.llama import SMALL_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
@@ -87,6 +89,39 @@ def test_a_tight_plan_warns_and_fails_only_when_strict(specdecode: Specdecode, w
     assert result.exit_code == 0
     assert "warning: tight is tight" in result.stderr
     assert specdecode("plan", "-f", path, "--strict").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({"version": "0.99", "image": "i:1"}, "spec.engine.version: 0.99: is untested: it is launched and sized as"),
+        ({"version": "0.32", "image": "vllm/vllm-openai:v0.31.0"}, "spec.engine.image: vllm/vllm-openai:v0.31.0: is"),
+    ],
+    ids=str,
+)
+def test_a_vllm_in_doubt_is_told_and_fails_only_when_strict(
+    specdecode: Specdecode, write: WriteObject, engine: dict[str, str], told: str
+) -> None:
+    path = write("a.yaml", manifest("small", **SMALL_TARGET, **only(H100), engine=engine))
+    result = specdecode("plan", "-f", path)
+    assert result.exit_code == 0
+    assert told in " ".join(result.stdout.split())
+    strict = specdecode("plan", "-f", path, "--strict")
+    assert strict.exit_code == 3
+    assert f"error: --strict: small: {told}" in strict.stderr
+    assert strict.stdout == result.stdout
+    (found,) = json.loads(specdecode("lint", path, "-o", "json").stdout)["findings"]
+    assert (found["level"], found["field"]) == ("warning", told.partition(": ")[0])
+    assert specdecode("lint", path, "--strict").exit_code == 3
+
+
+def test_a_version_that_nobody_knows_has_more_margin(specdecode: Specdecode, write: WriteObject) -> None:
+    margins = {}
+    for version in (KNOWN_VERSIONS[-1], "0.99"):
+        body = manifest("small", **SMALL_TARGET, **only(H100), engine={"version": version, "image": "i:1"})
+        data = json.loads(specdecode("plan", "-f", write("a.yaml", body), "-o", "json").stdout)
+        (margins[version],) = {each["margin_bytes"] for each in data["objects"][0]["candidates"]}
+    assert margins["0.99"] == margins[KNOWN_VERSIONS[-1]] + 3 * GIB // 2
 
 
 def test_without_accelerator_it_answers_for_h100_and_h200(specdecode: Specdecode, write: WriteObject) -> None:

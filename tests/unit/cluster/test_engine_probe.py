@@ -3,8 +3,10 @@
 import asyncio
 import gzip
 import ssl
+import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,50 @@ async def test_what_is_longer_than_an_engine_says_is_not_read_on() -> None:
     ((found,), _) = await answered(response(b"vllm:x 1\n" * 2**18))
     assert isinstance(found, Unreachable)
     assert "longer" in found.reason
+
+
+def paged(pages: dict[str, bytes]) -> Iterator[int]:
+    """Serve pages by path; the others are not there, and one that is empty never ends."""
+    gone = threading.Event()
+
+    class Pages(Quiet, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = pages.get(self.path)
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"") or 9))
+            self.end_headers()
+            self.wfile.write(content or b"")
+            if content == b"":
+                gone.wait()
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Pages)) as server:
+        yield server.server_port
+        gone.set()
+
+
+@pytest.mark.parametrize(
+    ("page", "version"),
+    [
+        (b'{"version":"0.33.0"}', "0.33.0"),
+        (b'{"version":"0.33.1.dev5+g1234.cu130"}', "0.33.1.dev5+g1234.cu130"),
+        (None, None),
+        (b"", None),
+        (b"0.33.0", None),
+        (b'{"version":33}', None),
+        (b'["0.33.0"]', None),
+        (b'{"version":"0.33.0\\n"}', None),
+        (b'{"version":"' + b"9" * 65 + b'"}', None),
+        (b" " * 4096 + b'{"version":"0.33.0"}', None),
+        (b"[" * 4000, None),
+    ],
+    ids=repr,
+)
+async def test_an_engine_says_its_version_or_nothing_that_counts(page: bytes | None, version: str | None) -> None:
+    pages = {"/metrics": SCRAPE.read_bytes()} | ({} if page is None else {"/version": page})
+    with contextmanager(paged)(pages) as port:
+        found = await ask(port, tls=False)
+    assert isinstance(found, EngineReading)
+    assert found.version == version
 
 
 async def test_few_engines_of_an_object_are_read_at_the_same_time() -> None:

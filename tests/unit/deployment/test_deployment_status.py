@@ -12,6 +12,7 @@ from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from tests.support.decisions import NOW, decide, desired_state, summary
 from tests.support.objects import deployment, ended, parent, pod, tiny_cpu, waiting
 from tests.support.scheduler_words import NO_ROOM, UNMOUNTABLE
@@ -292,6 +293,61 @@ def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
     _, serving, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
     assert [condition.type for condition in changed_conditions([], starting.conditions)] == ["Ready", "Planned"]
     assert [c.type for c in changed_conditions(starting.conditions, serving.conditions)] == ["Ready", "BudgetAccurate"]
+
+
+def test_a_version_that_nobody_knows_is_told_before_and_while_it_runs() -> None:
+    owner = parent(tiny_cpu(engine={"image": "i:1", "version": "0.99"}))
+    for seen in (Observation(), Observation(SERVING, [], {"llama-1": reading(version="0.99.1")})):
+        _, status, conditions = decide(owner, seen)
+        told = conditions["EngineUntested"]
+        assert (told.status, told.reason) == ("True", "NewerThanKnown")
+        assert told.message.startswith(
+            f"spec.engine.version: 0.99: is untested: it is launched and sized as {KNOWN_VERSIONS[-1]}"
+        )
+        assert "EngineDiffers" not in conditions
+    assert status.observed is not None
+    assert status.observed.engine_version == "0.99.1"
+    assert "EngineUntested" not in decide(parent(tiny_cpu()), Observation(SERVING))[2]
+
+
+@pytest.mark.parametrize(
+    ("said", "observed", "differing"),
+    [
+        (["0.32.0"], "0.32.0", None),
+        (["0.32.1+cpu", None], "0.32.1+cpu", None),
+        ([None], None, None),
+        (["0.1.dev3+g12"], "0.1.dev3+g12", None),
+        (["0.31.0", "0.32.0", "0.31.0"], "0.31.0, 0.32.0", "vLLM 0.31.0, and are launched"),
+        (["0.33.0", "1.0.0"], "0.33.0, 1.0.0", "vLLM 0.33.0, 1.0.0, and are launched"),
+        (["0.33.0", "a", "b", "c"], "0.33.0, a, b", "set it to 0.33, or name an image of 0.32"),
+    ],
+    ids=repr,
+)
+def test_the_version_that_engines_say_is_shown_and_compared(
+    said: list[str | None], observed: str | None, differing: str | None
+) -> None:
+    owner = parent(tiny_cpu(engine={"image": "i:1", "version": "0.32"}))
+    readings = {f"llama-{number}": reading(version=version) for number, version in enumerate(said)}
+    _, status, conditions = decide(owner, Observation(SERVING, [], readings))
+    assert status.observed is not None
+    assert status.observed.engine_version == observed
+    told = conditions.get("EngineDiffers")
+    assert (told is None) == (differing is None)
+    if told is not None:
+        assert (told.status, told.reason) == ("True", "OtherVersion")
+        assert str(differing) in told.message
+
+
+def test_engines_that_miss_a_question_are_the_version_that_they_were() -> None:
+    spec = tiny_cpu(engine={"image": "i:1", "version": "0.32"})
+    _, first, _ = decide(parent(spec), Observation(SERVING, [], {"llama-1": reading(version="0.31.0")}))
+    before = parent(spec, status=first.model_dump(by_alias=True, mode="json", exclude_none=True))
+    silent = {"llama-1": Unreachable("busy")}
+    _, status, conditions = decide(before, Observation(SERVING, [], silent, unanswered_rounds=1))
+    assert conditions["EngineDiffers"].reason == "OtherVersion"
+    assert status.observed is not None
+    assert status.observed.engine_version == "0.31.0"
+    assert "EngineDiffers" not in decide(before, Observation(SERVING, [], silent, unanswered_rounds=3))[2]
 
 
 def test_who_undoes_repairs_is_told_for_as_long_as_it_does() -> None:

@@ -30,6 +30,8 @@ OTHER_WORDS = {
     *(
         "DriftContested",
         "SettingsInForce",
+        "EngineDiffers",
+        "EngineUntested",
         "Succeeded",
         "WaitingForGPUs",
         "True",

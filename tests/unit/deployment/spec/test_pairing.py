@@ -244,7 +244,7 @@ def planned_message(spec: dict[str, Any]) -> str:
     ("engine", "told"),
     [
         ({"version": "0.32"}, None),
-        ({"version": "0.99", "image": "vllm/vllm-openai:v0.99.0"}, "vLLM 0.99 is untested"),
+        ({"version": "0.99", "image": "vllm/vllm-openai:v0.99.0"}, "spec.engine.version: 0.99: is untested"),
         ({"version": "0.32", "image": "registry:5000/vllm-openai:v0.28.1"}, "is vLLM 0.28 by its name"),
         ({"version": "0.32", "image": "registry:5000/engine:v0.28.1"}, None),
         ({"version": "0.28", "image": "registry:5000/vllm-openai:v0.28.1"}, None),

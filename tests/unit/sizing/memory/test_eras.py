@@ -1,9 +1,12 @@
 """Which rules hold for a version of vLLM, and which model runner it chooses."""
 
+from dataclasses import replace
+
 import pytest
 
-from specdecode_operator.sizing.base.eras import ModelTraits, Runner, Sampler, find_era
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION, ModelTraits, Runner, Sampler, find_era
 from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.base.units import GIB
 
 LLAMA = ModelTraits("LlamaForCausalLM")
 QWEN3 = ModelTraits("Qwen3ForCausalLM")
@@ -62,8 +65,10 @@ def test_only_versions_with_logs_count_as_calibrated() -> None:
     assert margins == sorted(margins), "the less is measured, the more is kept back"
 
 
-def test_a_newer_version_follows_the_newest() -> None:
-    assert find_era("0.99.0") == find_era("0.32.0")
+def test_a_newer_version_follows_the_newest_with_more_margin() -> None:
+    newest, newer = find_era(NEWEST_VERSION), find_era("0.99.0")
+    assert newer == replace(newest, margin_bytes=newest.margin_bytes + 3 * GIB // 2)
+    assert find_era(f"{NEWEST_VERSION}.dev7") == newest
 
 
 @pytest.mark.parametrize("version", ["0.16.9", "latest", "0", ""])
