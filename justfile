@@ -120,6 +120,11 @@ engine-versions: setup
     @{{ python }} -m tests.engine.suffix_package
     @{{ python }} -m tests.engine.guidellm_package
 
+# Ask a VERSION of vLLM that is new (or: newest), write its profile, and print a page of what a person must look at
+[group('maintenance')]
+engine-new *arguments: setup
+    @{{ python }} -m tests.engine.new_version.command "$@"
+
 # Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, cost of the recorder, speed of replay
 [group('checks')]
 bench: setup

@@ -1,0 +1,103 @@
+"""What one version of vLLM says of itself, as sections of names and texts, and how two versions differ in that."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdecode_operator.capture.job.recorder_bundle import write_bundle
+from specdecode_operator.sizing.families.config import READERS
+from tests.engine.contract_cases import GOOD, METHODS, PARALLEL, TARGET
+from tests.engine.contract_checks import Vllm
+from tests.engine.flag_table import keyed
+
+SHAPES = Path(__file__).parent / "shapes_of_engine.py"
+
+REFUSED = ", refused"
+"""How the name of an answer ends that is why an engine does not start."""
+
+Sections = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one version says otherwise than the one before."""
+
+    section: str
+    name: str
+    before: str | None  # None: it had no such thing
+    now: str | None
+
+
+def ask(vllm: Vllm, folder: Path) -> Sections:
+    """Return all that is asked of a version; what it needs for that is written into an empty folder."""
+    plugins, found = folder / "plugins", folder / "shapes.json"
+    write_bundle(plugins)
+    shapes = vllm.h100.begin(SHAPES, folder / "copy", found, packages=[plugins])
+    sections: dict[str, dict[str, str]] = {
+        "flags": {name: _flag(row) for name, row in keyed(vllm.h100.ask("flags").value).items()},
+        "environment variables": dict.fromkeys(vllm.h100.ask("variables").value, "known"),
+        "metrics": _metrics(vllm.h100.ask("metrics", vllm.line(GOOD["gpu-draft"])).value),
+        "configuration of an engine": dict(_started(vllm)),
+        "targets": _targets(vllm.h100.ask("target_traits", sorted(READERS)).value),
+    }
+    shapes.wait()
+    return sections | json.loads(found.read_text(encoding="utf-8"))
+
+
+def differences(before: Sections, now: Sections) -> list[Difference]:
+    """Return what differs, section by section, by name; of an engine that one of them refuses no more than that."""
+    found = []
+    for section in sorted({*before, *now}):
+        was, is_now = before.get(section, {}), now.get(section, {})
+        refused = {name.removesuffix(REFUSED) for name in {*was, *is_now} if name.endswith(REFUSED)}
+        for name in sorted({*was, *is_now}):
+            known = name.endswith(REFUSED) or name.rpartition(", ")[0] not in refused
+            if known and was.get(name) != is_now.get(name):
+                found.append(Difference(section, name, was.get(name), is_now.get(name)))
+    return found
+
+
+def _flag(row: Mapping[str, Any]) -> str:
+    return ", ".join([f"values: {row['values']}", *row.get("aliases", ())])
+
+
+def _metrics(text: str) -> dict[str, str]:
+    """Return kind and labels of every metric of vLLM's."""
+    labels = defaultdict(set)
+    for name, inside in re.findall(r"^(vllm:\w+)\{(.*)\} ", text, re.MULTILINE):
+        labels[name] |= set(re.findall(r'(\w+)="', inside))
+    found = {}
+    for name, kind in re.findall(r"^# TYPE (vllm:\w+) (\w+)$", text, re.MULTILINE):
+        if not name.endswith("_created"):
+            own = labels.get(name) or labels.get(f"{name}_bucket") or ()
+            found[name] = f"{kind}: {', '.join(sorted(own))}"
+    return found
+
+
+def _started(vllm: Vllm) -> Iterator[tuple[str, str]]:
+    """Yield what the contract test's engines are configured as, or why they do not start."""
+    cases = {f"method {method.value}": each for method, each in METHODS.items()}
+    cases |= {name: each for name, each in (GOOD | PARALLEL).items() if not name.startswith("cpu")}
+    asked = {name: vllm.h100.post("start", vllm.line(each)) for name, each in cases.items()}
+    asked["no flags at all"] = vllm.h100.post("start", [str(vllm.models / TARGET)])
+    for name, answer in asked.items():
+        given = answer.get()
+        if given.ok:
+            yield from ((f"{name}, {key}", str(value)) for key, value in given.value.items())
+        else:
+            yield f"{name}{REFUSED}", _shortened(given.error or "")
+
+
+def _shortened(error: str) -> str:
+    said = re.sub(r"/tmp/\S+/", "", " ".join(error.split()))
+    return said.rpartition("vllm serve: error: ")[2][:300]  # after the parser's usage
+
+
+def _targets(traits: Mapping[str, Mapping[str, bool]]) -> dict[str, str]:
+    return {
+        name: ", ".join(trait for trait, has in sorted(can.items()) if has) or "nothing" for name, can in traits.items()
+    }

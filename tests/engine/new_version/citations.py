@@ -1,0 +1,84 @@
+"""What of vLLM's source the project names: each file and function that a fact, a rule or a formula of ours stands on.
+
+Read from the sources that `operator/versions/data/` and `operator/sizing/data/` state, and from docstrings, comments
+and texts of the operator's modules. Nothing is kept twice: who names a new source has it watched.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from devcluster.host.paths import REPOSITORY
+
+OPERATOR = REPOSITORY / "operator"
+
+_PATH = re.compile(r"(?<![\w/.-])(?:vllm/)?((?:\w+/)*\w+\.py)\b|(?<![\w/.-])(?:vllm/)?(v1(?:/\w+)+)(?![\w/.])")
+_COMMENT = re.compile(r"(?:^[ \t]*#.*\n)+|#.*$", re.MULTILINE)
+_WORD = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_NEXT_WORD = re.compile(r"[, (]+([a-z]+)\b")
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A file or folder of vLLM that a place of ours names, with the words beside it that may be names in it."""
+
+    path: str  # below the package vllm, or a file's name alone
+    words: frozenset[str]
+    place: str  # of ours: a module, or a fact of a version
+
+
+def citations() -> Iterator[Citation]:
+    """Yield what the operator names of vLLM's source."""
+    for path in sorted(OPERATOR.rglob("*.py")):
+        for text in _prose(path.read_text(encoding="utf-8")):
+            yield from cited(text, path.relative_to(OPERATOR).as_posix())
+    for folder in ("versions/data", "sizing/data"):
+        for path in sorted((OPERATOR / folder).glob("*.json")):
+            for entry in _sourced(json.loads(path.read_text(encoding="utf-8"))):
+                facts = ", ".join(name for name in entry if name != "source")
+                yield from cited(entry["source"], f"{path.relative_to(OPERATOR).as_posix()}: {facts[:60]}")
+
+
+def cited(text: str, place: str) -> Iterator[Citation]:
+    """Yield what one text names."""
+    found = list(_PATH.finditer(text))
+    if not found:
+        return
+    words = {word for word in _WORD.findall(text) if "_" in word or not word.islower()}
+    folder = ""
+    for match in found:
+        path: str = match[1] or match[2]
+        if "/" in path:
+            folder = path.rpartition("/")[0]
+        elif folder:
+            path = f"{folder}/{path}"  # "v1/core/a.py, b.py" are neighbours
+        following = _NEXT_WORD.match(text, match.end())
+        yield Citation(path, frozenset(words | ({following[1]} if following else set())), place)
+
+
+def mentions(name: str) -> list[str]:
+    """Return the modules of the operator that have a name in them, as a whole word."""
+    whole = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+    return [
+        path.relative_to(OPERATOR).as_posix()
+        for path in sorted(OPERATOR.rglob("*.py"))
+        if whole.search(path.read_text(encoding="utf-8"))
+    ]
+
+
+def _prose(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+    yield from _COMMENT.findall(source)
+
+
+def _sourced(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON value that state a source."""
+    if isinstance(value, dict) and isinstance(value.get("source"), str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _sourced(each)

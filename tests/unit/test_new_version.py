@@ -1,0 +1,197 @@
+"""`./just engine-new`: what it finds in two packages of vLLM, what it writes, and the order of its page."""
+
+import json
+from pathlib import Path
+
+from tests.engine.new_version import profile
+from tests.engine.new_version.answers import Difference, Sections, differences
+from tests.engine.new_version.citations import Citation, citations, cited
+from tests.engine.new_version.page import Findings, page
+from tests.engine.new_version.sources import Change, SourceChanges, compare
+from tests.engine.new_version.suites import Outcome, read
+
+NOTHING = SourceChanges((), {})
+
+
+def package(folder: Path, **modules: str) -> Path:
+    for name, text in modules.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def named(path: str, *words: str) -> Citation:
+    return Citation(path, frozenset(words), "ours")
+
+
+def test_a_text_names_files_their_neighbours_and_functions() -> None:
+    text = "vllm/v1/core/kv.py get_configs and Spec.pages; pool.py schedule. See v1/worker/gpu for the rest."
+    found = list(cited(text, "data"))
+    assert [each.path for each in found] == ["v1/core/kv.py", "v1/core/pool.py", "v1/worker/gpu"]
+    assert {"get_configs", "Spec.pages"} <= found[0].words
+    assert "schedule" in found[1].words
+    assert "and" not in found[0].words
+    assert not list(cited("see https://example.org/a/b.py and our own words", "data"))
+
+
+def test_the_operator_names_what_its_facts_and_rules_stand_on() -> None:
+    found = list(citations())
+    assert {"config/speculative.py", "v1/core/kv_cache_utils.py"} <= {each.path for each in found}
+    assert {"versions", "sizing", "engine"} <= {each.place.partition("/")[0] for each in found}
+
+
+def test_only_what_is_said_counts(tmp_path: Path) -> None:
+    before = package(tmp_path / "a", m='def f():\n    """Old."""\n    return 1  # one\n\n\ndef g():\n    return 1\n')
+    now = package(tmp_path / "b", m='def f():\n    """New."""\n    return (1)\n\n\ndef g():\n    return 2\n')
+    (change,) = compare(before, now, [named("m.py", "f", "g")]).named
+    assert (change.name, change.what) == ("g", "+1 -1 lines")
+    assert "+    return 2" in change.diff
+
+
+def test_what_moved_is_found_and_what_is_gone_is_told(tmp_path: Path) -> None:
+    text = "def same():\n    return 1\n\n\ndef other():\n    return 1\n\n\ndef lost():\n    pass\n"
+    before = package(tmp_path / "a", v1__old=text, v1__gone="def f():\n    pass\n")
+    moved = "def same():\n    return 1\n\n\ndef other():\n    return 2\n"
+    now = package(tmp_path / "b", v1__old="kept = 1\n", v1__new=moved)
+    found = compare(before, now, [named("v1/old.py", "same", "other", "lost"), named("v1/gone.py")])
+    assert {each.name: each.what for each in found.named} == {
+        "same": "moved to `v1/new.py`, unchanged",
+        "other": "moved to `v1/new.py`, +1 -1 lines",
+        "lost": "**gone**",
+    }
+    assert found.beside == {"v1/old.py": ("+kept",), "v1/gone.py": ("the file is gone",)}
+
+
+def test_a_method_is_meant_rather_than_its_class_and_the_rest_of_the_file_stands_beside(tmp_path: Path) -> None:
+    text = "class Spec:\n    def pages(self):\n        return {}\n\n    def size(self):\n        return {}\n"
+    before = package(tmp_path / "a", v1__spec=text.format(1, 1))
+    now = package(tmp_path / "b", v1__spec=text.format(2, 2) + "\n\ndef more():\n    pass\n")
+    found = compare(before, now, [named("spec.py", "Spec.pages")])
+    assert [each.name for each in found.named] == ["Spec.pages"]
+    assert found.beside == {"v1/spec.py": ("Spec.size", "+more")}
+
+
+def answers(slots: int, *, ahead: bool, runner: str, traits: str, more: str = "") -> Sections:
+    started = {"num_speculative_tokens": "4", "extra_draft_slots": slots, "async_scheduling": ahead, "runner": runner}
+    return {
+        "speculative methods": dict.fromkeys(["dflash", *(["medusa"] if more else [])], "known"),
+        "flags": {"--a": "values: 1"} | ({more: "values: 0"} if more else {"--new": "values: 0, --swap-space"}),
+        "targets": {"LlamaForCausalLM": traits},
+        "configuration of an engine": {f"method dflash, {key}": str(value) for key, value in started.items()},
+    }
+
+
+def test_facts_that_an_engine_tells_are_written_with_their_source() -> None:
+    before = answers(4, ahead=False, runner="V1", traits="stages", more="--b")
+    now = answers(0, ahead=True, runner="V2", traits="hidden_states")
+    image, *asked = json.loads(profile.facts(before, now, "0.34", "0.33"))
+    assert image["images"] == {"gpu": "docker.io/vllm/vllm-openai:v0.34.0"}
+    assert {fact.pop("source") for fact in asked} == {profile.ASKED}
+    assert asked == [
+        {"extra_draft_slots": {"dflash": None}},
+        {"async_scheduling": {"dflash": True}},
+        {"model_runner_v2": {"methods": {"dflash": True}}},
+        {"model_runner_v2": {"methods": {}}, "ended_methods": {"medusa": "ngram"}},
+        {"removed_flags": {"--b": "remove it; nothing replaces it"}},
+        {"removed_flags": {"--swap-space": None}},
+        {
+            "targets": {
+                "without_hidden_states": {"LlamaForCausalLM": None},
+                "without_stages": {"LlamaForCausalLM": True},
+            }
+        },
+    ]
+    back = json.loads(profile.facts(now, before, "0.34", "0.33"))[1:]
+    assert back[0]["extra_draft_slots"] == {"dflash": {"fixed": 0, "each_token": 1}}
+    fewer = json.loads(profile.facts(now, answers(3, ahead=True, runner="V2", traits="hidden_states"), "0.34", "0.33"))[
+        1:
+    ]
+    assert fewer[0]["extra_draft_slots"] == {"dflash": {"fixed": -1, "each_token": 1}}
+
+
+def test_files_that_a_person_has_worked_on_stay(tmp_path: Path) -> None:
+    assert profile.write("0.34", {"data": "[]", "flags": "{}"}, tmp_path) == [
+        str(tmp_path / "data/0.34.json"),
+        str(tmp_path / "flags/0.34.json"),
+    ]
+    (tmp_path / "data/0.34.json").write_text("[1]")
+    assert profile.write("0.34", {"data": "[]", "flags": "{}"}, tmp_path) == []
+    assert (tmp_path / "data/0.34.json").read_text() == "[1]"
+
+
+def test_an_engine_that_does_not_start_any_more_is_one_difference() -> None:
+    before = {
+        "configuration of an engine": {"experts, runner": "V2", "experts, --dtype": "auto", "plain, runner": "V1"}
+    }
+    now = {"configuration of an engine": {"experts, refused": "unrecognized arguments", "plain, runner": "V2"}}
+    assert [(each.name, each.now) for each in differences(before, now)] == [
+        ("experts, refused", "unrecognized arguments"),
+        ("plain, runner", "V2"),
+    ]
+
+
+def test_the_page_begins_with_what_hurts() -> None:
+    found = Findings(
+        "0.34",
+        "0.33",
+        [
+            Difference("flags", "--enable-expert-parallel", "values: 0", None),
+            Difference("flags", "--expert-parallel", None, "values: 0"),
+            Difference("flags", "--max-model-len", "values: 1", "values: 1, --longest"),
+            Difference(
+                "fields of configurations",
+                "SpeculativeConfig.method",
+                "Literal['a', 'b', 'c']",
+                "Literal['a', 'b', 'd']",
+            ),
+            Difference("metrics", "vllm:new_total", None, "counter: engine"),
+            Difference("recorder", "EngineCoreOutput has no new_token_ids", None, "does not record"),
+        ],
+        SourceChanges(
+            (
+                Change("a.py", "f", ("engine/rules/graphs.py",), "a.py", "x"),
+                Change(
+                    "b.py", "g", ("versions/data/0.28.json: kv_cache", "versions/data/0.30.json: kv_cache"), None, ""
+                ),
+            ),
+            {"models/llama.py": ("+new",), "v1/core/pool.py": tuple("abcdefghijkl")},
+        ),
+        Outcome("3 passed, 1 failed, 0 skipped", (("test_contract.py test_x[0.34]", "assert 1 == 2"),)),
+        ["operator/versions/data/0.34.json"],
+    )
+    text = page(found)
+    in_this_order = [
+        "# vLLM 0.34: what to look at, against 0.33",
+        "- Tests: 3 passed, 1 failed",
+        "- The recorder **does not record**: EngineCoreOutput has no new_token_ids.",
+        "| `test_contract.py test_x[0.34]` | assert 1 == 2 |",
+        "| `--enable-expert-parallel` | `values: 0` | no such | engine/arguments.py",
+        "| `SpeculativeConfig.method` | -`c` | +`d` |",
+        "further spellings |  | +`--longest` |",
+        "| `b.py` `g` | **gone** | kv_cache (0.28, 0.30) |",
+        "## Other source that we name",
+        "| `a.py` `f` |",
+        "| `--expert-parallel` | no such | `values: 0` |",
+        "| `vllm:new_total` | no such | `counter: engine` |",
+        "- `v1/core/pool.py`: a, b, c, d, e, f, g, h and 4 more\n- `models/llama.py`: +new",
+    ]
+    places = [text.find(part) for part in in_this_order]
+    assert -1 not in places, in_this_order[places.index(-1)]
+    assert places == sorted(places)
+
+
+def test_an_engine_that_is_as_before_has_a_page_that_says_so() -> None:
+    text = page(Findings("0.34", "0.33", [], NOTHING, None, []))
+    assert "- The recorder records." in text
+    assert text.count("Nothing.") == 3
+
+
+def test_a_report_of_tests_is_counted_and_failures_are_named(tmp_path: Path) -> None:
+    report = tmp_path / "tests.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="tests.engine.test_contract" name="test_a[0.34]"/>'
+        '<testcase classname="tests.engine.test_contract" name="test_b[0.34]"><failure message="E x">long</failure>'
+        '</testcase><testcase classname="c" name="d"><skipped message="no"/></testcase></testsuite></testsuites>'
+    )
+    assert read(report) == Outcome("1 passed, 1 failed, 1 skipped", (("test_contract.py test_b[0.34]", "E x"),))
