@@ -70,10 +70,14 @@ class _StreamOptions(Struct):
 
 
 _Positive = Annotated[int, Meta(ge=1, le=2**31)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class _Body(Struct, kw_only=True):
-    """What completions and chats have in common; other fields make no difference without a model."""
+    """What completions and chats have in common; other fields make no difference without a model.
+
+    What would only be sampled by is taken within the bounds that vLLM has for it.
+    """
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=_MOST_ANSWERS)] | None = None
@@ -82,7 +86,15 @@ class _Body(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     echo: bool | None = None
     logprobs: Any = None
@@ -93,6 +105,8 @@ class _Body(Struct, kw_only=True):
 
 class _CompletionBody(_Body):
     prompt: str | list[Any] | None = None
+    suffix: str | None = None
+    best_of: int | None = None
 
 
 class _Message(Struct):
@@ -121,6 +135,13 @@ def read_completion(data: bytes) -> Asked:
         It cannot be read, or asks for what no replay can give.
     """
     body = _decoded(_COMPLETION, data)
+    if body.suffix:
+        raise bad_request("suffix: a replay has no model that could lead up to it: leave it out", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_request(
+            f"best_of: a replay has no model that could choose {body.n or 1} of {body.best_of} answers: leave it out",
+            "best_of",
+        )
     return _asked(body, _prompts(body.prompt), body.max_tokens or _COMPLETION_TOKENS, chat=False)
 
 
@@ -150,7 +171,13 @@ def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, ch
     n = body.n or 1
     if n * len(prompts) > _MOST_ANSWERS:
         raise bad_request(f"n: {n} answers to {len(prompts)} prompts: at most {_MOST_ANSWERS} in one request", "n")
-    stop = [each for each in ([body.stop] if isinstance(body.stop, str) else body.stop or ()) if each]
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise bad_request(
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body.min_tokens}.", "min_tokens"
+        )
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if not all(stop):
+        raise bad_request("stop cannot contain an empty string.", "stop")
     if len(stop) > _MOST_STOPS:
         raise bad_request(f"stop: {len(stop)} texts: at most {_MOST_STOPS}", "stop")
     if body.return_token_ids and n * sum(prompt.tokens for prompt in prompts) > _MOST_TOLD_IDS:

@@ -28,6 +28,20 @@ QUICK = {"ttft_ms": 1.0, "itl_ms": [1.0, 1.0]}
         ({"n": 5000}, 400, "n"),
         ({"n": 1000, "prompt": ["a", "b"]}, 400, "n"),
         ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": 2.5}, 400, "temperature"),
+        ({"top_p": 3}, 400, "top_p"),
+        ({"top_p": 0}, 400, "top_p"),
+        ({"top_k": -2}, 400, "top_k"),
+        ({"min_p": 1.5}, 400, "min_p"),
+        ({"presence_penalty": 2.5}, 400, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, 400, "frequency_penalty"),
+        ({"repetition_penalty": 0}, 400, "repetition_penalty"),
+        ({"seed": 2**63}, 400, "seed"),
+        ({"seed": "seven"}, 400, "seed"),
+        ({"min_tokens": 17}, 400, "less than or equal to max_tokens=16"),
+        ({"stop": ["a", ""]}, 400, "stop"),
+        ({"suffix": "end"}, 400, "suffix"),
+        ({"best_of": 3}, 400, "best_of"),
         ({"logprobs": 3}, 400, "logprobs"),
         ({"echo": True}, 400, "echo"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
@@ -44,6 +58,25 @@ async def test_what_cannot_be_answered_is_refused_in_openai_s_form(
     assert (response.status_code, error["code"]) == (status, status)
     assert names in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+async def test_what_is_sampled_by_is_taken_within_its_bounds(tmp_path: Path) -> None:
+    sampling = {
+        "temperature": 2,
+        "top_p": 1,
+        "top_k": -1,
+        "min_p": 1,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 0.5,
+        "seed": -(2**63),
+        "min_tokens": 16,
+        "best_of": 1,
+        "suffix": "",
+    }
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        assert (await client.post("/v1/completions", json={"prompt": "a"} | sampling)).status_code == 200
+        assert (await client.post("/v1/completions", json={"prompt": "a", "n": 2, "best_of": 2})).status_code == 200
 
 
 @pytest.mark.parametrize(
