@@ -21,6 +21,9 @@ _WORDS: Final = {
 """What help calls a value, by the type that Python calls it. A switch has none."""
 
 
+_WIDEST_TYPE: Final = 13
+
+
 class Group(TyperGroup):
     """Commands whose values have names for people."""
 
@@ -89,12 +92,26 @@ def _named(parameter: Any, ctx: Any) -> Any:
     if isinstance(parameter, TyperOption) and parameter.metavar is None:
         kind = parameter.display_type(ctx).strip("<>").removeprefix("list[").removesuffix("]")
         parameter.metavar = _WORDS.get(kind, f"<{kind}>")
+        numbers = parameter._get_number_range_help_str()  # noqa: SLF001  the library gives it no other way
+        shown = _type_in_lines(parameter.metavar, f"[{numbers}]" if numbers else "")
+        parameter.display_type_rich = lambda **_: shown or None  # type: ignore[method-assign]
+        parameter._get_number_range_help_str = lambda: None  # type: ignore[method-assign]  # noqa: SLF001
     elif isinstance(parameter, TyperArgument):
         parameter.metavar = parameter.metavar or parameter.name.upper()
         parameter.display_type_rich = _no_type  # type: ignore[method-assign]
     # `completion` says how, for each shell; the options of the library only know the one they run in.
     parameter.hidden = parameter.hidden or parameter.name in ("install_completion", "show_completion")
     return parameter
+
+
+def _type_in_lines(name: str, numbers: str) -> str:
+    """Return an option's type and range, in lines where they are so wide that names would be cut in 80 columns."""
+    in_one = f"{name} {numbers}".strip()
+    if len(in_one) <= _WIDEST_TYPE:
+        return in_one
+    if len(numbers) > _WIDEST_TYPE:
+        numbers = numbers.replace("x<=", "x\n<=")
+    return f"{name}\n{numbers}" if numbers else name.replace("|", "|\n")
 
 
 def _no_type(ctx: Any) -> None:

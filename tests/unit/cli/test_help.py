@@ -40,6 +40,18 @@ def test_help_is_short_and_names_no_type_of_python(specdecode: Specdecode, comma
 
 
 @pytest.mark.parametrize("command", ALL, ids=" ".join)
+def test_help_has_whole_names_in_80_columns(specdecode: Specdecode, command: tuple[str, ...]) -> None:
+    text = specdecode(*command, "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    found = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]  # type: ignore[attr-defined]
+    shown = [each for each in found.params if not each.hidden and not str(each.name).endswith("_completion")]
+    names = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
+    assert not [name for name in names if name.startswith("--") and not re.search(rf"{name}\b", text)]
+
+
+@pytest.mark.parametrize("command", ALL, ids=" ".join)
 def test_help_has_its_lines_for_80_columns(command: tuple[str, ...]) -> None:
     found = typer.main.get_command(app)
     for name in command:
