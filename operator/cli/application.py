@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Final
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
+from specdecode_operator.problems import printable
+
 _WORDS: Final = {
     "bool": "",
     "str": "TEXT",
@@ -21,11 +23,21 @@ _WORDS: Final = {
 """What help calls a value, by the type that Python calls it. A switch has none."""
 
 
+_OF_THE_LIBRARY: Final = "Value error, "
+_OF_A_BOUND: Final = "Input should be "
 _WIDEST_TYPE: Final = 13
 
 
 class Group(TyperGroup):
     """Commands whose values have names for people."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is asked for."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _in_plain_words(error)
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the group itself."""
@@ -102,6 +114,16 @@ def _named(parameter: Any, ctx: Any) -> Any:
     # `completion` says how, for each shell; the options of the library only know the one they run in.
     parameter.hidden = parameter.hidden or parameter.name in ("install_completion", "show_completion")
     return parameter
+
+
+def _in_plain_words(error: typer.BadParameter) -> str:
+    """Return what is wrong with a value without the words of the library that checked it, and with the value."""
+    what, cause = error.message.removeprefix(_OF_THE_LIBRARY), error.__cause__
+    is_bound = what.startswith(_OF_A_BOUND) and isinstance(cause, ValueError)
+    found: list[Any] = getattr(cause, "errors", list)() if is_bound else []
+    if not found:
+        return what
+    return f"{printable(str(found[0]['input']))}: must be {what.removeprefix(_OF_A_BOUND).partition(', unable')[0]}"
 
 
 def _type_in_lines(name: str, numbers: str) -> str:

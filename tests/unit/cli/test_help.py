@@ -96,3 +96,25 @@ def test_a_shell_that_is_not_known_is_refused_with_those_that_are(specdecode: Sp
     result = specdecode("completion", "csh")
     assert result.exit_code == 2
     assert all(shell in result.stderr for shell in ("bash", "zsh", "fish"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("replay", "serve", "t", "--mode", "model"),
+            "'--mode': 'model' is not one of 'steps', 'modelled', 'emulated'.",
+        ),
+        (("replay", "serve", "t", "--port", "99999"), "'--port': 99999: must be less than or equal to 65535"),
+        (("replay", "serve", "t", "--seed", "x"), "'--seed': x: must be a valid integer"),
+        (("plan", "-o", "xml"), "'xml' is not one of 'table', 'json', 'yaml'."),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_in_plain_words(
+    specdecode: Specdecode, arguments: tuple[str, ...], said: str
+) -> None:
+    result = specdecode(*arguments)
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())
+    assert said in text
+    assert "Value error" not in text
