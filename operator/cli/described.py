@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cli.input_files import Document, Reading, read_deployments
 from specdecode_operator.cli.text_files import DocumentError
+from specdecode_operator.engine.profiles import UnknownEngineVersionError, find_profile
 from specdecode_operator.estimate.fields import CaseError
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.sizing.base.devices import product_of_memory
@@ -104,9 +106,20 @@ def described_or_read(description: Description, files: Sequence[str]) -> Reading
         why = f"--model: {description.model or 'nothing'}: {files[0]} is named, too: name files, or describe one object"
         return Reading((), (DocumentError(why),))
     try:
-        return Reading((description.document(),), ())
+        document = description.document()
     except DocumentError as error:
         return Reading((), (error,))
+    _name_image(document, description.engine_version)
+    return Reading((document,), ())
+
+
+def _name_image(document: Document, version: str | None) -> None:
+    """Name the image that a version newer than all known ones may have: nothing is launched, and a plan needs any."""
+    if version is None:
+        return
+    with suppress(UnknownEngineVersionError):
+        if not find_profile(version).tested:
+            document.body["spec"]["engine"]["image"] = f"docker.io/vllm/vllm-openai:v{version}.0"
 
 
 def _name_of(model: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from devcluster.images.engine_image import VLLM_VERSION
 from devcluster.install import NAMESPACE
 from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
@@ -96,6 +97,7 @@ class TestServing:
 
     def test_the_engine_has_the_kv_cache_that_was_predicted(self, kubectl: Kubectl) -> None:
         status = wait_for_all(kubectl, "tiny", BudgetAccurate="True")["status"]
+        assert status["observed"]["engineVersion"] == VLLM_VERSION, "it says so to those without the key, too"
         assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
 
     def test_speculation_is_proven_by_traffic(self, kubectl: Kubectl) -> None:

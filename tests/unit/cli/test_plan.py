@@ -106,6 +106,7 @@ def test_a_vllm_in_doubt_is_told_and_fails_only_when_strict(
     result = specdecode("plan", "-f", path)
     assert result.exit_code == 0
     assert told in " ".join(result.stdout.split())
+    assert f"warning: small: {told}" in result.stderr
     strict = specdecode("plan", "-f", path, "--strict")
     assert strict.exit_code == 3
     assert f"error: --strict: small: {told}" in strict.stderr
@@ -122,6 +123,14 @@ def test_a_version_that_nobody_knows_has_more_margin(specdecode: Specdecode, wri
         data = json.loads(specdecode("plan", "-f", write("a.yaml", body), "-o", "json").stdout)
         (margins[version],) = {each["margin_bytes"] for each in data["objects"][0]["candidates"]}
     assert margins["0.99"] == margins[KNOWN_VERSIONS[-1]] + 3 * GIB // 2
+
+
+def test_options_plan_for_a_version_that_nobody_knows(specdecode: Specdecode) -> None:
+    options = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "H100", "--engine-version")
+    result = specdecode("plan", *options, "0.99")
+    assert result.exit_code == 0
+    assert "vLLM 0.99, sized as the newest known version" in result.stdout
+    assert specdecode("plan", *options, "0.27").exit_code == specdecode("plan", *options, "new").exit_code == 2
 
 
 def test_without_accelerator_it_answers_for_h100_and_h200(specdecode: Specdecode, write: WriteObject) -> None:
