@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.engine.new_version import profile
-from tests.engine.new_version.answers import Difference, Sections, differences
+from tests.engine.new_version.answers import UNASKED, Difference, Sections, differences
 from tests.engine.new_version.citations import Citation, citations, cited
 from tests.engine.new_version.page import Findings, page
 from tests.engine.new_version.sources import Change, SourceChanges, compare
@@ -129,6 +129,17 @@ def test_an_engine_that_does_not_start_any_more_is_one_difference() -> None:
         ("experts, refused", "unrecognized arguments"),
         ("plain, runner", "V2"),
     ]
+
+
+def test_what_cannot_be_asked_is_not_taken_for_gone() -> None:
+    before = {"flags": {"--a": "values: 1"}, "recorder": {}, UNASKED: {}}
+    now = {UNASKED: {"flags": "ModuleNotFoundError: cli_args", "recorder, messages and signatures": "moved"}}
+    found = differences(before, now)
+    assert [each.section for each in found] == [UNASKED, UNASKED]
+    text = page(Findings("0.34", "0.33", found, NOTHING, None, []))
+    assert "- **It cannot be asked** about flags; recorder, messages and signatures" in text
+    assert "`ModuleNotFoundError: cli_args`" in text
+    assert "The recorder" not in text
 
 
 def test_the_page_begins_with_what_hurts() -> None:

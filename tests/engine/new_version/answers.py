@@ -3,7 +3,7 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from tests.engine.contract_checks import Vllm
 from tests.engine.flag_table import keyed
 
 SHAPES = Path(__file__).parent / "shapes_of_engine.py"
+
+UNASKED = "cannot be asked"
+"""The section of questions that have no answer."""
 
 REFUSED = ", refused"
 """How the name of an answer ends that is why an engine does not start."""
@@ -33,25 +36,51 @@ class Difference:
 
 
 def ask(vllm: Vllm, folder: Path) -> Sections:
-    """Return all that is asked of a version; what it needs for that is written into an empty folder."""
-    plugins, found = folder / "plugins", folder / "shapes.json"
-    write_bundle(plugins)
-    shapes = vllm.h100.begin(SHAPES, folder / "copy", found, packages=[plugins])
-    sections: dict[str, dict[str, str]] = {
-        "flags": {name: _flag(row) for name, row in keyed(vllm.h100.ask("flags").value).items()},
-        "environment variables": dict.fromkeys(vllm.h100.ask("variables").value, "known"),
-        "metrics": _metrics(vllm.h100.ask("metrics", vllm.line(GOOD["gpu-draft"])).value),
-        "configuration of an engine": dict(_started(vllm)),
-        "targets": _targets(vllm.h100.ask("target_traits", sorted(READERS)).value),
+    """Return all that is asked of a version; what it needs for that is written into an empty folder.
+
+    What it cannot be asked, because it is no longer where our questions look for it, is a section, too.
+    """
+
+    def shapes() -> dict[str, dict[str, str]]:
+        plugins, found = folder / "plugins", folder / "shapes.json"
+        write_bundle(plugins)
+        vllm.h100.begin(SHAPES, folder / "copy", found, packages=[plugins]).wait()
+        found_out: dict[str, dict[str, str]] = json.loads(found.read_text(encoding="utf-8"))
+        return found_out
+
+    def told(question: str, *arguments: Any) -> Any:
+        answer = vllm.h100.ask(question, *arguments)
+        assert answer.ok, answer.error
+        return answer.value
+
+    questions: dict[str, Callable[[], Mapping[str, str]]] = {
+        "flags": lambda: {name: _flag(row) for name, row in keyed(told("flags")).items()},
+        "environment variables": lambda: dict.fromkeys(told("variables"), "known"),
+        "metrics": lambda: _metrics(told("metrics", vllm.line(GOOD["gpu-draft"]))),
+        "configuration of an engine": lambda: dict(_started(vllm)),
+        "targets": lambda: _targets(told("target_traits", sorted(READERS))),
     }
-    shapes.wait()
-    return sections | json.loads(found.read_text(encoding="utf-8"))
+    sections: dict[str, Mapping[str, str]] = {}
+    unasked = {}
+    for name, question in questions.items():
+        try:
+            sections[name] = question()
+        except AssertionError as error:
+            unasked[name] = _last_words(error)
+    try:
+        sections |= shapes()
+    except AssertionError as error:
+        unasked["recorder, messages and signatures"] = _last_words(error)
+    return sections | {UNASKED: unasked}
 
 
 def differences(before: Sections, now: Sections) -> list[Difference]:
-    """Return what differs, section by section, by name; of an engine that one of them refuses no more than that."""
+    """Return what differs, section by section, by name; of an engine that one of them refuses no more than that.
+
+    A section that one of them could not be asked is left out.
+    """
     found = []
-    for section in sorted({*before, *now}):
+    for section in sorted({*before} & {*now}):
         was, is_now = before.get(section, {}), now.get(section, {})
         refused = {name.removesuffix(REFUSED) for name in {*was, *is_now} if name.endswith(REFUSED)}
         for name in sorted({*was, *is_now}):
@@ -59,6 +88,10 @@ def differences(before: Sections, now: Sections) -> list[Difference]:
             if known and was.get(name) != is_now.get(name):
                 found.append(Difference(section, name, was.get(name), is_now.get(name)))
     return found
+
+
+def _last_words(error: AssertionError) -> str:
+    return " ".join(str(error).split())[-300:]
 
 
 def _flag(row: Mapping[str, Any]) -> str:

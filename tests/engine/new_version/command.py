@@ -25,7 +25,7 @@ from tests.engine.contract_checks import Vllm
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import REQUIREMENTS, SERVED, at_version
 from tests.engine.new_version import profile, suites
-from tests.engine.new_version.answers import Sections, ask, differences
+from tests.engine.new_version.answers import UNASKED, Sections, ask, differences
 from tests.engine.new_version.citations import citations
 from tests.engine.new_version.page import Findings, diffs, page
 from tests.engine.new_version.sources import compare
@@ -58,7 +58,10 @@ class Installed:
 def install(wanted: str) -> tuple[Installed, Installed]:
     """Return the newest version before the wanted one, and that one."""
     version = minor(wanted)
-    against = max((known for known in LAUNCHED_VERSIONS if release(known) < release(version)), key=release)
+    before = [known for known in LAUNCHED_VERSIONS if release(known) < release(version)]
+    if not before:
+        raise ValueError(f"vLLM {version} is not compared: {LAUNCHED_VERSIONS[1]} is the oldest that has one before it")
+    against = before[-1]
     pinned = REQUIREMENTS / f"{version}.txt"
     if version != SERVED and not pinned.exists():
         pinned.write_text(profile.requirement(wanted), encoding="utf-8")
@@ -71,12 +74,14 @@ def examine(older: tuple[Installed, Oracle], newer: tuple[Installed, Oracle], fo
     (known, known_oracle), (new, oracle) = older, newer
     with step(f"asking vLLM {known.version} and {new.version}"):
         before, now = known.answers(known_oracle), new.answers(oracle)
-        flags = profile.flags(oracle, known.version)
+        # What has no answer is not gone, and nothing is written of it.
+        begun = {} if now[UNASKED] else {"flags": profile.flags(oracle, known.version)}
     with step("comparing the source that we name"):
         sources = compare(known.package, new.package, citations())
     (folder / "sources.diff").write_text(diffs(sources), encoding="utf-8")
-    texts = {"data": profile.facts(before, now, new.version, known.version), "flags": flags}
-    written = profile.write(new.version, texts, table)
+    if begun:
+        begun["data"] = profile.facts(before, now, new.version, known.version)
+    written = profile.write(new.version, begun, table)
     return Findings(new.version, known.version, differences(before, now), sources, None, written)
 
 
@@ -101,7 +106,7 @@ def main() -> None:
         known, new = install(wanted)
         with Oracle(known.engine, h100=True) as before, Oracle(new.engine, h100=True) as now:
             found = examine((known, before), (new, now), folder, profile.TABLE)
-        if not options.no_tests:
+        if not options.no_tests and (profile.TABLE / "flags" / f"{found.version}.json").exists():
             with step(f"running the tests that ask vLLM {found.version}"):
                 found = replace(found, outcome=suites.run(found.version, folder))
     except (ClusterError, ValueError) as error:

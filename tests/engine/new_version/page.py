@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tests.engine.new_version.answers import Difference
+from tests.engine.new_version.answers import UNASKED, Difference
 from tests.engine.new_version.citations import mentions
 from tests.engine.new_version.sources import Change, SourceChanges
 from tests.engine.new_version.suites import Outcome
@@ -15,7 +15,7 @@ _SHOWN_BESIDE = 8
 _LISTED = re.compile(r"[\w.-]+")
 _FACT = re.compile(r"versions/data/([\d.]+)\.json: (.*)")
 
-_ALWAYS_OURS = ("speculative methods", "configuration of an engine", "recorder", "targets")
+_ALWAYS_OURS = (UNASKED, "speculative methods", "configuration of an engine", "recorder", "targets")
 """Sections in which each difference touches what we say of the engine."""
 
 _NAMED = ("flags", "environment variables", "metrics")
@@ -38,12 +38,11 @@ def page(found: Findings) -> str:
     """Return the page, as Markdown."""
     ours = [each for each in found.differences if _is_ours(each)]
     rest = [each for each in found.differences if each not in ours]
-    recorder = [each for each in ours if each.section == "recorder" and each.now]
     memory = [each for each in found.sources.named if _of_memory(each)]
     other = [each for each in found.sources.named if not _of_memory(each)]
     parts = [
         f"# vLLM {found.version}: what to look at, against {found.against}",
-        "\n".join(_summary(found, len(ours), recorder)),
+        "\n".join(_summary(found, len(ours))),
         *_outcome(found.outcome),
         "## Where it differs in what we say of it",
         _table(("what", "name", found.against, found.version, "ours"), _rows_of_differences(ours)),
@@ -65,10 +64,17 @@ def diffs(sources: SourceChanges) -> str:
     return "\n".join(f"{each.diff}\n" for each in sources.named if each.diff)
 
 
-def _summary(found: Findings, answers: int, recorder: Sequence[Difference]) -> Iterator[str]:
+def _summary(found: Findings, answers: int) -> Iterator[str]:
     if found.outcome:
         yield f"- Tests: {found.outcome.summary}."
-    yield f"- The recorder {'**does not record**: ' + '; '.join(d.name for d in recorder) if recorder else 'records'}."
+    told = [each for each in found.differences if each.now]
+    unasked = [each.name for each in told if each.section == UNASKED]
+    if unasked:
+        yield f"- **It cannot be asked** about {'; '.join(unasked)}: mend `tests/engine/engine_oracle.py` first."
+    if problems := [each.name for each in told if each.section == "recorder"]:
+        yield f"- The recorder **does not record**: {'; '.join(problems)}."
+    elif not any("recorder" in name for name in unasked):
+        yield "- The recorder records."
     yield f"- {answers} answers differ in what we say; {len(found.sources.named)} functions that we name have changed."
     yield "- Our own places, in the last columns, are below `operator/`."
     if found.written:
