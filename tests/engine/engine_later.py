@@ -20,6 +20,16 @@ def schedule(config: Any) -> None:
     )
 
 
+def shorter_draft(config: Any) -> None:
+    """Model runner V1's own: a proposer that is asked for fewer tokens than usual."""
+    length = config.speculative_config.num_speculative_tokens
+    proposer = import_module("vllm.v1.spec_decode.ngram_proposer_gpu").NgramProposerGPU
+    try:
+        proposer.propose(SimpleNamespace(k=length), length - 1, None, None, None, None)
+    except AssertionError as error:
+        raise ValueError("no other length") from error
+
+
 def block_size(config: Any) -> None:
     """The workers' choice of a kernel for the blocks of the KV cache."""
     on_cpu = import_module("vllm.platforms").current_platform.is_cpu()
@@ -91,6 +101,7 @@ CHECKS = {
     check.__name__: check
     for check in (
         schedule,
+        shorter_draft,
         block_size,
         graph_sizes,
         logits_processors,

@@ -115,8 +115,11 @@ SERVING: dict[str, tuple[EngineSettings, Verdict]] = {
         Later("graph_sizes", "No valid cudagraph sizes after rounding to multiple of 5"),
     ),
     "whole graphs of lengths that change": (
+        # On model runner V1, which serves this method up to 0.31.
         replace(
-            drafting(Method.MEDUSA, schedule=(ScheduleRange(1, 8, 2),)), cudagraph_mode=CudagraphMode.FULL_DECODE_ONLY
+            GPU,
+            speculation=replace(NGRAM, schedule=(ScheduleRange(1, 8, 2),)),
+            cudagraph_mode=CudagraphMode.FULL_DECODE_ONLY,
         ),
         Changed("cudagraph_mode", "PIECEWISE"),
     ),
@@ -209,6 +212,11 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     "ranges that overlap": (
         scheduled((1, 4, 2), (4, 6, 1)),
         Later("schedule", "ranges must be non-overlapping and sorted"),
+    ),
+    "ranges for drafts of one length": (
+        # On model runner V1, which serves this method up to 0.31. Suffix takes a package that is not here.
+        drafting(Method.NGRAM_GPU, schedule=(ScheduleRange(1, 8, 2),)),
+        Later("shorter_draft", "no other length"),
     ),
     "draft of a lookup": (replace(GPU, speculation=replace(NGRAM, draft_model=DRAFT)), Ours(IGNORED_KEY)),
     "draft beside own layers": (

@@ -9,6 +9,8 @@ from specdecode_operator.deployment.proof.observed import answering_engines, no_
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.runner_rules import runs_on_v1
 from specdecode_operator.engine.metrics import Reading
+from specdecode_operator.engine.rules.runners import waits_for_steps
+from specdecode_operator.sizing.pair.pair import effective_batch
 
 _TYPE: Final = "SettingsInForce"
 _SCHEDULE: Final = "spec.speculation.numSpeculativeTokensByBatchSize"
@@ -103,8 +105,12 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
 def _planned(facts: Facts) -> set[str]:
     """Return what vLLM changes for such a spec, as the plan knows; warnings tell of it where it matters."""
     planned = set()
-    if runs_on_v1(facts.spec, facts.pair):
+    on_v1 = runs_on_v1(facts.spec, facts.pair)
+    if on_v1:
         planned |= {"model_runner", "cudagraph_mode_with_schedule"}
-    if not facts.profile.async_scheduling.get(facts.method, True):
+    # On V1 as of 0.31, with stages too.
+    if waits_for_steps(facts.method, facts.profile, on_v1=on_v1) or (on_v1 and facts.spec.parallelism.pipeline > 1):
         planned.add("async_scheduling")
+    if effective_batch(facts.pair) < facts.pair.limits.max_num_seqs:
+        planned.add("max_num_seqs")
     return planned

@@ -7,6 +7,9 @@ from specdecode_operator.vocabulary import Method
 
 _V1 = "V1"
 
+_WAIT_ON_V1 = (Method.NGRAM, Method.SUFFIX, Method.MEDUSA)
+"""Methods that draft on the host there (vllm/config/vllm.py, __post_init__)."""
+
 
 def runs_on_v1(settings: EngineSettings, profile: EngineProfile) -> bool:
     """Decide whether model runner V1 serves an engine (vllm/config/vllm.py, use_v2_model_runner)."""
@@ -28,3 +31,8 @@ def draft_follows_target(speculation: SpeculationSettings, profile: EngineProfil
 def _drafts_on_v1(speculation: SpeculationSettings, profile: EngineProfile) -> bool:
     """Decide whether only V1 drafts so (vllm/config/vllm.py, _get_v2_model_runner_unsupported_features)."""
     return speculation.drafts_in_parallel or profile.runners.get(speculation.method) == _V1
+
+
+def waits_for_steps(method: Method, profile: EngineProfile, *, on_v1: bool) -> bool:
+    """Decide whether the engine schedules each step after the one before, because a method drafts on the host."""
+    return not profile.async_scheduling.get(method, True) or (on_v1 and method in _WAIT_ON_V1)

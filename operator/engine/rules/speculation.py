@@ -11,7 +11,7 @@ from specdecode_operator.api.values import METHODS_WITH_LOOKUP, METHODS_WITH_SAM
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules.adaptive_verification import adaptive_problems
 from specdecode_operator.engine.rules.extra_args import last_option
-from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1
+from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
@@ -19,6 +19,9 @@ from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 _SPECULATION = "spec.speculation"
 _ASYNCHRONOUS = "--async-scheduling"
 _SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
+
+_OF_ONE_LENGTH = (Method.NGRAM_GPU, Method.SUFFIX, Method.MEDUSA)
+"""Methods whose proposer on model runner V1 asserts that it drafts K tokens (vllm/v1/spec_decode, propose)."""
 
 
 def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
@@ -31,6 +34,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
     return [
         *_count_problems(speculation),
         *_schedule_problems(speculation),
+        *_shortening_problems(settings, speculation, profile),
         *_parallel_problems(speculation),
         *_draft_problems(settings, speculation),
         *_path_problems(settings, speculation, profile),
@@ -92,6 +96,21 @@ def _parallel_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
             )
             field = f"{_SCHEDULE}[{index}].numSpeculativeTokens"
             yield Problem(field, str(part.num_speculative_tokens), message)
+
+
+def _shortening_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1 as of 0.33; before, nothing stood between.
+
+    An assertion then ends the engine at the first step with another number of tokens.
+    """
+    if speculation.schedule and speculation.method in _OF_ONE_LENGTH and runs_on_v1(settings, profile):
+        message = (
+            f"model runner V1, which runs method {speculation.method} here, cannot shorten its drafts: as of 0.33 vLLM"
+            " ignores this, and earlier versions fail at run time; remove it, or use another method"
+        )
+        yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
 
 
 def _text(part: ScheduleRange) -> str:
@@ -239,6 +258,7 @@ def _asynchrony_problems(
 ) -> Iterator[Problem]:
     """vllm/config/vllm.py: asked for explicitly, asynchronous scheduling fails with what drafts on the host."""
     given = last_option(_ASYNCHRONOUS, settings.extra_args, profile)
-    if given is not None and not given.negated and not profile.async_scheduling[speculation.method]:
+    waits = waits_for_steps(speculation.method, profile, on_v1=runs_on_v1(settings, profile))
+    if given is not None and not given.negated and waits:
         message = f"vLLM {profile.version} does not combine it with method {speculation.method}; remove it"
         yield Problem(f"spec.engine.extraArgs[{given.index}]", given.name, message)

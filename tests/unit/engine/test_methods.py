@@ -130,6 +130,11 @@ REFUSED = [
         "spec.speculation.numSpeculativeTokensByBatchSize",
         "use replicas instead of data",
     ),
+    (
+        {"speculation": speculating(Method.SUFFIX, schedule=(ScheduleRange(1, 8, 2),))},
+        "spec.speculation.numSpeculativeTokensByBatchSize",
+        "cannot shorten its drafts",
+    ),
     ({"speculation": replace(NGRAM, suffix=FULL_SUFFIX)}, "spec.speculation.suffix", "use method suffix"),
     ({"speculation": replace(DRAFT_MODEL, draft_tensor_parallel_size=4)}, "spec.parallelism.draftTensor", "1 or the"),
     (

@@ -117,6 +117,20 @@ def test_lookup_on_the_host_cannot_be_scheduled_asynchronously(line: str, versio
     assert "method ngram" in problem.message
 
 
+def test_on_model_runner_v1_it_never_can() -> None:
+    settings = replace(PLAIN, cpu=CPU, speculation=NGRAM, extra_args=("--async-scheduling",))
+    (problem,) = speculation_problems(settings, PROFILE)
+    assert problem.field == "spec.engine.extraArgs[0]"
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+def test_drafts_that_cannot_be_shortened_take_no_schedule_where_model_runner_v1_serves(version: str) -> None:
+    profile = find_profile(version)
+    looked_up = replace(NGRAM, method=Method.NGRAM_GPU, schedule=(ScheduleRange(1, 8, 2),))
+    problems = speculation_problems(replace(PLAIN, speculation=looked_up), profile)
+    assert [problem.field for problem in problems] == [SCHEDULE] * (profile.runners[Method.NGRAM_GPU] == "V1")
+
+
 @pytest.mark.parametrize(
     ("speculation", "line"),
     [

@@ -224,6 +224,9 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "not on the CPU, nor with `enforceEager`; NONE not with `maxCudagraphCaptureSize`": [
         (replace(PLAIN, enforce_eager=True, cudagraph_mode=CudagraphMode.FULL), "enforceEager"),
     ],
+    "not with `suffix`, `medusa` and `ngram_gpu` on model runner V1": [
+        (speculating(replace(ranges((1, 8, 1)), method=Method.SUFFIX)), "cannot shorten its drafts"),
+    ],
     "NONE or PIECEWISE with `numSpeculativeTokensByBatchSize` on model runner V1": [
         (
             speculating(replace(ranges((1, 8, 1)), method=Method.SUFFIX), cudagraph_mode=CudagraphMode.FULL),
