@@ -58,6 +58,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
         *_draft_length_warnings(facts),
+        *_asked_length_warnings(facts),
         *_package_warnings(facts),
         *_uncounted_warnings(facts),
         *_tokenizer_warnings(facts, known),
@@ -180,6 +181,17 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
         f"{draft.name} was made for at most {longest} tokens, and sequences may have {wanted}: vLLM"
         f" {facts.profile.version} {then}; set serving.maxModelLen to {longest}, or choose a draft that goes as far"
     )
+
+
+def _asked_length_warnings(facts: Facts) -> Iterator[str]:
+    """A length for the draft alone: only model runner V1 then drafts for shorter sequences and serves longer ones."""
+    pair, draft = facts.pair, facts.spec.speculation.draft if facts.spec.speculation else None
+    asked = draft.max_model_len if draft else None
+    if asked is None or asked >= pair.limits.max_model_len or runs_on_v1(facts.spec, pair):
+        return
+    ends = facts.method is Method.DRAFT_MODEL and sizing_facts(pair.limits.engine_version)["ends_with_draft"]
+    then = f"lowers max_model_len to {asked} and refuses what is longer" if ends else "drafts at every length"
+    yield f"speculation.draft.maxModelLen {asked} is not what vLLM {facts.profile.version} does: it {then}; remove it"
 
 
 def _package_warnings(facts: Facts) -> Iterator[str]:

@@ -174,6 +174,21 @@ def test_a_draft_that_ends_before_its_target_is_told(version: str, model: str, s
     assert not any(words in warning for warning in plan_warnings(found, {}, 1))
 
 
+@pytest.mark.parametrize(
+    ("version", "length", "words"),
+    [("0.30", 512, None), ("0.32", 512, "drafts at every length"), ("0.32", 1024, None)],
+    ids=["V1 does so", "V2 does not", "nothing is longer"],
+)
+def test_a_length_for_the_draft_alone_is_told_where_it_is_not_kept(version: str, length: int, words: str) -> None:
+    speculation = {**DRAFTED, "draft": {"model": "Qwen/Qwen3-1.7B", "maxModelLen": length}}
+    serving = {"maxModelLen": 1024}
+    spec = {"target": {"model": QWEN}, "speculation": speculation, "serving": serving, "engine": {"version": version}}
+    told = plan_warnings(valid_facts(SpecDecodeDeploymentSpec.parse(spec)), {}, 1)
+    about = [warning for warning in told if "draft.maxModelLen" in warning]
+    assert len(about) == (words is not None)
+    assert all(words in warning for warning in about)
+
+
 @pytest.mark.parametrize(("model", "is_told"), [("meta-llama/Llama-3.1-8B-Instruct", True), (QWEN, False)])
 def test_a_scaling_in_the_place_of_the_models_own_is_told(model: str, *, is_told: bool) -> None:
     told = plan_warnings(facts({"model": model, "ropeScaling": {"type": "yarn", "factor": "2"}}), {}, 1)
