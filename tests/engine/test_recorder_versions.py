@@ -23,6 +23,7 @@ def test_records_with_the_classes_of(vllm: Vllm, models: Path, tmp_path: Path) -
 
     header, closed = lines[0], lines[-1]
     assert header["vllm"].startswith(f"{version}.")
+    assert header["recorder_tried"]
     assert (closed["reason"], closed["dropped"], closed["first_error"]) == ("ordered", 0, None)
     records = {line["id"]: line for line in lines if line["k"] == "request"}
     assert {name: record["ended_by"] for name, record in records.items()} == {

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from devcluster.images import operator_image
+from devcluster.images.engine_image import VLLM_VERSION
 from devcluster.install import NAMESPACE
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl, program
@@ -125,6 +126,8 @@ def test_the_status_tells_what_drafting_gave(captured: dict[str, Any]) -> None:
     status = captured["status"]
     summary = status["summary"]
     assert status["phase"] == "Succeeded"
+    assert summary["engineVersion"] == VLLM_VERSION
+    assert "engineNotes" not in summary, "the recorder was tried with it, and it is what was planned for"
     assert summary["acceptance"] == f"{summary['acceptancePercent']}%"
     assert 1 <= float(summary["meanAcceptanceLength"]) <= 5
     assert len(summary["perPositionPercent"]) == 4
