@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
 from itertools import count, groupby
 from operator import itemgetter
 
@@ -51,7 +52,7 @@ async def _run_open(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) ->
                 sending.create_task(sender.send(prepared, scheduled_s))
 
 
-class _ClosedLoop:
+class _ClosedLoop(ABC):
     """Clients that send one request after another, until the phase's time is over or its requests are used up."""
 
     def __init__(self, phase: Phase, sender: PhaseSender, stop: Stop) -> None:
@@ -68,8 +69,9 @@ class _ClosedLoop:
             for _ in range(self._clients):
                 clients.create_task(self._client())
 
+    @abstractmethod
     async def _client(self) -> None:
-        raise NotImplementedError
+        """Send until there is no next request."""
 
     def _next_index(self) -> int | None:
         """Return the next request's number; None when the phase is over."""

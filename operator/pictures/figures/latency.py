@@ -194,7 +194,8 @@ def _load_words(each: Series, loads: dict[str, Mask], names: Sequence[str], wher
     )
     quantiles = np.quantile(values[loads[worst]], _QUANTILES)
     return (
-        f"first tokens were slowest {where} {worst}: TTFT P50 {measured(quantiles[0])}, P99 {measured(quantiles[2])} ms"
+        f"by P99, first tokens were slowest {where} {worst}: "
+        f"TTFT P50 {measured(quantiles[0])}, P99 {measured(quantiles[2])} ms"
     )
 
 

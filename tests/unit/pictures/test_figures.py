@@ -91,6 +91,7 @@ def test_what_a_step_got_accepted_is_without_the_targets_own_token(drawn: list[S
 
 def test_quantiles_are_those_of_what_the_axis_says(drawn: list[Series]) -> None:
     assert "TTFT P50 50.5, P99 99.0 ms" in picture(distributions(drawn)).sentences[0]
+    assert "By P99, first tokens were slowest" in picture(by_load(drawn)).sentences[0]
     left, right = picture(by_load(drawn)).figure.axes
     tpot_ms = [(first_ms + 12.5) / 5 for first_ms in range(1, 101)]
     for axes, name, values in ((left, "TTFT", range(1, 101)), (right, "TPOT", tpot_ms)):
@@ -131,6 +132,20 @@ def test_counters_for_perfetto_are_means_of_their_steps(drawn: list[Series], tmp
     assert (counters["requests running"], counters["requests waiting"]) == ({2.0}, {1.0})
     waited_us = {each["dur"] for each in events if each["name"] == "waiting"}
     assert waited_us == {500.0}
+
+
+def test_requests_of_one_lane_for_perfetto_follow_each_other_and_there_are_no_more_lanes_than_needed(
+    tmp_path: Path,
+) -> None:
+    # Each lasts 30 + 22.5 ms: three at once at most, and the fourth comes when the first has just ended.
+    arrivals_ms = (0.0, 10.0, 20.0, 52.5, 55.0, 200.0)
+    write_trace(tmp_path / "trace.jsonl", [record(arrival_ms=each) for each in arrivals_ms])
+    write_perfetto([read_capture(tmp_path)], tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    lanes = {each["ts"]: each["tid"] for each in events if each["name"].startswith("request ")}
+    assert lanes == {0.0: 1, 10_000.0: 2, 20_000.0: 3, 52_500.0: 1, 55_000.0: 4, 200_000.0: 1}
+    states = {(each["ts"], each["tid"]) for each in events if each["name"] == "prefill"}
+    assert states == set(lanes.items())
 
 
 def test_a_table_says_how_far_the_others_are_from_the_first() -> None:

@@ -9,8 +9,13 @@ import pytest
 
 from specdecode_operator.capture.files.formats import ABORTED, STEP_STATS, TRACE
 from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.replay.engines.engine import Incoming
+from specdecode_operator.replay.engines.matching import Matching, matcher
+from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings
+from specdecode_operator.replay.engines.virtual_clock import VirtualClock
 from specdecode_operator.replay.recording.read import read_recording
 from specdecode_operator.replay.server import recorder
+from specdecode_operator.replay.server.meter import Answer, Meter
 from specdecode_operator.replay.server.source import ServeError
 from tests.support.replay_server import events, replay_server
 from tests.support.traces import record, write_trace
@@ -71,6 +76,23 @@ async def test_a_step_has_the_counters_of_all_that_went_out_in_it(tmp_path: Path
     assert [each["num_accepted_tokens_per_pos"] for each in speculation[1:]] == [[1, 1, 0, 0], [1, 0, 0, 0]]
     assert [step["num_running_reqs"] for step in steps] == [1, 1, 0]
     assert sum(step["prefix_cache_stats"]["queries"] for step in steps) == 7
+
+
+async def test_a_step_prefills_all_prompts_that_have_their_first_token_in_it(tmp_path: Path) -> None:
+    records = [record(ttft_ms=5.0, itl_ms=[45.0, 10.0]), record(ttft_ms=50.0), record(ttft_ms=50.0)]
+    recording = read_recording(write_trace(tmp_path / "trace.jsonl", records))
+    clock, out = VirtualClock(), tmp_path / "out"
+    engine = StepsEngine(recording, clock, matcher(Matching.ARRIVAL, recording.requests), StepsSettings())
+    written = recorder.CaptureRecorder(out, recording.meta, engine, 4)
+    meter = Meter(clock, 4, written)
+    for tokens in (7, 20, 30):
+        Answer(meter, engine, Incoming(request_id=str(tokens), prompt_tokens=tokens, max_tokens=99), lambda _: None)
+    for moment_ms in (5, 50, 60, 80):
+        clock.run(until_ms=moment_ms)
+        await asyncio.sleep(0)
+    written.close()
+    found = {line["prompt_tokens"]: line["itl_ctx"]["prefill_tokens"] for line in lines(out / TRACE)[1:]}
+    assert found == {7: [50, 0], 20: [0, 0], 30: [0, 0]}
 
 
 async def test_every_end_is_recorded_as_what_it_was(tmp_path: Path) -> None:
