@@ -111,6 +111,7 @@ _KEY_OF: Final = {
     "speculation.draft.model": "speculative.model",
     "speculation.method": "speculative.method",
     "speculation.numSpeculativeTokens": "speculative.num_speculative_tokens",
+    "speculation.adaptiveVerification": "speculative.enable_adaptive_verification",
 }
 """Keys of a case by the fields that sizing names."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import engine_copies
 from dump_engine_flags import cli_args, flags, serve_parser, speculative_keys
+from engine_attention import adaptive_attention
 from engine_later import CHECKS
 from prometheus_client import REGISTRY, generate_latest
 from vllm import envs
@@ -98,6 +99,11 @@ def start(argv: list[str]) -> dict[str, Any]:
 def after_start(argv: list[str], check: str) -> None:
     """Fail where the engine does once its configuration stands: see engine_later.py."""
     CHECKS[check](engine_config(argv))
+
+
+def adapting(argv: list[str]) -> dict[str, list[str]]:
+    """Return with which attention an engine verifies by what it costs: see engine_attention.py."""
+    return adaptive_attention(engine_config(argv))
 
 
 def place(argv: list[str]) -> dict[str, Any]:
@@ -180,6 +186,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         options_of,
         start,
         after_start,
+        adapting,
         place,
         metrics,
         schedule,

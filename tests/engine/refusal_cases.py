@@ -253,7 +253,10 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         replace(GPU, speculation=replace(NGRAM, adaptive_verification=True)),
         Ours("v1/worker/gpu/model_runner.py asks the speculator, and that of a lookup has no such flag: no effect"),
     ),
-    "costs on V1": (adapting(Method.MEDUSA), Refused("does not support: adaptive draft verification")),
+    "costs on V1": (
+        replace(GPU, speculation=replace(PARD, adaptive_verification=True)),
+        Refused("does not support: adaptive draft verification"),
+    ),
     "costs on the CPU": (
         replace(CPU, speculation=replace(DRAFT_MODEL, adaptive_verification=True)),
         Refused("does not support: adaptive draft verification"),

@@ -35,6 +35,7 @@ from specdecode_operator.engine.settings import (
 from specdecode_operator.engine.speculative_config import complete_schedule
 from specdecode_operator.sizing.base.eras import ModelTraits, find_era
 from specdecode_operator.sizing.families.config import READERS
+from specdecode_operator.versions.table import version_facts
 from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import (
     CPU,
@@ -62,6 +63,7 @@ from tests.engine.contract_checks import Vllm, check_parsed, check_started
 from tests.engine.contract_draws import any_settings
 from tests.engine.differences import assert_none
 from tests.engine.engine_versions import VERSIONS
+from tests.engine.refusal_cases import drafting
 
 EXAMPLES = [
     pytest.param(body, id=path.stem)
@@ -229,6 +231,16 @@ def test_logits_processors_get_the_runner_that_we_say(vllm: Vllm, method: Method
     on_v1 = runs_on_v1(settings, vllm.profile)
     assert answer.value["runner"] == ("V1" if on_v1 else "V2")
     assert bool(serving_problems(settings, vllm.profile)) == on_v1
+
+
+def test_attention_that_takes_parts_of_drafts_is_what_we_say(vllm: Vllm) -> None:
+    adapting = drafting(Method.DSPARK, adaptive_verification=True)
+    answer = vllm.h100.ask("adapting", vllm.line(adapting))
+    assert answer.ok, answer.error
+    said = version_facts(vllm.profile.version)["adaptive_verification"]
+    # That of DeepSeek V4 is its own, and no catalogue of ours has it.
+    assert {name for name in answer.value["backends"] if "DSV4" not in name} == said["attention"]["Hopper"].keys()
+    assert set(answer.value["states"]) == said["states"].keys()
 
 
 def test_experts_of_a_dense_model_are_refused(vllm: Vllm) -> None:

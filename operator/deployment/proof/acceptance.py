@@ -12,6 +12,11 @@ from specdecode_operator.deployment.conditions import UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.vocabulary import Method
 
+LOW_BY_DESIGN: Final = (
+    "with adaptiveVerification drafted tokens that were left unverified count as not accepted, so go by the mean length"
+)
+"""vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards."""
+
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 256
 
@@ -55,4 +60,6 @@ def _measured_with(facts: Facts) -> str | None:
     draft = facts.spec.speculation.draft if facts.spec.speculation else None
     models = [facts.spec.target.model, *([draft.model] if draft else [])]
     how = "" if facts.replay is None else "replayed, "
-    return f"{how}{facts.method}, K {facts.pair.num_speculative_tokens}, {', '.join(models)}"[:_LONGEST]
+    adapting = ", adaptive verification" if facts.pair.adaptive_verification else ""
+    tokens = facts.pair.num_speculative_tokens
+    return f"{how}{facts.method}, K {tokens}{adapting}, {', '.join(models)}"[:_LONGEST]

@@ -6,6 +6,7 @@ from typing import Final
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.proof.acceptance import LOW_BY_DESIGN
 from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import Reading
@@ -51,6 +52,8 @@ def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
     # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
     if facts.pair.other_draft_lengths:
         message += ", or what numSpeculativeTokensByBatchSize says"
+    if facts.pair.adaptive_verification:
+        message += f"; {LOW_BY_DESIGN}"
     return _condition(TRUE, "Drafting", message)
 
 

@@ -63,6 +63,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_uncounted_warnings(facts),
         *_tokenizer_warnings(facts, known),
         *schedule_warnings(facts.spec, facts.profile, facts.pair),
+        *_adaptive_warnings(facts),
     ]
 
 
@@ -210,6 +211,15 @@ def _uncounted_warnings(facts: Facts) -> Iterator[str]:
     for flag in _UNCOUNTED_FLAGS:
         if flag in given:
             yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs"
+
+
+def _adaptive_warnings(facts: Facts) -> Iterator[str]:
+    """What a figure means then: vllm/v1/core/sched/scheduler.py counts what was scheduled, verified or not."""
+    if facts.pair.adaptive_verification and facts.replay is None:
+        yield (
+            "with speculation.adaptiveVerification acceptance reads low, for drafted tokens that are left unverified"
+            " count as not accepted: compare mean acceptance length and goodput instead"
+        )
 
 
 def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:

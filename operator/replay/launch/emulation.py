@@ -89,7 +89,10 @@ class Emulation:
         speculation = self.settings.speculation
         if speculation is not None:
             own = str(draft) if draft is not None else None
-            speculation = replace(speculation, draft_model=own, draft_online_quantization=None)
+            # Model runner V1 computes nothing here, and refuses adaptive verification; the recorded acceptance has it.
+            speculation = replace(
+                speculation, draft_model=own, draft_online_quantization=None, adaptive_verification=None
+            )
         settings = replace(self.settings, speculation=speculation)
         line = [str(target)]
         for argument in ARGUMENTS:

@@ -153,7 +153,7 @@ def cache_dtype_problem(target: ModelGeometry, wanted: str) -> str | None:
 @lru_cache(maxsize=MOST_REMEMBERED)
 def kernel_note(product: str, precision: Precision) -> str | None:
     """Return what a GPU product does with a precision where that is less than users expect, else None."""
-    generation = _generation(product)
+    generation = generation_of(product)
     if generation is None or precision.value not in _WEIGHT_ONLY[generation]:
         return None
     return f"{precision} is weight-only on {generation}: it saves memory, the arithmetic stays 16-bit"
@@ -183,7 +183,7 @@ def kernel_problem(
     (supports_compute_capability in mla/). Sinks are Triton's alone there (flash_attn.py, supports_combination;
     flashinfer.py, supports_sink).
     """
-    if _generation(product) != "Ampere":
+    if generation_of(product) != "Ampere":
         return None
     if geometry.has_sparse_attention:
         message = f"vLLM has no kernel on it for the sparse attention of {geometry.name}: use NVIDIA-H200"
@@ -208,7 +208,7 @@ def cut_experts_problem(product: str, geometry: ModelGeometry, gpus: int) -> str
     Smaller blocks are read by Triton's kernel alone (fused_moe/oracle/fp8.py), which Ampere has no FP8 for.
     """
     checkpoint = geometry.checkpoint
-    if _generation(product) != "Ampere" or checkpoint is None or checkpoint.scales is not Scales.BLOCK:
+    if generation_of(product) != "Ampere" or checkpoint is None or checkpoint.scales is not Scales.BLOCK:
         return None
     edge = checkpoint.group_size * gpus
     widths = {each.feed_forward.intermediate_size for each in geometry.layers if isinstance(each.feed_forward, Experts)}
@@ -241,5 +241,6 @@ def _width(mixer: SelfAttention | LatentAttention) -> int:
 
 
 @lru_cache(MOST_REMEMBERED)
-def _generation(product: str) -> str | None:
+def generation_of(product: str) -> str | None:
+    """Return the generation of a product; None where no rule here is about it."""
     return next((name for start, name in GENERATIONS.items() if product.startswith(start)), None)

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 from specdecode_operator.sizing.base.devices import Device, find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.choice.adaptive_rules import adaptive_problem
 from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, refuse_too_many
 from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
 from specdecode_operator.sizing.choice.precision_rules import (
@@ -266,7 +267,7 @@ def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanErr
             return PlanError(problem.field, KvCacheDtype.AUTO.value, why)
         if not split.expert and (message := cut_experts_problem(product, model, split.tensor * split.data)):
             return PlanError(TENSOR_FIELD, split.tensor, message)
-    return None
+    return adaptive_problem(product, pair)
 
 
 def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> list[tuple[Device, int, int]]:

@@ -9,8 +9,8 @@ from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
-from tests.support.decisions import NOW, desired_state
-from tests.support.objects import Body, deployment, parent, tiny_cpu
+from tests.support.decisions import H200_NODE, NOW, desired_state
+from tests.support.objects import Body, deployment, pair_70b, parent, tiny_cpu
 from tests.unit.deployment.test_deployment_status import SERVING, drafted, reading
 
 PROVEN = {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)}
@@ -23,7 +23,7 @@ def after(
 ) -> SpecDecodeDeploymentStatus:
     said = before.model_dump(by_alias=True, mode="json", exclude_none=True) if before else {}
     owner = read_parent(parent(spec, status=said), **given)
-    return compose_status(owner, desired_state(owner, ()), seen, NOW + timedelta(minutes=minutes))
+    return compose_status(owner, desired_state(owner, (H200_NODE,)), seen, NOW + timedelta(minutes=minutes))
 
 
 def active(status: SpecDecodeDeploymentStatus) -> str:
@@ -93,3 +93,30 @@ def test_nothing_is_written_while_nothing_changes(proven: SpecDecodeDeploymentSt
     spec = tiny_cpu(suspend=True)
     suspended = after(proven, spec, Observation(GONE), minutes=1)
     assert after(suspended, spec, Observation(GONE), minutes=60) == suspended
+
+
+def adapting(wanted: bool) -> Body:
+    spec = pair_70b()
+    spec["speculation"]["adaptiveVerification"] = wanted
+    return spec
+
+
+def test_low_acceptance_is_no_fault_where_the_engine_leaves_tokens_unverified() -> None:
+    low = {"llama-1": reading(speculation=drafted(1000, 172), generation_tokens=1172)}
+    told = after(None, adapting(wanted=True), Observation(SERVING, [], low))
+    assert {each.type: each.reason for each in told.conditions}["SpeculationActive"] == "Drafting"
+    assert "with adaptiveVerification drafted tokens that were left unverified count as not accepted" in active(told)
+    fixed = after(None, adapting(wanted=False), Observation(SERVING, [], low))
+    assert "adaptiveVerification" not in active(fixed)
+
+
+def test_acceptance_of_whole_drafts_is_none_of_drafts_that_are_verified_in_part() -> None:
+    serving = Observation(SERVING, [], PROVEN)
+    fixed = after(None, adapting(wanted=False), serving)
+    assert fixed.acceptance is not None
+    assert "adaptive" not in fixed.acceptance.measured_with
+    adaptive = after(fixed, adapting(wanted=True), Observation(SERVING, [], IDLE))
+    assert adaptive.acceptance is None
+    known = after(None, adapting(wanted=True), serving)
+    assert known.acceptance is not None
+    assert known.acceptance.measured_with.startswith("draft_model, K 5, adaptive verification, ")

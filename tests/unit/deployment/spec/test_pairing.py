@@ -260,6 +260,14 @@ def test_doubts_about_the_version_are_told(engine: dict[str, str], told: str | N
         assert told in message
 
 
+def test_what_adaptive_verification_makes_of_acceptance_is_told() -> None:
+    def planned(*, adaptive: bool) -> str:
+        return planned_message(pair_70b(speculation=pair_70b()["speculation"] | {"adaptiveVerification": adaptive}))
+
+    assert "acceptance reads low" in planned(adaptive=True)
+    assert "acceptance" not in planned(adaptive=False)
+
+
 def test_a_split_of_the_draft_without_effect_is_told() -> None:
     message = planned_message(pair_70b(parallelism={"tensor": 2, "draftTensor": 1}))
     assert "parallelism.draftTensor 1 has no effect" in message

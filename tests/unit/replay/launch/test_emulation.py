@@ -85,6 +85,14 @@ def test_arguments_are_the_deployments_but_for_weights_and_processes(tmp_path: P
     assert not {"--gpu-memory-utilization", "--ssl-certfile", "--quantization", "--host"} & set(arguments)
 
 
+def test_nothing_is_left_unverified_by_what_it_would_cost(tmp_path: Path) -> None:
+    drafting = DENSE["speculation"] | {"adaptiveVerification": True}  # type: ignore[operator]
+    spec = DENSE | {"speculation": drafting, "serving": {"maxModelLen": 8192}}
+    arguments = _emulation(spec, tmp_path).arguments(tmp_path / "target", tmp_path / "draft", tmp_path / "told")
+    config = json.loads(_value(arguments, "--speculative-config"))
+    assert "enable_adaptive_verification" not in config, "model runner V1 would refuse it"
+
+
 def test_steps_are_planned_ahead_as_on_what_the_plan_has(tmp_path: Path) -> None:
     with (EXAMPLES / "tiny-cpu.yaml").open() as stream:
         tiny = yaml.safe_load(stream)["spec"]
