@@ -129,6 +129,10 @@ class EngineProfile:
     """Environment variables that it reads, by its own list of them."""
     runners: Mapping[Method, str]
     """Model runner that speculates so on GPUs, V1 or V2."""
+    cache_follows_dtype: bool
+    """Whether a KV cache of 16-bit floats must be of the model's own type."""
+    ends_with_draft: bool
+    """Whether model runner V2 serves no longer requests than the draft reads."""
     ended_methods: Mapping[str, str]
     """Methods that only older versions have, by vLLM's names, with the one that now does best in their place."""
     flags_to_v1: frozenset[str]
@@ -200,6 +204,8 @@ def _profile(version: str) -> EngineProfile:
         speculative_keys=frozenset(facts["speculative_keys"]),
         variables=frozenset(facts["variables"]),
         runners=_runners(facts["model_runner_v2"]["methods"]),
+        cache_follows_dtype=facts["cache_follows_dtype"],
+        ends_with_draft=facts["ends_with_draft"],
         ended_methods=MappingProxyType(facts["ended_methods"]),
         flags_to_v1=frozenset(facts["flags_to_v1"]),
         async_scheduling=_by_method(facts["async_scheduling"]),

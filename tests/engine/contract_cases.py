@@ -19,7 +19,7 @@ from specdecode_operator.vocabulary import Method
 TARGET, DRAFT, OTHER_VOCABULARY, EAGLE_PATH = "target", "draft", "other-vocabulary", "eagle-house/draft"
 
 DRAFT_MODEL = SpeculationSettings(Method.DRAFT_MODEL, 5, draft_model=DRAFT)
-FULL_DRAFT = replace(DRAFT_MODEL, draft_online_quantization=OnlineQuantization.FP8, draft_max_model_len=256)
+FULL_DRAFT = replace(DRAFT_MODEL, draft_online_quantization=OnlineQuantization.FP8, draft_max_model_len=512)
 NGRAM = SpeculationSettings(Method.NGRAM, 4, prompt_lookup_min=2, prompt_lookup_max=4)
 SCHEDULED = replace(DRAFT_MODEL, schedule=(ScheduleRange(3, 8, 2), ScheduleRange(20, 30, 0)))
 

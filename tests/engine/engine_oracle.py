@@ -16,8 +16,10 @@ import os
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import engine_copies
+import missing_libraries
 from dump_engine_flags import cli_args, flags, serve_parser, speculative_keys
 from engine_attention import adaptive_attention
 from engine_later import CHECKS
@@ -26,12 +28,15 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import registry
 from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.utils import select_common_block_size
 
+# Models that see import it from 0.33 on, and the CPU build comes without.
+sys.meta_path.append(missing_libraries.MissingPackages("torchvision"))
 PARSER = serve_parser()
 
 
@@ -148,6 +153,14 @@ def schedule(ranges: list[list[int]], max_num_seqs: int, num_speculative_tokens:
     return lookup
 
 
+def default_cpu_block_size(argv: list[str]) -> int:
+    """Return the block size on the CPU where none is given: from 0.33 on, workers choose it once layers are there."""
+    config = engine_config(argv)
+    with mock.patch.object(type(current_platform), "_find_non_ssm_backends", return_value=[CPUAttentionBackend]):
+        current_platform.update_block_size_for_backend(config)
+    return int(config.cache_config.block_size)
+
+
 def cpu_block_size(size: int) -> int:
     """Return the block size that the CPU's attention computes with."""
     return int(select_common_block_size(size, [CPUAttentionBackend]))
@@ -190,6 +203,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         place,
         metrics,
         schedule,
+        default_cpu_block_size,
         cpu_block_size,
         target_traits,
         variables,

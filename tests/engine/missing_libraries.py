@@ -62,11 +62,15 @@ class Missing(types.ModuleType):
 
 
 class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the missing packages and all of their modules."""
+    """Finds missing packages and all of their modules."""
+
+    def __init__(self, *packages: str) -> None:
+        """Stand in for them."""
+        self._packages = packages
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Return a place for modules of the missing packages only."""
-        if fullname.partition(".")[0] in PACKAGES:
+        """Return a place for their modules only."""
+        if fullname.partition(".")[0] in self._packages:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -107,7 +111,7 @@ class Handle:
 
 def install() -> None:
     """Make imports of everything above work."""
-    sys.meta_path.append(MissingPackages())
+    sys.meta_path.append(MissingPackages(*PACKAGES))
     for library in (*KERNEL_LIBRARIES, COMPILER_PASSES, FLASH_ATTENTION):
         sys.modules[library] = Missing(library)
     flash_attention: Any = sys.modules[FLASH_ATTENTION]

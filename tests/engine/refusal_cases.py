@@ -73,7 +73,7 @@ def adapting(method: Method, **changes: Any) -> EngineSettings:
     return replace(drafting(method, adaptive_verification=True), **changes)
 
 
-ON_V1 = METHODS[Method.MEDUSA]
+ON_V1 = replace(METHODS[Method.DRAFT_MODEL], speculation=PARD)
 """What model runner V1 serves on a GPU."""
 
 NO_GRAPHS = CudagraphMode.NONE
@@ -93,6 +93,10 @@ SERVING: dict[str, tuple[EngineSettings, Verdict]] = {
     "fewer tokens than requests": (
         replace(GPU, max_num_batched_tokens=63),
         Refused("must be greater than or equal to max_num_seqs (64)"),
+    ),
+    "a cache of another type": (
+        replace(GPU, dtype="float16", kv_cache_dtype="bfloat16"),
+        Refused('kv_cache_dtype="bfloat16" is incompatible'),
     ),
     "blocks without a kernel": (replace(GPU, block_size=24), Later("block_size", "No common block size")),
     "blocks without a kernel on the CPU": (replace(CPU, block_size=48), Later("block_size", "No common block size")),
@@ -237,12 +241,17 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         Ours(IGNORED_KEY),
     ),
     "lookup of a draft": (replace(GPU, speculation=replace(DRAFT_MODEL, prompt_lookup_max=4)), Ours(IGNORED_KEY)),
+    "a method that ended": (METHODS[Method.MEDUSA], Refused("Input should be 'ngram'")),
+    "longer than the draft": (
+        replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=256)),
+        Changed("--max-model-len", 256),
+    ),
     "lookup the wrong way round": (
         replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=5)),
         Refused("prompt_lookup_min=5 must be <= prompt_lookup_max=4"),
     ),
     "checks in blocks on V1": (
-        drafting(Method.MEDUSA, rejection_sampling=RejectionSampling.BLOCK),
+        replace(ON_V1, speculation=replace(PARD, rejection_sampling=RejectionSampling.BLOCK)),
         Ours("vllm/v1/sample/rejection_sampler.py never reads it: it checks token by token, and says nothing"),
     ),
     "samples of a lookup": (

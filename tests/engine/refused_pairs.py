@@ -101,7 +101,9 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         Ours("what vLLM makes of a head while loading is not known to sizing"),
     ),
     "a draft that is too short": (
-        with_draft(pair("draft_model", config_of("Qwen/Qwen3-0.6B", max_position_embeddings=1024)), maxModelLen=1025),
+        with_draft(
+            pair("draft_model", config_of("Qwen/Qwen3-0.6B", max_position_embeddings=1024), **ON_CPU), maxModelLen=1025
+        ),
         Refused("greater than the derived max_model_len"),
     ),
     "a target that no stages have": (
@@ -125,7 +127,7 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         ),
     ),
     "more tokens than Medusa has heads": (
-        pair("medusa", MEDUSA, k=6),
+        pair("medusa", MEDUSA, k=6, engine={"version": "0.32"}),
         Ours("vllm/v1/spec_decode/medusa.py proposes a token a head, whatever K is: fewer than the engine was told"),
     ),
     "own layers of a model without": (pair("mtp", None, k=1), Refused("Unsupported speculative method: 'mtp'")),

@@ -5,6 +5,7 @@ The newest version is always asked; the older ones in `./just test-all`, where
 H100s, and as the CPU build that it is (see engine_oracle.py).
 """
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,9 @@ def test_lengths_that_change_get_the_graphs_that_we_say(vllm: Vllm, mode: Cudagr
 @pytest.mark.parametrize("method", METHODS)
 def test_line_of_every_method_is_taken_for_what_was_meant(vllm: Vllm, method: Method) -> None:
     check_parsed(vllm, METHODS[method])
+    if method in vllm.profile.ended_methods:
+        assert speculation_problems(METHODS[method], vllm.profile)
+        return
     package = vllm.profile.method_packages.get(method)
     error = vllm.start(METHODS[method]).error
     if package and error and package in error:
@@ -160,6 +164,14 @@ def test_a_draft_in_one_pass_is_taken_for_what_was_meant(vllm: Vllm, name: str) 
     assert speculation_problems(settings, vllm.profile) == []
     check_parsed(vllm, settings)
     check_started(vllm, settings)
+
+
+def test_methods_that_ended_are_really_gone(vllm: Vllm) -> None:
+    for method in vllm.profile.ended_methods:
+        told = json.dumps({"method": method, "num_speculative_tokens": 2})
+        answer = vllm.h100.ask("start", [str(vllm.models / TARGET), "--speculative-config", told])
+        assert "Input should be" in (answer.error or "accepted"), method
+    assert set(vllm.profile.runners) == {*Method} - {Method.NONE, *vllm.profile.ended_methods}
 
 
 def test_no_method_is_left_out() -> None:
@@ -306,8 +318,8 @@ def test_defaults_are_those_on_an_h100(vllm: Vllm) -> None:
     assert {flag: str(started[flag]) for flag in computed} == computed
     assert started["--block-size"] == vllm.profile.default_block_sizes[Platform.GPU]
     assert started["runner"] == "V2"
-    on_cpu = vllm.cpu.ask("start", [str(vllm.models / TARGET)]).value
-    assert on_cpu["--block-size"] == vllm.profile.default_block_sizes[Platform.CPU]
+    on_cpu = vllm.cpu.ask("default_cpu_block_size", [str(vllm.models / TARGET)]).value
+    assert on_cpu == vllm.profile.default_block_sizes[Platform.CPU]
 
 
 def test_removed_flags_are_really_gone(vllm: Vllm) -> None:

@@ -7,6 +7,7 @@ from specdecode_operator.engine.rules.combinations import combination_problems
 from specdecode_operator.engine.rules.graphs import graph_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform
 from specdecode_operator.problems import Problem
+from specdecode_operator.vocabulary import Dtype, KvCacheDtype
 
 
 def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
@@ -15,6 +16,7 @@ def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[P
         *_name_problems(settings),
         *_batch_problems(settings),
         *_block_problems(settings, profile),
+        *_cache_problems(settings, profile),
         *graph_problems(settings, profile),
         *combination_problems(settings, profile),
     ]
@@ -47,6 +49,14 @@ def _batch_problems(settings: EngineSettings) -> Iterator[Problem]:
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         message = f"must be at least serving.maxNumSeqs, {settings.max_num_seqs}: a token for each running request"
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+
+
+def _cache_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """vllm/config/vllm.py, _reject_mismatched_float_kv_cache."""
+    known = settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
+    if profile.cache_follows_dtype and known and settings.kv_cache_dtype == KvCacheDtype.BFLOAT16:
+        message = f"vLLM {profile.version} takes it with serving.dtype bfloat16 only, which is {settings.dtype} here"
+        yield Problem("spec.serving.kvCacheDtype", settings.kv_cache_dtype, f"{message}: write auto")
 
 
 def _block_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:

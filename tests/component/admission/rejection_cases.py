@@ -85,7 +85,7 @@ BAD = {
         "is FP8, but the head of method eagle is served as it was stored: remove it",
     ),
     "head with checkpoints": Bad(
-        "speculation: {method: medusa, numSpeculativeTokens: 3,"
+        "speculation: {method: eagle, numSpeculativeTokens: 3,"
         " draft: {model: org/head, checkpoints: [{quantization: INT4, model: org/x}]}}",
         "spec.speculation.draft.checkpoints",
         "served as it was stored: remove them",
