@@ -1,6 +1,6 @@
 """Hashes of a prompt's blocks, which say how far two prompts are equal without saying what they are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 _OFFSET_BASIS = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
@@ -13,18 +13,24 @@ _PREVIOUS_BYTES = 8
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, pause: Callable[[], None]) -> list[int]:
-    """Return the chained hash of every full block of a prompt; ``pause`` is called after each.
+    """Return the chained hash of every full block of a prompt; ``pause`` is called after each."""
+    hashes = []
+    for each in chained_hashes(token_ids, block_size):
+        hashes.append(each)
+        pause()
+    return hashes
+
+
+def chained_hashes(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
+    """Return the chained hash of every full block of a prompt, one after the other.
 
     FNV-1a with 64 bits, over the hash of the block before (8 bytes, little-endian; of none: the offset
     basis) and then over each token id (4 bytes, little-endian), as vllm-vcr makes them.
     """
-    hashes = []
     previous = _OFFSET_BASIS
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         previous = _block_hash(previous, token_ids[start : start + block_size])
-        hashes.append(previous)
-        pause()
-    return hashes
+        yield previous
 
 
 def _block_hash(previous: int, token_ids: Sequence[int]) -> int:

@@ -103,17 +103,17 @@ class _Answers:
         if asked.stream:
             wire = Wire(send, service.engines.unread, scope["extensions"][ABANDON]["close"])
             streamed = Streamed(service.engines, asked, model, request_id, wire)
-            _begin(streamed)
+            await _begin(streamed)
             await streamed.respond(receive)
         else:
             whole = Whole(service.engines, asked, model, request_id)
-            _begin(whole)
+            await _begin(whole)
             await _json(await whole.document(receive), 200)(scope, receive, send)
 
 
-def _begin(generation: Streamed | Whole) -> None:
+async def _begin(generation: Streamed | Whole) -> None:
     try:
-        generation.begin()
+        await generation.begin()
     except UnmatchedRequestError as unmatched:
         message = f"{unmatched}: the trace is used up, or has none like it: --unmatched says what comes then"
         raise RefusedError(409, "ConflictError", message) from unmatched

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from starlette.types import Message, Receive
 
-from specdecode_operator.capture.recorder.block_hashes import block_hashes
+from specdecode_operator.capture.recorder.block_hashes import chained_hashes
 from specdecode_operator.replay.engines.engine import Burst, Incoming, ServedEngine
 from specdecode_operator.replay.server.events import DONE, Events, Head, Piece, error, piece_of, usage_of, whole_answer
 from specdecode_operator.replay.server.meter import Answer, Meter
@@ -19,6 +19,7 @@ from specdecode_operator.replay.server.requests import Asked, Prompt, RefusedErr
 from specdecode_operator.replay.server.wire import Unread, Wire
 
 _ENDLESS: Final = 2**31
+_HASHED_AT_ONCE_S: Final = 0.0002
 _ENGINE_ERROR: Final = "the engine gave it up: it is too large for the KV cache, or ended so when it was recorded"
 _STREAM_HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
@@ -32,6 +33,7 @@ class Engines:
     hash_blocks_of: int | None = None  # tokens in a block; None: nobody asks for hashes of prompts
     max_model_len: int | None = None
     unread: Unread = field(default_factory=Unread)
+    hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class _Choice:
@@ -76,7 +78,7 @@ class Generation(ABC):
         self._left = len(self.choices)
         self._longest_stop = max(map(len, asked.stop), default=0)
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """Take the request to the engine, all of it or nothing.
 
         Raises
@@ -84,10 +86,11 @@ class Generation(ABC):
         UnmatchedRequestError
             The engine refuses it.
         """
+        hashes = [await self._hashes(prompt) for prompt in self.asked.prompts]
         self._engines.meter.request_n.observe(self.asked.n)
         try:
             for number, prompt in enumerate(self.asked.prompts):
-                incoming = self._incoming(prompt)
+                incoming = self._incoming(prompt, hashes[number])
                 for choice in self.choices[number * self.asked.n : (number + 1) * self.asked.n]:
                     choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
         except BaseException:
@@ -149,14 +152,29 @@ class Generation(ABC):
         choice.held = text[sent:]
         return Piece(text[:sent], piece.ids, piece.finish_reason)
 
-    def _incoming(self, prompt: Prompt) -> Incoming:
-        asked, block = self.asked, self._engines.hash_blocks_of
+    async def _hashes(self, prompt: Prompt) -> Sequence[int]:
+        """Return the hashes of a prompt's blocks: of one prompt at a time, and a little between tokens of others."""
+        block = self._engines.hash_blocks_of
+        if block is None:
+            return ()
+        found: list[int] = []
+        async with self._engines.hashing:
+            until_s = time.perf_counter() + _HASHED_AT_ONCE_S
+            for each in chained_hashes(prompt.token_ids(), block):
+                found.append(each)
+                if time.perf_counter() > until_s:
+                    await asyncio.sleep(0)
+                    until_s = time.perf_counter() + _HASHED_AT_ONCE_S
+        return found
+
+    def _incoming(self, prompt: Prompt, hashes: Sequence[int]) -> Incoming:
+        asked = self.asked
         room = (self._engines.max_model_len or _ENDLESS) - prompt.tokens
         return Incoming(
             request_id=self._name,
             prompt_tokens=prompt.tokens,
             max_tokens=room if asked.max_tokens is None else asked.max_tokens,
-            block_hashes=block_hashes(prompt.token_ids(), block, _no_pause) if block else (),
+            block_hashes=hashes,
             temperature=asked.temperature,
             ignore_eos=asked.ignore_eos,
         )
@@ -274,7 +292,3 @@ async def _unless_gone(receive: Receive, gone: Any) -> AsyncIterator[None]:
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-
-
-def _no_pause() -> None:
-    """Hash on: there is one thread, and the prompt is short against the time to its first token."""

@@ -1,5 +1,6 @@
 """Bodies of requests, as vLLM's API server takes them, and what is refused of them."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
@@ -104,7 +105,7 @@ class _Body(Struct, kw_only=True):
 
 
 class _CompletionBody(_Body):
-    prompt: str | list[Any] | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
     suffix: str | None = None
     best_of: int | None = None
 
@@ -124,6 +125,12 @@ _BodyT = TypeVar("_BodyT", bound=_Body)
 
 _COMPLETION: Final = msgspec.json.Decoder(_CompletionBody)
 _CHAT: Final = msgspec.json.Decoder(_ChatBody)
+
+# By what they begin with: token ids are checked while they are read, as there may be millions of them.
+_TokenIds = list[Annotated[int, Meta(ge=0, lt=2**32)]]
+_IDS: Final = msgspec.json.Decoder(_TokenIds)
+_PROMPTS: Final = msgspec.json.Decoder(list[str | _TokenIds])
+_TEXT: Final = msgspec.json.Decoder(str | None)
 
 
 def read_completion(data: bytes) -> Asked:
@@ -225,23 +232,30 @@ def _decoded(decoder: "msgspec.json.Decoder[_BodyT]", data: bytes) -> _BodyT:
         raise bad_request(f"the body is no JSON: {printable(str(error))[:_SHOWN]}") from error
 
 
-def _prompts(prompt: str | list[Any] | None) -> Sequence[Prompt]:
+def _prompts(raw: msgspec.Raw) -> Sequence[Prompt]:
     """Return the prompts: one or several, each as text or as token ids."""
-    if prompt is None or not prompt:
+    data = bytes(raw).strip()
+    inner = data[1:].lstrip()[:1]
+    try:
+        if not data.startswith(b"["):
+            given: Sequence[str | list[int] | None] = [_TEXT.decode(data)]
+        elif inner in (b'"', b"["):
+            given = _PROMPTS.decode(data)
+        else:
+            given = [_IDS.decode(data)]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(
+            "prompt: must be a text, token ids (whole numbers from 0 to 2^32 - 1), or a list of such", "prompt"
+        ) from error
+    if not all(given):
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    if isinstance(prompt, list) and not isinstance(prompt[0], int):
-        if not all(isinstance(each, str | list) and each for each in prompt):
-            raise bad_request("prompt: each must be a text or a list of token ids, and not empty", "prompt")
-        return [_prompt(each) for each in prompt]
-    return [_prompt(prompt)]
+    return [_prompt(each) for each in given if each]
 
 
-def _prompt(prompt: str | list[Any]) -> Prompt:
+def _prompt(prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt, count_tokens(prompt))
-    if not all(type(token) is int and 0 <= token < 2**32 for token in prompt):
-        raise bad_request("prompt: token ids are whole numbers from 0 to 2^32 - 1", "prompt")
-    return Prompt(prompt, len(prompt))
+    return Prompt(array("I", prompt), len(prompt))
 
 
 def _content(content: str | list[Any] | None) -> str:

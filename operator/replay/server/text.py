@@ -23,10 +23,10 @@ def count_tokens(text: str) -> int:
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
-def token_ids(text: str) -> list[int]:
+def token_ids(text: str) -> "array[int]":
     """Return the ids of a text's tokens: equal beginnings have equal ids, which is what a prefix cache asks."""
     data = text.encode(errors="replace")
-    return array("I", data + bytes(-len(data) % BYTES_PER_TOKEN)).tolist()
+    return array("I", data + bytes(-len(data) % BYTES_PER_TOKEN))
 
 
 def answer_text(begin: int, end: int) -> bytes:
@@ -42,6 +42,6 @@ def text_of(ids: Sequence[int]) -> str:
     return "".join([_WORDS[token_id % _ROUND] for token_id in ids])
 
 
-def answer_ids(begin: int, end: int) -> list[int]:
+def answer_ids(begin: int, end: int) -> Sequence[int]:
     """Return ids for the tokens of an answer whose ids were not recorded: those of its words."""
     return token_ids(answer_text(begin, end).decode())

@@ -21,6 +21,10 @@ QUICK = {"ttft_ms": 1.0, "itl_ms": [1.0, 1.0]}
         ({"prompt": []}, 400, "prompt"),
         ({"prompt": [1, -1]}, 400, "token ids"),
         ({"prompt": [1, True]}, 400, "token ids"),
+        ({"prompt": [1, 2**32]}, 400, "token ids"),
+        ({"prompt": [[1], [2, "a"]]}, 400, "token ids"),
+        ({"prompt": [[1], []]}, 400, "prompt"),
+        ({"prompt": {"a": 1}}, 400, "prompt"),
         ({"prompt": ["a", 1]}, 400, "prompt"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"max_tokens": "many"}, 400, "max_tokens"),
@@ -92,7 +96,9 @@ async def test_who_must_have_a_tool_called_is_refused(tmp_path: Path, choice: ob
     assert status == 200 or response.json()["error"]["param"] == "tool_choice"
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"prompt": 1e400}', b"null"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"prompt": 1e400}', b"null", b'{"prompt": "\xff"}']
+)
 async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, data: bytes) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         response = await client.post("/v1/completions", content=data)

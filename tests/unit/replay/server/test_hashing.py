@@ -1,0 +1,65 @@
+"""Long prompts hold up nobody."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from specdecode_operator.capture.recorder.block_hashes import block_hashes
+from specdecode_operator.replay.engines.engine import Incoming, Load, Sink, Submission
+from specdecode_operator.replay.engines.virtual_clock import VirtualClock
+from specdecode_operator.replay.server.generation import Engines, Whole
+from specdecode_operator.replay.server.meter import Meter
+from specdecode_operator.replay.server.requests import read_completion
+
+
+class Ticket:
+    """Of a request that never has a token."""
+
+    def cancel(self) -> None:
+        pass
+
+    def waited_ms(self) -> None:
+        return None
+
+
+class Engine:
+    """Keeps what comes to it."""
+
+    def __init__(self) -> None:
+        self.found: list[Incoming] = []
+
+    def submit(self, request: Incoming, sink: Sink) -> Submission:
+        self.found.append(request)
+        return Ticket()
+
+    def load(self) -> Load:
+        return Load()
+
+
+async def turns(of: "asyncio.Task[None]") -> int:
+    """Return how often the loop can do something else until a task is done."""
+    count = 0
+    while not of.done():
+        await asyncio.sleep(0)
+        count += 1
+    return count
+
+
+def whole(engines: Engines, prompt: str | Sequence[int]) -> Whole:
+    return Whole(engines, read_completion(json.dumps({"prompt": prompt}).encode()), "tiny", None)
+
+
+async def test_others_go_on_while_a_long_prompt_is_hashed_and_none_comes_before_it() -> None:
+    engine, ids = Engine(), [*range(200_000)]
+    engines = Engines(engine=engine, meter=Meter(VirtualClock(), 0), hash_blocks_of=16)
+    begun = [asyncio.create_task(whole(engines, prompt).begin()) for prompt in (ids, "four" * 20)]
+    assert await turns(begun[0]) > 20
+    await begun[1]
+    assert [each.prompt_tokens for each in engine.found] == [200_000, 20]
+    assert engine.found[0].block_hashes == block_hashes(ids, 16, lambda: None)
+
+
+async def test_where_nobody_asks_for_hashes_there_are_none() -> None:
+    engine = Engine()
+    await whole(Engines(engine=engine, meter=Meter(VirtualClock(), 0)), [1] * 64).begin()
+    assert engine.found[0].block_hashes == ()
