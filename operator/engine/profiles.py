@@ -163,6 +163,11 @@ class EngineProfile:
     adaptive_verification: AdaptiveVerification
     metrics: MetricNames
 
+    @property
+    def known_as(self) -> str:
+        """The version whose facts these are: its own, or the newest of which any are known."""
+        return self.version if self.tested else KNOWN_VERSIONS[-1]
+
 
 def find_profile(version: str) -> EngineProfile:
     """Return the profile for a vLLM version, given as major and minor.

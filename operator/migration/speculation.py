@@ -106,7 +106,7 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
             key = given.path[0] if given.path else OLD_KEYS[given.name]
             found.add(key, _scalar(given.value), given.shown)
         elif given.name not in OF_MODELS:
-            message = f"vLLM {profile.version} has no such flag: say it in --speculative-config, and import again"
+            message = f"vLLM {profile.known_as} has no such flag: say it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
     if str(found.draft).strip("[]") == "ngram":
         del found.config["model"]
@@ -168,7 +168,7 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
         builder.drop(f"{what}: {value}", _GONE[key])
     else:
         message = (
-            f"vLLM {profile.version} has no such key: remove it from the Deployment, or write the one that is meant"
+            f"vLLM {profile.known_as} has no such key: remove it from the Deployment, or write the one that is meant"
         )
         builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
 

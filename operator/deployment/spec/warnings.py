@@ -15,7 +15,7 @@ from specdecode_operator.deployment.spec.runner_rules import runs_on_v1, schedul
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.config_overrides import positions_of
-from specdecode_operator.engine.rules.extra_args import options
+from specdecode_operator.engine.rules.extra_args import options, unknown_flags
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
@@ -210,6 +210,8 @@ def _uncounted_warnings(facts: Facts) -> Iterator[str]:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
     asked = options(facts.spec.engine.extra_args, facts.profile)
     given = {option.flag.name for option in asked if not option.negated}
+    for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
+        yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not take: handed on, not counted"
     for flag in _UNCOUNTED_FLAGS:
         if flag in given:
             yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs"

@@ -103,6 +103,13 @@ def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Optio
         index += taken
 
 
+def unknown_flags(extra_args: Sequence[str], profile: EngineProfile) -> list[str]:
+    """Return the names of flags that no known version has, and that are handed on to one that nobody knows."""
+    tokens = [_tokenize(each, profile) for each in extra_args if _is_option(each) and not profile.tested]
+    named = [each.name for each in tokens if not each.name.startswith(_OPTIMIZATION_LEVEL)]
+    return [name for name in named if _find(name, profile) is None and _why_unknown(name, profile, hints=False) is None]
+
+
 def last_option(name: str, extra_args: Sequence[str], profile: EngineProfile) -> Option | None:
     """Return the last option that sets a flag, which is the one that counts; None where it is not given."""
     given = [option for option in options(extra_args, profile) if option.flag == profile.flags.get(name)]
@@ -215,8 +222,8 @@ def _candidates(name: str, profile: EngineProfile) -> list[str]:
     return [known for known in profile.flags if known.startswith(name)]
 
 
-def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str:
-    """Return what is wrong with a name that stands for no flag, or for several."""
+def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | None:
+    """Return what is wrong with a name that stands for no flag, or for several; None where it may be a newer one's."""
     if name == "--":
         return "ends the flags, and vLLM takes no further positional argument; remove it"
     if name in profile.removed_flags:
@@ -225,6 +232,8 @@ def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str:
         return f"vLLM {profile.version} does not have this flag yet; it came with {profile.later_flags[name]}"
     if candidates := _candidates(name, profile):
         return f"is short for several flags: {', '.join(sorted(candidates))}; write one in full"
+    if not profile.tested and name.startswith("--"):
+        return None
     nearest = get_close_matches(name, profile.flags, n=1) if hints else ()
     hint = f"did you mean {nearest[0]}?" if nearest else "see `vllm serve --help=all`"
     return f"vLLM {profile.version} has no such flag; {hint}"

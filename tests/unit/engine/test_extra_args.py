@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specdecode_operator.engine.arguments import ARGUMENTS
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.extra_args import attention_backend, extra_args_problems, options
+from specdecode_operator.engine.rules.extra_args import attention_backend, extra_args_problems, options, unknown_flags
 
 PROFILE = find_profile("0.32")
 
@@ -234,6 +234,18 @@ def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pyte
     assert all("no such flag" in problem.message for problem in problems)
     assert [*options(flags, PROFILE)] == []
     assert 0 < len(looked_for) < 10
+
+
+def test_a_version_that_nobody_knows_may_have_flags_that_nobody_knows() -> None:
+    """They are handed on, with whatever follows them; all that is known is judged as ever."""
+    newer = find_profile("0.99")
+    flags = ["--new-flag", "3", "4", "--newer_flag=x", "--newest.path", "{}", "--seed", "1", "-O3"]
+    assert extra_args_problems(flags, newer) == []
+    assert unknown_flags(flags, newer) == ["--new-flag", "--newer-flag", "--newest"]
+    assert unknown_flags(flags, PROFILE) == []
+    assert [option.flag.name for option in options(flags, newer)] == ["--seed", "--optimization-level"]
+    refused = ["--", "-tp2", "--max-num", "--swap-space", "--tensor-parallel-size", "left"]
+    assert [problem.value for problem in extra_args_problems(refused, newer)] == [*refused[:4], refused[4]]
 
 
 @pytest.mark.parametrize(
