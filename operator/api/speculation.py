@@ -64,6 +64,11 @@ class Speculation(ApiModel):
     draft: Draft | None = None
     """The draft model or head, for methods draft_model, eagle, eagle3, medusa, dflash and dspark."""
 
+    use_heterogeneous_vocab: StrictBool = False
+    """Whether the draft may have another vocabulary than the target, for method draft_model: the engine maps the tokens
+    that both have, and the draft proposes no others. Then the engine's older model runner serves both, and the draft
+    proposes the likeliest tokens."""
+
     ngram: Ngram | None = None
     """Lookup bounds, for methods ngram and ngram_gpu."""
 

@@ -157,6 +157,8 @@ class EngineProfile:
     """Token slots a request that drafting adds to a step."""
     parallel_draft_slots: Mapping[Method, DraftSlots]
     """The same where the draft proposes all tokens in one pass."""
+    maps_vocabularies: bool
+    """Whether a GPU's draft model may have another vocabulary."""
     method_packages: Mapping[Method, str]
     """Python packages that an image must hold beside vLLM."""
     targets: TargetLimits
@@ -229,6 +231,7 @@ def _profile(version: str) -> EngineProfile:
         parallel_draft_slots=_by_method(
             {method: DraftSlots(**slots) for method, slots in facts["parallel_draft_slots"].items()}
         ),
+        maps_vocabularies=facts["maps_vocabularies"],
         method_packages=_by_method(facts["method_packages"]),
         targets=_target_limits(facts["targets"]),
         adaptive_verification=_adaptive_verification(version),

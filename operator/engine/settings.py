@@ -67,6 +67,8 @@ class SpeculationSettings:
     """Whether it is made for one target, as opposed to a model of its own."""
     drafts_in_parallel: bool = False
     """Whether it proposes all tokens in one pass, as it was trained to."""
+    maps_vocabulary: bool = False
+    """Whether its tokens are mapped to the target's, for method draft_model."""
     draft_online_quantization: OnlineQuantization | None = None
     """For method draft_model."""
     draft_max_model_len: int | None = None

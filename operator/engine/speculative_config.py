@@ -73,6 +73,11 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
     SpeculativeKey(
         "parallel_drafting", f"{_SPECULATION}.draft.model", lambda _s, d, _p: True if d.drafts_in_parallel else None
     ),
+    SpeculativeKey(
+        "use_heterogeneous_vocab",
+        f"{_SPECULATION}.useHeterogeneousVocab",
+        lambda _s, d, _p: True if d.maps_vocabulary else None,
+    ),
     SpeculativeKey("quantization", f"{_SPECULATION}.draft.quantization", _draft_quantization),
     SpeculativeKey("max_model_len", f"{_SPECULATION}.draft.maxModelLen", lambda _s, d, _p: d.draft_max_model_len),
     SpeculativeKey("draft_tensor_parallel_size", "spec.parallelism.draftTensor", _draft_tensor_parallel_size),

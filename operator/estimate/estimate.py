@@ -30,6 +30,7 @@ from specdecode_operator.vocabulary import (
     ENGINE_DTYPES,
     FP8_ELEMENT_BYTES,
     KV_ELEMENT_BYTES,
+    METHODS_IN_PARALLEL,
     METHODS_WITH_DRAFT,
     Dtype,
     Method,
@@ -142,6 +143,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
         method=method,
         num_speculative_tokens=_num_speculative_tokens(speculative, method),
         samples_drafts=_samples_drafts(speculative),
+        maps_vocabulary=speculative is not None and speculative.flag("use_heterogeneous_vocab"),
         adaptive_verification=speculative is not None and speculative.flag("enable_adaptive_verification"),
         other_draft_lengths=_other_draft_lengths(speculative, method),
         limits=_limits(fields, target, version, engine_defaults(version, device)),
@@ -286,7 +288,12 @@ def _speculation(speculative: CaseFields | None) -> tuple[str, ModelGeometry | N
     if method not in tuple(Method):
         raise speculative.error("method", f"cannot be sized: use one of {', '.join(Method)}")
     if method in METHODS_WITH_DRAFT:
-        return method, model_geometry(speculative, method)
+        draft = model_geometry(speculative, method)
+        # The engine drafts so where it is told to, whatever the draft was trained for.
+        in_parallel = speculative.flag("parallel_drafting") and method in METHODS_IN_PARALLEL
+        return method, draft if draft.drafts_in_parallel == in_parallel else replace(
+            draft, drafts_in_parallel=in_parallel
+        )
     return method, None
 
 

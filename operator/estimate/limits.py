@@ -100,7 +100,7 @@ def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
         raise speculative.error(
             "num_speculative_tokens", f"vLLM verifies at most {_MOST_VERIFIED_TOKENS} a request: use that or less"
         )
-    if draft is None or pair.method != Method.DRAFT_MODEL or speculative.flag("use_heterogeneous_vocab"):
+    if draft is None or pair.method != Method.DRAFT_MODEL or pair.maps_vocabulary:
         return
     # config/speculative.py, verify_equal_vocab_size_if_draft_model.
     if reason := vocabulary_mismatch(target, draft):

@@ -51,6 +51,7 @@ SPECULATIVE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "draft_sample_method": (),
     "enable_adaptive_verification": (),
     "use_heterogeneous_vocab": (),
+    "parallel_drafting": (),
 }
 """Keys of its speculative section that say something of memory, or what else is asked of a draft."""
 

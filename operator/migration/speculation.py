@@ -41,6 +41,7 @@ _FIELDS: Final = {
     "revision": "speculation.draft.revision",
     "suffix_decoding_max_tree_depth": "speculation.suffix.maxTreeDepth",
     "suffix_decoding_max_cached_requests": "speculation.suffix.maxCachedRequests",
+    "use_heterogeneous_vocab": "speculation.useHeterogeneousVocab",
     "enable_adaptive_verification": "speculation.adaptiveVerification",
 }
 _PERCENT_FIELDS: Final = {

@@ -232,6 +232,12 @@ IN_PARALLEL = {
 }
 """Drafts that propose all tokens in one pass: PARD and P-EAGLE."""
 
+ANOTHER_VOCABULARY = {
+    platform: replace(base, speculation=replace(DRAFT_MODEL, draft_model=OTHER_VOCABULARY, maps_vocabulary=True))
+    for platform, base in (("gpu", replace(GPU, tensor_parallel_size=2)), ("cpu", CPU))
+}
+"""Drafts whose tokens are mapped to the target's."""
+
 PARALLEL = {
     "stages": replace(GPU, tensor_parallel_size=2, pipeline_parallel_size=2, speculation=NGRAM),
     "copies": replace(GPU, data_parallel_size=2, speculation=DRAFT_MODEL),

@@ -78,6 +78,7 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
         "--block-size": settings.block_size,
         "--enforce-eager": settings.enforce_eager,
         "--shutdown-timeout": settings.shutdown_timeout_s,
+        "use_heterogeneous_vocab": speculation.maps_vocabulary if speculation else None,
         "parallel_drafting": speculation.drafts_in_parallel or speculation.method in BLOCKS if speculation else None,
         "rejection_sample_method": (speculation.rejection_sampling or "standard") if speculation else None,
         "draft_sample_method": (speculation.draft_sampling or "greedy") if speculation else None,

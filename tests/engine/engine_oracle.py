@@ -97,6 +97,7 @@ def start(argv: list[str]) -> dict[str, Any]:
         "rejection_sample_method": speculative.rejection_sample_method if speculative else None,
         "draft_sample_method": speculative.draft_sample_method if speculative else None,
         "enable_adaptive_verification": speculative.enable_adaptive_verification if speculative else None,
+        "use_heterogeneous_vocab": speculative.use_heterogeneous_vocab if speculative else None,
         "parallel_drafting": speculative.parallel_drafting if speculative else None,
     }
 

@@ -11,7 +11,19 @@ from specdecode_operator.engine.settings import (
     SuffixSettings,
 )
 from specdecode_operator.vocabulary import Method
-from tests.engine.contract_cases import CPU, DRAFT, DRAFT_MODEL, EAGLE_PATH, GPU, IN_PARALLEL, METHODS, NGRAM, PARD
+from tests.engine.contract_cases import (
+    ANOTHER_VOCABULARY,
+    CPU,
+    DRAFT,
+    DRAFT_MODEL,
+    EAGLE_PATH,
+    GPU,
+    IN_PARALLEL,
+    METHODS,
+    NGRAM,
+    OTHER_VOCABULARY,
+    PARD,
+)
 
 
 @dataclass(frozen=True)
@@ -212,6 +224,19 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
             "vllm/v1/spec_decode/llm_base_proposer.py, propose: the K tokens of each request are read as rows of the "
             "length that is asked for, so that requests get each other's, or the engine ends"
         ),
+    ),
+    "another vocabulary on V2": (ANOTHER_VOCABULARY["gpu"], Changed("runner", "V2")),
+    "samples of another vocabulary": (
+        replace(
+            ANOTHER_VOCABULARY["gpu"],
+            speculation=replace(
+                DRAFT_MODEL,
+                draft_model=OTHER_VOCABULARY,
+                maps_vocabulary=True,
+                draft_sampling=DraftSampling.PROBABILISTIC,
+            ),
+        ),
+        Refused("only supports greedy draft sampling"),
     ),
     "ranges that overlap": (
         scheduled((1, 4, 2), (4, 6, 1)),

@@ -39,6 +39,7 @@ from specdecode_operator.sizing.families.config import READERS
 from specdecode_operator.versions.table import version_facts
 from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import (
+    ANOTHER_VOCABULARY,
     CPU,
     DRAFT_MODEL,
     EAGLE_PATH,
@@ -172,6 +173,19 @@ def test_methods_that_ended_are_really_gone(vllm: Vllm) -> None:
         answer = vllm.h100.ask("start", [str(vllm.models / TARGET), "--speculative-config", told])
         assert "Input should be" in (answer.error or "accepted"), method
     assert set(vllm.profile.runners) == {*Method} - {Method.NONE, *vllm.profile.ended_methods}
+
+
+@pytest.mark.parametrize("platform", ANOTHER_VOCABULARY)
+def test_a_draft_of_another_vocabulary_is_taken_where_it_is_mapped(vllm: Vllm, platform: str) -> None:
+    settings = ANOTHER_VOCABULARY[platform]
+    answer = vllm.start(settings)
+    assert answer.ok, answer.error
+    assert answer.value["use_heterogeneous_vocab"]
+    mapped = answer.value["runner"] == "V1"
+    assert mapped == (speculation_problems(settings, vllm.profile) == [])
+    if mapped:
+        check_parsed(vllm, settings)
+        check_started(vllm, settings)
 
 
 def test_no_method_is_left_out() -> None:

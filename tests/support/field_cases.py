@@ -140,6 +140,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.rejectionSampling": at("block"),
     "speculation.draftSampling": at("probabilistic"),
     "speculation.adaptiveVerification": at(value=True),
+    "speculation.useHeterogeneousVocab": at(value=True),
     "parallelism.tensor": at(4),
     "parallelism.pipeline": at(2, on=NGRAM),
     "parallelism.data": at(2),

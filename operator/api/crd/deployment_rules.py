@@ -78,6 +78,20 @@ SPECULATION = (
         reason=Reason.FORBIDDEN,
     ),
     Rule(
+        field="useHeterogeneousVocab",
+        # Its default is there as soon as speculation is.
+        holds="self.method == 'draft_model' || !self.useHeterogeneousVocab",
+        message="method %s drafts in the vocabulary of the target: remove it, or use method: draft_model",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draftSampling",
+        holds="!self.useHeterogeneousVocab || !has(self.draftSampling) || self.draftSampling == 'greedy'",
+        message="a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="ngram",
         holds=f"{_is_one_of(METHODS_WITH_LOOKUP)} || !has(self.ngram)",
         message="method %s looks nothing up in the prompt: remove it, or use method: ngram",

@@ -90,6 +90,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         draft_model=engine_model_path(spec, draft) if draft else None,
         draft_is_head=pair.draft is not None and method_of_head(pair.draft) is not None,
         drafts_in_parallel=pair.drafts_in_parallel,
+        maps_vocabulary=pair.maps_vocabulary,
         draft_online_quantization=_online_quantization(pair.draft, pair.draft_precision) if pair.draft else None,
         draft_max_model_len=draft.max_model_len if draft else None,
         prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,

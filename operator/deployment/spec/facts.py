@@ -188,6 +188,7 @@ def _pair(
         num_speculative_tokens=(speculation.num_speculative_tokens or 0) if speculation else 0,
         limits=_limits(spec, own[TARGET], profile),
         other_draft_lengths=_other_draft_lengths(spec),
+        maps_vocabulary=speculation is not None and speculation.use_heterogeneous_vocab,
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
         adaptive_verification=speculation is not None and speculation.adaptive_verification is True,
     )

@@ -79,7 +79,9 @@ def _match_problems(
         return
     head = draft.head
     # Of Medusa the engine makes the vocabulary that the target has (config/speculative.py).
-    if method is not Method.MEDUSA and (reason := vocabulary_mismatch(target, draft)):
+    compared = method is not Method.MEDUSA and not pair.maps_vocabulary
+    if compared and vocabulary_mismatch(target, draft):
+        reason = vocabulary_mismatch(target, draft, _unless_mapped(spec, pair, profile))
         remedy = _other_head(target, method) if head is not None else _other_draft(spec, pair, profile)
         yield Problem(f"{DRAFT}.model", draft.name, f"{reason}: {remedy}")
     if head is None:
@@ -93,6 +95,18 @@ def _match_problems(
     if method is not Method.MEDUSA and head.output_rows > draft.vocab_size:
         message = f"proposes from {head.output_rows} tokens, more than its vocabulary of {draft.vocab_size}"
         yield Problem(f"{DRAFT}.model", draft.name, f"{message}: check its draft_vocab_size")
+
+
+def _unless_mapped(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> str:
+    """Return the field that would let vocabularies differ, as a refusal says it; nothing if refused all the same."""
+    speculation = spec.speculation
+    mapped = profile.maps_vocabularies or spec.accelerator.type is AcceleratorType.CPU
+    if speculation is None or speculation.method is not Method.DRAFT_MODEL or not mapped:
+        return ""
+    asked = speculation.model_copy(update={"use_heterogeneous_vocab": True})
+    tried = replace(pair, maps_vocabulary=True)
+    refused = pairing_problems(spec.model_copy(update={"speculation": asked}), tried, profile)
+    return "" if refused else "without useHeterogeneousVocab "
 
 
 def _other_head(target: ModelGeometry, method: Method) -> str:

@@ -230,7 +230,7 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     """A draft model with another tokenizer than the target's: its tokens mean something else."""
     spec = facts.spec
     draft = spec.speculation.draft if spec.speculation else None
-    if draft is None or facts.method is not Method.DRAFT_MODEL:
+    if draft is None or facts.method is not Method.DRAFT_MODEL or facts.pair.maps_vocabulary:
         return
     of_target, of_draft = _config(facts, spec.target, known), _config(facts, draft, known)
     differing = [
@@ -241,7 +241,7 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     if differing:
         yield (
             f"{draft.model} may have another tokenizer than {spec.target.model} ({', '.join(differing)}): then hardly "
-            "a proposed token is accepted"
+            "a proposed token is accepted, unless speculation.useHeterogeneousVocab is true"
         )
 
 

@@ -30,7 +30,8 @@ def draft_follows_target(speculation: SpeculationSettings, profile: EngineProfil
 
 def _drafts_on_v1(speculation: SpeculationSettings, profile: EngineProfile) -> bool:
     """Decide whether only V1 drafts so (vllm/config/vllm.py, _get_v2_model_runner_unsupported_features)."""
-    return speculation.drafts_in_parallel or profile.runners.get(speculation.method) == _V1
+    not_on_v2 = speculation.drafts_in_parallel or speculation.maps_vocabulary
+    return not_on_v2 or profile.runners.get(speculation.method) == _V1
 
 
 def waits_for_steps(method: Method, profile: EngineProfile, *, on_v1: bool) -> bool:

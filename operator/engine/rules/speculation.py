@@ -36,6 +36,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_schedule_problems(speculation),
         *_shortening_problems(settings, speculation, profile),
         *_parallel_problems(speculation),
+        *_vocabulary_problems(settings, speculation, profile),
         *_draft_problems(settings, speculation),
         *_length_problems(settings, speculation, profile),
         *_path_problems(settings, speculation, profile),
@@ -112,6 +113,24 @@ def _shortening_problems(
             " ignores this, and earlier versions fail at run time; remove it, or use another method"
         )
         yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
+
+
+def _vocabulary_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/speculative.py, _verify_args; and V2's draft model, which maps nothing where it serves one."""
+    if not speculation.maps_vocabulary:
+        return
+    field = f"{_SPECULATION}.useHeterogeneousVocab"
+    if speculation.draft_sampling is DraftSampling.PROBABILISTIC:
+        message = "a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab"
+        yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
+    if settings.platform is Platform.GPU and not profile.maps_vocabularies:
+        message = (
+            f"vLLM {profile.version} runs a draft model on model runner V2, which maps no tokens, and says nothing: "
+            "use another engine.version, or a draft of the target's vocabulary"
+        )
+        yield Problem(field, "true", message)
 
 
 def _text(part: ScheduleRange) -> str:

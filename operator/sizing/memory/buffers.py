@@ -11,6 +11,7 @@ from specdecode_operator.sizing.weights.stages import Stage, stages
 from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method
 
 INT32_BYTES: Final = 4
+INT64_BYTES: Final = 8
 
 BITS_PER_MASK_WORD: Final = 32
 """Vocabulary entries in one int32 of a bit mask."""
@@ -48,8 +49,10 @@ def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> i
     if target.tower.item_tokens and (stage.is_first or not v2):
         size_bytes += described(_step_states_bytes(pair), "of embeddings of images")
     if stage.is_last:
-        size_bytes += _hidden_state_bytes(pair) + (
-            _draft_logits_bytes(pair) + confidence_state_bytes(pair) if v2 else 0
+        size_bytes += (
+            _vocabulary_map_bytes(pair)
+            + _hidden_state_bytes(pair)
+            + (_draft_logits_bytes(pair) + confidence_state_bytes(pair) if v2 else 0)
         )
     return size_bytes
 
@@ -99,6 +102,14 @@ def _draft_logits_bytes(pair: Pair) -> int:
         return 0
     requests, tokens = pair.limits.max_num_seqs, pair.num_speculative_tokens
     return described(requests * tokens * draft[0].vocab_size * pair.target.dtype_bytes, "of draft logits")
+
+
+def _vocabulary_map_bytes(pair: Pair) -> int:
+    """Return the tables from each vocabulary to the other, and what of the draft's both have (vocab_mapping.py)."""
+    if pair.draft is None or not pair.maps_vocabulary:
+        return 0
+    tokens = pair.draft.vocab_size
+    return described((tokens + pair.target.vocab_size) * INT64_BYTES + tokens, "of maps between vocabularies")
 
 
 def _hidden_state_bytes(pair: Pair) -> int:

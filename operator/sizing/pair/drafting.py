@@ -19,8 +19,8 @@ _PADDED_AT_MOST: Final = 1024
 """Tokens by which vocabularies of one family differ where each was padded to another multiple."""
 
 
-def vocabulary_mismatch(target: ModelGeometry, draft: ModelGeometry) -> str | None:
-    """Return why vLLM refuses a draft's vocabulary; None where it is as large as the target's.
+def vocabulary_mismatch(target: ModelGeometry, draft: ModelGeometry, unless: str = "") -> str | None:
+    """Return why vLLM refuses a draft's vocabulary ``unless`` told otherwise; None where it has the target's size.
 
     It compares the sizes alone (config/speculative.py, verify_equal_vocab_size_if_draft_model), padding and all.
     """
@@ -28,8 +28,8 @@ def vocabulary_mismatch(target: ModelGeometry, draft: ModelGeometry) -> str | No
         return None
     wanted = f"its vocabulary has {draft.vocab_size} tokens and that of {target.name} {target.vocab_size}"
     if abs(draft.vocab_size - target.vocab_size) <= _PADDED_AT_MOST and _of_one_maker(draft, target):
-        return f"{wanted}: one family, padded differently, but vLLM compares the sizes"
-    return f"{wanted}, and vLLM wants the same"
+        return f"{wanted}: one family, padded differently, but {unless}vLLM compares the sizes"
+    return f"{wanted}, and {unless}vLLM wants the same"
 
 
 def _of_one_maker(draft: ModelGeometry, target: ModelGeometry) -> bool:

@@ -141,6 +141,7 @@ class Pair:
     limits: EngineLimits  # Settings of the engine
     # What real engines showed of the estimates; empty where nothing was measured
     calibration: Calibration = UNCALIBRATED
+    maps_vocabulary: bool = False  # Whether the draft may have another vocabulary, whose tokens the engine maps
     samples_drafts: bool = False  # Whether the draft picks its tokens by chance, so that its logits are kept
     # Other numbers of proposed tokens, 0 among them, that the engine goes over to by the number of requests
     other_draft_lengths: frozenset[int] = frozenset()
@@ -176,7 +177,9 @@ class Pair:
     def era(self) -> Era:
         """The rules of the engine's version, for the model runner that it chooses for this pair."""
         version, precision = self.limits.engine_version, self.target_precision
-        return _era(version, self.method, self.target, precision, drafts_on_v1=self.drafts_in_parallel)
+        return _era(
+            version, self.method, self.target, precision, drafts_on_v1=self.drafts_in_parallel or self.maps_vocabulary
+        )
 
     @cached_property
     def loaded_draft(self) -> tuple[ModelGeometry, Precision] | None:
@@ -250,6 +253,7 @@ def without_speculation(pair: Pair) -> Pair:
         draft_precision=None,
         method=Method.NONE,
         num_speculative_tokens=0,
+        maps_vocabulary=False,
         samples_drafts=False,
         other_draft_lengths=frozenset(),
         adaptive_verification=False,

@@ -47,6 +47,15 @@ target: {model: Qwen/Qwen3-8B}
 speculation: {method: ngram_gpu, numSpeculativeTokens: 4, ngram: {promptLookupMax: 5}, adaptiveVerification: false}
 parallelism: {data: 2}
 """,
+    "another vocabulary": """
+target: {model: Qwen/Qwen3-8B}
+speculation:
+  method: draft_model
+  numSpeculativeTokens: 4
+  draft: {model: meta-llama/Llama-3.2-1B}
+  useHeterogeneousVocab: true
+  draftSampling: greedy
+""",
     "ranks on CPU": """
 target: {model: target}
 speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}, draftSampling: probabilistic}

@@ -212,6 +212,17 @@ BAD = {
         "spec.speculation.adaptiveVerification",
         "method ngram has no draft that says how sure it is: remove it, or choose a method with a draft",
     ),
+    "vocabulary of a lookup": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 3, useHeterogeneousVocab: true}",
+        "spec.speculation.useHeterogeneousVocab",
+        "method ngram drafts in the vocabulary of the target: remove it, or use method: draft_model",
+    ),
+    "samples of another vocabulary": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 3, draft: {model: org/draft}, "
+        "useHeterogeneousVocab: true, draftSampling: probabilistic}",
+        "spec.speculation.draftSampling",
+        "a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
+    ),
     "checking of nothing": Bad(
         "speculation: {method: none, rejectionSampling: block}",
         "spec.speculation.rejectionSampling",

@@ -148,7 +148,7 @@ def test_a_bad_number_is_told_with_its_bound(
         (manifest("a", parallelism={"tensor": 3}), "tensor: 3: target: num_attention_heads 64 of"),
         (
             speculation(draft={"model": "Qwen/Qwen3-8B"}),
-            "128256, and vLLM wants the same: choose meta-llama/Llama-3.2-1B-Instruct, which has 128256",
+            "128256, and without useHeterogeneousVocab vLLM wants the same: choose meta-llama/Llama-3.2-1B-Instruct",
         ),
     ],
 )

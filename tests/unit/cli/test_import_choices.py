@@ -344,7 +344,7 @@ def test_a_limit_that_is_never_reached_needs_no_range() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    [{"use_heterogeneous_vocab": True}, {"kv_cache_dtype": "fp8"}, {"draft_sample_method": ["greedy"]}],
+    [{"use_local_argmax_reduction": True}, {"kv_cache_dtype": "fp8"}, {"draft_sample_method": ["greedy"]}],
     ids=str,
 )
 def test_a_key_that_drafts_otherwise_is_asked_for(key: dict[str, Any]) -> None:
@@ -356,6 +356,7 @@ def test_a_key_that_drafts_otherwise_is_asked_for(key: dict[str, Any]) -> None:
     "key",
     [
         {"use_heterogeneous_vocab": False},
+        {"parallel_drafting": True},
         {"kv_cache_dtype": None},
         {"max_model_len": None},
         {"acceptance_method": "typical"},

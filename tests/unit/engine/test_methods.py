@@ -269,3 +269,25 @@ def test_a_draft_model_in_one_pass_is_split_as_its_target() -> None:
     asked = replace(IN_PARALLEL[0], draft_tensor_parallel_size=1)
     (problem,) = speculation_problems(replace(PLAIN, speculation=asked), PROFILE)
     assert (problem.field, problem.value) == ("spec.parallelism.draftTensor", "1")
+
+
+MAPPED = replace(DRAFT_MODEL, maps_vocabulary=True)
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+def test_a_draft_of_another_vocabulary_runs_on_v1_or_is_refused(version: str) -> None:
+    profile = find_profile(version)
+    assert config_of(MAPPED)["use_heterogeneous_vocab"] is True
+    assert "use_heterogeneous_vocab" not in config_of(DRAFT_MODEL)
+    settings = replace(PLAIN, speculation=MAPPED)
+    assert runs_on_v1(settings, profile)
+    fields = [problem.field for problem in speculation_problems(settings, profile)]
+    # vLLM 0.31 takes it to model runner V2, which maps nothing.
+    assert fields == (["spec.speculation.useHeterogeneousVocab"] if version == "0.31" else [])
+    assert speculation_problems(replace(settings, cpu=CPU), profile) == []
+
+
+def test_a_draft_of_another_vocabulary_does_not_sample() -> None:
+    sampled = replace(MAPPED, draft_sampling=DraftSampling.PROBABILISTIC)
+    (problem,) = speculation_problems(replace(PLAIN, speculation=sampled), PROFILE)
+    assert problem.field == "spec.speculation.draftSampling"

@@ -76,6 +76,7 @@ SPECULATION = st.one_of(
             rejectionSampling=st.sampled_from(["standard", "block"]),
             draftSampling=st.sampled_from(["greedy", "probabilistic"]),
             adaptiveVerification=st.just(True),
+            useHeterogeneousVocab=st.just(True),
         ),
     ),
 )

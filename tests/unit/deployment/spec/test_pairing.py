@@ -14,6 +14,7 @@ from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.kv.layout import stage_weights
 from specdecode_operator.sizing.pair.pair import Parallelism
@@ -61,6 +62,31 @@ GOOD = {
     "ngram_gpu": without_draft("ngram_gpu", QWEN, 4),
     "suffix": without_draft("suffix", QWEN, 8, engine={"image": "registry.example/vllm-arctic:v0.32.0"}),
 }
+
+
+OTHER_VOCABULARY = head("draft_model", config_of("meta-llama/Llama-3.2-1B"))
+MAPPED = {**OTHER_VOCABULARY, "speculation": {**OTHER_VOCABULARY["speculation"], "useHeterogeneousVocab": True}}
+PARD = config_of("Qwen/Qwen3-0.6B", pard_token=151_669)
+
+
+@pytest.mark.parametrize("spec", [MAPPED, head("draft_model", PARD)], ids=["mapped", "pard"])
+def test_what_model_runner_v2_lacks_is_served_and_sized_on_v1(spec: dict[str, Any]) -> None:
+    pair = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec)).pair
+    assert pair.era.runner is Runner.V1
+    assert pair.maps_vocabulary == (spec is MAPPED)
+    assert pair.drafts_in_parallel == (spec is not MAPPED)
+
+
+def test_another_vocabulary_is_refused_with_the_field_that_maps_it() -> None:
+    (problem,) = problems(OTHER_VOCABULARY)
+    assert (problem.field, "without useHeterogeneousVocab" in problem.message) == ("spec.speculation.draft.model", True)
+    (problem,) = problems({**OTHER_VOCABULARY, "engine": {"version": "0.31"}})
+    assert "useHeterogeneousVocab" not in problem.message
+    (problem,) = problems({**MAPPED, "engine": {"version": "0.31"}})
+    assert (problem.field, "another engine.version" in problem.message) == (
+        "spec.speculation.useHeterogeneousVocab",
+        True,
+    )
 
 
 def problems(spec: dict[str, Any]) -> list[Problem]:

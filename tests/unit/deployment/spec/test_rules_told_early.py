@@ -162,7 +162,9 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "a path that does not name another method, such as `eagle-`": [
         (speculating(replace(DRAFT_MODEL, draft_model="/models/eagle-x")), "into eagle")
     ],
-    "the target's vocabulary size": [(drafting("draft_model", QWEN, "meta-llama/Llama-3.1-8B-Instruct"), "vocabulary")],
+    "the target's vocabulary size, or `useHeterogeneousVocab`": [
+        (drafting("draft_model", QWEN, "meta-llama/Llama-3.1-8B-Instruct"), "vocabulary")
+    ],
     "not above the target's": [(speculating(replace(DRAFT_MODEL, draft_max_model_len=8193)), "above the target's")],
     "not above `promptLookupMax`": [(speculating(replace(NGRAM, prompt_lookup_min=5)), "promptLookupMax")],
     "at least 1": [(speculating(replace(NGRAM, num_speculative_tokens=0)), "at least 1")],
@@ -195,6 +197,21 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             ),
             "mixes up",
         )
+    ],
+    "with `useHeterogeneousVocab` only greedy": [
+        (
+            speculating(replace(DRAFT_MODEL, maps_vocabulary=True, draft_sampling=DraftSampling.PROBABILISTIC)),
+            "proposes the likeliest",
+        )
+    ],
+    "with `draft_model`; not with vLLM 0.31 on a GPU": [
+        (
+            pair_70b(
+                engine={"version": "0.31"},
+                speculation=pair_70b()["speculation"] | {"useHeterogeneousVocab": True},
+            ),
+            "maps no tokens",
+        ),
     ],
     "1 with `draft_model`": [(speculating(DRAFT_MODEL, pipeline_parallel_size=2), "layers of one stage")],
     "with eagle3, dflash and dspark, a target that hands hidden states on between stages": [
