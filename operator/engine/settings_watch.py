@@ -7,6 +7,7 @@ answers /metrics reads it. Of the engine's words only these names leave the pod.
 """
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,10 @@ from typing import Any
 MODULE = "specdecode_settings_watch"
 METRIC = "specdecode:engine_changed_setting"
 LABEL = "change"
+_HELP = "Settings that vLLM changed by itself when it started."
+_SHARED = "PROMETHEUS_MULTIPROC_DIR"
+"""Set where several processes answer /metrics: what they publish then lies in files of prometheus_client's own."""
+
 _MOST_BYTES = 4096
 _LOOKED_AT = 512
 """Characters of a template: all that tells them apart is at the beginning."""
@@ -34,9 +39,10 @@ class Watch(logging.Handler):
         self._changes = {name: re.compile(pattern) for name, pattern in changes.items()}
         self._path = Path(path)
         self._noted: set[str] = set()
-        # Without it, or where vLLM configures its logging again.
+        self._gauge: Any = None
+        # Without the library, or where vLLM configures its logging again.
         with suppress(Exception):
-            self._publish()
+            self._gauge = _publish(tuple(changes), self._path)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a change at its first record."""
@@ -47,11 +53,30 @@ class Watch(logging.Handler):
                     self._noted.add(name)
                     with self._path.open("a", encoding="ascii") as noted:
                         noted.write(f"{name}\n")
+                    if self._gauge is not None:
+                        self._gauge.labels(name).set(1)
 
-    def _publish(self) -> None:
-        from prometheus_client import REGISTRY  # noqa: PLC0415  only an engine has it, and most processes never answer
 
-        REGISTRY.register(_Changed(tuple(self._changes), self._path))
+def _publish(names: tuple[str, ...], path: Path) -> Any:
+    """Publish what is noted; return the metric that is to be set, where it is not read from the file."""
+    # Only an engine has it.
+    from prometheus_client import REGISTRY, Gauge  # noqa: PLC0415
+
+    if not os.environ.get(_SHARED):
+        REGISTRY.register(_Changed(names, path))
+        return None
+    gauge = Gauge(METRIC, _HELP, [LABEL], multiprocess_mode="max")
+    seen = _seen(path)
+    for name in names:
+        gauge.labels(name).set(name in seen)
+    return gauge
+
+
+def _seen(path: Path) -> set[str]:
+    # Made here, if it is not there: where nobody can write, nothing is known.
+    with path.open("a+", encoding="ascii", errors="replace") as noted:
+        noted.seek(0)
+        return set(noted.read(_MOST_BYTES).split())
 
 
 class _Changed:
@@ -63,12 +88,9 @@ class _Changed:
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
 
-        family = GaugeMetricFamily(METRIC, "Settings that vLLM changed by itself when it started.", labels=[LABEL])
+        family = GaugeMetricFamily(METRIC, _HELP, labels=[LABEL])
         try:
-            # Made here, if it is not there: where nobody can write, nothing is known.
-            with self._path.open("a+", encoding="ascii", errors="replace") as noted:
-                noted.seek(0)
-                seen = set(noted.read(_MOST_BYTES).split())
+            seen = _seen(self._path)
         except OSError:
             return
         for name in self._names:

@@ -17,7 +17,7 @@ from specdecode_operator.engine.metrics import EngineReading, read_metrics
 from specdecode_operator.engine.profiles import find_profile
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import SERVED, VERSIONS, find_packages
-from tests.engine.recorder_server import Server
+from tests.engine.recorder_server import Server, serving
 from tests.support.decisions import decide
 from tests.support.objects import deployment, parent, tiny_cpu
 
@@ -35,11 +35,17 @@ def test_an_engine_that_serves_tells_what_it_changed(small_cache: Server) -> Non
     small_cache.wait_until_healthy()
     said = small_cache.log.read_text()
     assert "Async scheduling not supported with ngram-based speculative decoding and will be disabled." in said
-    reading = read_metrics(httpx.get(f"{small_cache.url}/metrics", trust_env=False).text, find_profile(SERVED))
-    assert reading.changed_settings == {"async_scheduling"}
+    changed = changed_by(small_cache)
+    assert changed == {"async_scheduling"}
     ngram = tiny_cpu(speculation={"method": "ngram", "numSpeculativeTokens": 3})
-    assert told(reading.changed_settings, ngram) == ("True", "AsAsked"), "the plan counts with it"
-    assert told(reading.changed_settings, tiny_cpu()) == ("False", "NotAsynchronous")
+    assert told(changed, ngram) == ("True", "AsAsked"), "the plan counts with it"
+    assert told(changed, tiny_cpu()) == ("False", "NotAsynchronous")
+
+
+@pytest.mark.long
+def test_each_of_several_api_servers_tells_it(engine: Engine, models: Path, tmp_path: Path) -> None:
+    with serving(engine, models, tmp_path, "--api-server-count=2") as server:
+        assert {changed_by(server) for _ in range(8)} == {frozenset({"async_scheduling"})}
 
 
 @pytest.mark.long
@@ -78,6 +84,13 @@ def logged(source: Path) -> Iterator[str]:
             yield node.value
         elif isinstance(node, ast.JoinedStr):
             yield "".join(str(each.value) if isinstance(each, ast.Constant) else "X" for each in node.values)
+
+
+def changed_by(server: Server) -> frozenset[str]:
+    page = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    changed = read_metrics(page, find_profile(SERVED)).changed_settings
+    assert changed is not None
+    return changed
 
 
 def told(changed: frozenset[str], spec: dict[str, Any]) -> tuple[str, str]:

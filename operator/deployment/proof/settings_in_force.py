@@ -95,8 +95,8 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     silent = [name for name, engine in engines.items() if engine.changed_settings is None]
     if silent:
         message = (
-            f"{silent[0]} does not say what it changed: it has several API servers, or its environment sets another"
-            " logging"
+            f"{silent[0]} does not say at /metrics what it changed: look at VLLM_LOGGING_LEVEL and other variables of"
+            " its logging in spec.engine.env and spec.podTemplate, or at its log"
         )
         return ConditionUpdate(_TYPE, UNKNOWN, "NotSaid", message)
     return ConditionUpdate(_TYPE, TRUE, "AsAsked", "the engines changed no setting by themselves that was not planned")

@@ -96,7 +96,7 @@ class TestServing:
         assert refused.value.code == 401
 
     def test_the_engine_has_the_kv_cache_that_was_predicted(self, kubectl: Kubectl) -> None:
-        status = wait_for_all(kubectl, "tiny", BudgetAccurate="True")["status"]
+        status = wait_for_all(kubectl, "tiny", BudgetAccurate="True", SettingsInForce="True")["status"]
         assert status["observed"]["engineVersion"] == VLLM_VERSION, "it says so to those without the key, too"
         assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
 

@@ -4,6 +4,7 @@ The configuration is the one that pods have; a process of its own takes vLLM's p
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,11 @@ for _ in range(int(sys.argv[2])):
     logging.config.dictConfig(config)
 for name, template, arguments in json.loads(sys.argv[3]):
     logging.getLogger(name).warning(template, *arguments)
-from prometheus_client import generate_latest
-print(generate_latest().decode())
+from prometheus_client import CollectorRegistry, REGISTRY, generate_latest, multiprocess
+registry = REGISTRY
+if len(sys.argv) > 4:  # as vllm/v1/metrics/prometheus.py does for several API servers
+    multiprocess.MultiProcessCollector(registry := CollectorRegistry())
+print(generate_latest(registry).decode())
 """
 RANKS = (
     "vllm.config.vllm",
@@ -36,13 +40,15 @@ RANKS = (
 EAGER = ("vllm.v1.worker", "%s draft attention (%s) does not support full CUDA graphs; eagerly.", ["DFlash", "X"])
 
 
-def page(folder: Path, *records: object, level: str = "INFO", times: int = 1) -> str:
+def page(folder: Path, *records: object, level: str = "INFO", times: int = 1, shared: Path | None = None) -> str:
     """Return what a process serves at /metrics that has logged these records."""
     script = folder / "settings_watch.py"
     script.write_text(WATCH)
     config = logging_config(level, str(folder / "termination-log"), str(script), str(folder / "noted"))
     given = [config, str(times), json.dumps(records)]
-    done = subprocess.run([sys.executable, "-c", ENGINE, *given], capture_output=True, text=True, check=True)
+    more, variables = (["shared"], {"PROMETHEUS_MULTIPROC_DIR": str(shared)}) if shared else ([], {})
+    command = [sys.executable, "-c", ENGINE, *given, *more]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     assert "Error" not in done.stderr
     return done.stdout[done.stdout.index("# HELP") :]
 
@@ -65,6 +71,16 @@ def test_an_engine_that_changed_nothing_says_so(tmp_path: Path) -> None:
 def test_what_other_processes_of_the_engine_logged_is_told_too(tmp_path: Path) -> None:
     page(tmp_path, EAGER)  # a worker, which answers nobody
     assert changed(page(tmp_path, RANKS)) == {"draft_graphs", "schedule_with_data_parallel"}
+
+
+def test_of_several_api_servers_each_tells_what_any_process_logged(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    page(tmp_path, RANKS)  # the process that starts the others
+    page(tmp_path, EAGER, shared=shared)
+    said = page(tmp_path, shared=shared)
+    assert changed(said) == {"draft_graphs", "schedule_with_data_parallel"}
+    assert said.count("max_model_len") == 1
 
 
 def test_the_words_of_a_request_are_not_taken_for_the_engines(tmp_path: Path) -> None:
