@@ -98,6 +98,17 @@ ENGINE_ERRORS: Final = (
         "correct spec.engine.replay, or put the recording there",
         permanent=False,
     ),
+    # vllm/v1/worker/gpu/spec_decode/adaptive_verification.py, for attention that has no whole graphs of drafts cut
+    # short; vllm/v1/attention/backend.py, where it is chosen; vllm/config
+    EngineError(
+        "AdaptiveVerificationRefused",
+        re.compile(
+            r"Adaptive verification (?:captures|estimates|is not|needs|only|replays|requires|trims|without)[^\n]*"
+            r"|device-cpu query lens mismatch not supported, this is needed for adaptive verification"
+        ),
+        "set spec.speculation.adaptiveVerification to false, or serve without what is named here",
+        permanent=True,
+    ),
     # pydantic, for the classes in vllm/config
     EngineError(
         "EngineRefusesArguments",

@@ -85,7 +85,18 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 leaked shared_memory objects to clean up at shutdown
 """
 
+NOT_ADAPTIVE = """\
+ValueError: Adaptive verification trims verification requests on device, which the FlashInferBackend attention backend \
+does not support. Pass enable_adaptive_verification=false in the speculative config, or use a backend that does.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+NO_BACKEND = """\
+ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason: ['device-cpu \
+query lens mismatch not supported, this is needed for adaptive verification']
+"""
+
 WORDS = {
+    "AdaptiveVerificationRefused": (NOT_ADAPTIVE, "the FlashInferBackend attention backend", "adaptiveVerification"),
     "NoKvCacheMemory": (NO_KV_CACHE, "No available memory for the cache blocks", "memoryUtilizationPercent"),
     "LengthDoesNotFit": (TOO_LONG, "the estimated maximum model length is 524160", "spec.serving.maxModelLen"),
     "GpuOutOfMemory": (OUT_OF_MEMORY, "not enough GPU memory", "spec.parallelism.tensor"),
@@ -116,6 +127,7 @@ def test_every_error_of_the_table_has_its_words() -> None:
     ("words", "reason", "said"),
     [
         (NO_TARGET, "ModelMissing", "'/models/gone'"),
+        (NO_BACKEND, "AdaptiveVerificationRefused", "needed for adaptive verification"),
         (INVALID, "EngineRefusesArguments", "1 validation error for CacheConfig Value error, Unknown kv cache dtype"),
     ],
 )
