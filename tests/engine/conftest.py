@@ -12,6 +12,7 @@ import pytest
 from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both
@@ -89,22 +90,31 @@ def truth(h100: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Truth:
     return Truth(h100, tmp_path_factory.mktemp("truth"))
 
 
-@pytest.fixture(scope="session")
-def kv_begun(h100: Oracle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Copy, Path]:
+def begin_dividing(h100: Oracle, folder: Path, version: str) -> tuple[Copy, Path]:
     """Return what divides the KV caches of all draws, and where the answers will be."""
-    folder = tmp_path_factory.mktemp("kv")
     answers = folder / "answers.json"
-    questions = [as_question(case(seed)) for seed in range(CASES)]
+    questions = [as_question(case(seed, version)) for seed in range(CASES)]
     return h100.begin("kv_oracle", folder, answers, given=json.dumps(questions)), answers
 
 
 @pytest.fixture(scope="session")
-def kv_answers(kv_begun: tuple[Copy, Path]) -> list[dict[str, Any]]:
-    """Return how the newest vLLM divides the KV caches of all draws."""
-    copy, answers = kv_begun
+def kv_begun(h100: Oracle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Copy, Path]:
+    """Return the same of the newest vLLM, which every run asks."""
+    return begin_dividing(h100, tmp_path_factory.mktemp("kv"), NEWEST_VERSION)
+
+
+@pytest.fixture(scope="session")
+def kv_answers(
+    vllm: Vllm, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return how a version of vLLM divides the KV caches of all draws."""
+    version = f"{vllm.profile.version}.0"
+    if version == NEWEST_VERSION:
+        copy, answers = request.getfixturevalue("kv_begun")
+    else:
+        copy, answers = begin_dividing(vllm.h100, tmp_path_factory.mktemp(f"kv-{version}"), version)
     copy.wait()
-    found: list[dict[str, Any]] = json.loads(answers.read_text())
-    return found
+    return version, json.loads(answers.read_text())
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import random
 from dataclasses import asdict, replace
 from typing import Any
 
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.kv.settings import KvSettings
@@ -25,11 +26,13 @@ def attention(kind: CacheKind, heads: int, width: int, element: int, reach: int 
 
 def state(draw: random.Random) -> KvLayer:
     columns = draw.choice((0, 8192, 12_288))
+    exports_checkpoint, delta_rule = draw.choice(((True, False), (False, False), (False, True)))
     return KvLayer(
         CacheKind.STATE,
         state_bytes=draw.choice((524_288, 1_048_576, 1_073_152)) + 3 * columns,
         state_bytes_per_speculated_token=columns,
-        exports_checkpoint=draw.random() < 0.5,
+        exports_checkpoint=exports_checkpoint,
+        delta_rule=delta_rule,
     )
 
 
@@ -66,7 +69,7 @@ def kinds_of_draft(draw: random.Random, target: list[KvLayer]) -> list[KvLayer]:
     return draw.choice(([], [own], [target[-1]], [window], [window, own]))
 
 
-def case(seed: int) -> dict[str, Any]:
+def case(seed: int, version: str = NEWEST_VERSION) -> dict[str, Any]:
     draw = random.Random(seed)
     target = kinds_of_target(draw)
     pattern = [LayerRun(kind, draw.randint(1, 5)) for kind in target]
@@ -79,7 +82,7 @@ def case(seed: int) -> dict[str, Any]:
     settings = KvSettings(
         block_size=draw.choice((16, 16, 32, 64)),
         max_num_batched_tokens=draw.choice((2048, 8192)),
-        version="0.32.0",
+        version=version,
         pipeline=pipeline,
         async_scheduling=draw.random() < 0.7,
         v2_runner=draw.random() < 0.7,

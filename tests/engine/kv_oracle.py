@@ -25,12 +25,14 @@ from typing import Any
 
 import torch
 import vllm.config.vllm as main_config
+from kv_planning import PLANNING, divided
 from vllm import platforms
 from vllm.config import SpeculativeConfig
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.backend import MultipleOf
-from vllm.v1.core import kv_cache_utils as utils
+from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -69,9 +71,6 @@ class Gpu(Platform):
 class Speculation:
     """What the engine's functions read of a draft, decided by its own configuration."""
 
-    use_eagle = SpeculativeConfig.use_eagle
-    use_eagle_block_drop = SpeculativeConfig.use_eagle_block_drop
-    use_multi_module_mtp = SpeculativeConfig.use_multi_module_mtp
     disable_eagle_block_drop = False
 
     def __init__(self, said: dict[str, Any]) -> None:
@@ -80,6 +79,30 @@ class Speculation:
         self.num_speculative_tokens = said["num_speculative_tokens"]
         hf_config = SimpleNamespace(num_nextn_predict_layers=said["prediction_modules"])
         self.draft_model_config = SimpleNamespace(hf_config=hf_config)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the engine's own."""
+        return getattr(SpeculativeConfig, name).__get__(self)
+
+
+class Exporter(MambaBase):  # type: ignore[misc]
+    """A layer with a state, as far as it says on which grid of tokens a prefill stores it."""
+
+    def __init__(self, layer: dict[str, Any]) -> None:
+        """Export each 64 tokens what is a gated delta net."""
+        self.grid = 64 if layer["delta_rule"] else None
+
+    def get_prefill_checkpoint_alignment(self) -> int | None:
+        """Return the grid; the engine asks from 0.33 on, with prefix caching."""
+        return self.grid
+
+
+Exporter.__abstractmethods__ = frozenset()
+
+
+def is_state(layer: dict[str, Any]) -> bool:
+    """Whether a layer of the target keeps a state."""
+    return bool(layer["kind"] == "state" and not layer["of_draft"])
 
 
 @cache
@@ -123,6 +146,10 @@ def configuration(case: dict[str, Any]) -> SimpleNamespace:
             original_max_model_len=None,
             hf_config=SimpleNamespace(model_type="x"),
             attention_chunk_size=max(chunks, default=None),
+            supports_kv_cache_grouping=False,
+        ),
+        compilation_config=SimpleNamespace(
+            static_forward_context={str(n): Exporter(layer) for n, layer in enumerate(layers) if is_state(layer)}
         ),
         kv_transfer_config=None,
         speculative_config=Speculation(said),
@@ -162,6 +189,11 @@ def raise_blocks(config: Any, layers: list[dict[str, Any]]) -> None:
     Gpu._align_hybrid_block_size(config, Backend)
 
 
+def exports_delta_state(layer: dict[str, Any]) -> bool:
+    """Whether this version stores states of gated delta nets from inside a prefill."""
+    return bool(layer["delta_rule"] and hasattr(MambaBase, "get_prefill_checkpoint_alignment"))
+
+
 def attention_spec(layer: dict[str, Any], block_size: int) -> Any:
     """Return the engine's specification of one attention layer."""
     shape = {
@@ -188,7 +220,7 @@ def layer_spec(layer: dict[str, Any], config: Any) -> KVCacheSpec:
             dtypes=(torch.uint8,),
             page_size_padded=config.cache_config.mamba_page_size_padded,
             num_speculative_blocks=config.num_speculative_tokens,
-            num_prefill_checkpoint_blocks=int(layer["exports_checkpoint"]),
+            num_prefill_checkpoint_blocks=int(layer["exports_checkpoint"] or exports_delta_state(layer)),
         )
     spec = attention_spec(layer, config.cache_config.block_size)
     assert spec.page_size_bytes == config.cache_config.block_size * layer["token_bytes"], layer
@@ -206,19 +238,19 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
         of_draft |= {f"{number}.{index}" for index, layer in enumerate(run) if layer["of_draft"]}
         specs.append({f"{number}.{index}": layer_spec(layer, config) for index, layer in enumerate(run)})
     verdicts = []
-    utils._check_enough_kv_cache_memory = lambda size, needed, _, longest: verdicts.append(
+    PLANNING._check_enough_kv_cache_memory = lambda size, needed, _, longest: verdicts.append(
         (size > 0 and needed() <= size, longest(size))
     )
     try:
-        caches = utils.get_kv_cache_configs(config, specs, list(case["available_bytes"]))
-        tokens, concurrency = utils.get_kv_cache_capacity(config, utils.generate_scheduler_kv_cache_config(caches))
+        caches, whole = divided(config, specs, list(case["available_bytes"]))
+        tokens, concurrency = get_kv_cache_capacity(config, whole)
     except (ValueError, NotImplementedError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {
         "num_blocks": caches[0].num_blocks,
         "group_layers": [sorted(len(group.layer_names) for group in cache.kv_cache_groups) for cache in caches],
         "groups_of_draft": max(1, sum(bool(of_draft & set(group.layer_names)) for group in caches[-1].kv_cache_groups)),
-        "bytes_per_block": [utils._pool_bytes_per_block(config, cache.kv_cache_groups) for cache in caches],
+        "bytes_per_block": [PLANNING._pool_bytes_per_block(config, cache.kv_cache_groups) for cache in caches],
         "tokens": tokens,
         "max_concurrency": concurrency,
         "starts": all(fits for fits, _ in verdicts),

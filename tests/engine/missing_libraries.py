@@ -24,6 +24,10 @@ COMPILER_PASSES = "vllm.compilation.passes.pass_manager"
 
 FLASH_ATTENTION = "vllm.vllm_flash_attn.flash_attn_interface"
 FLASH_ATTENTION_VERSIONS = (2, 3, 4)
+WITH_OTHER_LAYOUT = ("triton_kernels", "vllm.third_party.triton_kernels")
+"""Runs experts in MXFP4 from weights that it pads only once they are loaded, to what Marlin asks for at once: public
+logs have that size."""
+
 PACKAGES = ("torchvision", "cutlass", "quack", "deep_gemm")
 
 
@@ -82,6 +86,15 @@ class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Run nothing."""
 
 
+class HiddenPackages(importlib.abc.MetaPathFinder):
+    """Lets what is there not be found."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """Find nothing; end the search for what is hidden."""
+        if fullname in WITH_OTHER_LAYOUT:
+            raise ModuleNotFoundError(fullname)
+
+
 class TuningConfig:
     """One of the variants that Triton could compile a kernel in; modules filter lists of them while being imported."""
 
@@ -112,6 +125,7 @@ class Handle:
 def install() -> None:
     """Make imports of everything above work."""
     sys.meta_path.append(MissingPackages(*PACKAGES))
+    sys.meta_path.insert(0, HiddenPackages())
     for library in (*KERNEL_LIBRARIES, COMPILER_PASSES, FLASH_ATTENTION):
         sys.modules[library] = Missing(library)
     flash_attention: Any = sys.modules[FLASH_ATTENTION]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dump_engine_flags import cli_args, serve_parser
+from kv_planning import divided
 from oracle_models import Stage, build_draft, build_model, last_words, own_parameters, set_groups
 from transformers import AutoConfig, PretrainedConfig, Qwen2Config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -197,8 +198,7 @@ def capacity(stages: list[Stage], available_bytes: int | list[int]) -> dict[str,
     try:
         specs = [copy.deepcopy(stage.specs) for stage in stages]
         with set_current_vllm_config(config):
-            kv_configs = kv_cache_utils.get_kv_cache_configs(config, specs, available)
-            whole = kv_cache_utils.generate_scheduler_kv_cache_config(kv_configs)
+            kv_configs, whole = divided(config, specs, available)
             tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, whole)
     except Exception:  # noqa: BLE001 (a space too small is an answer too)
         return {"available_bytes": available_bytes, "error": last_words()}

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.sizing.kv.layout import cache_layout, loads_encoder_everywhere
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
 from specdecode_operator.sizing.pair.pair import loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -88,9 +88,9 @@ def compare(batches: tuple[Batch, ...], truth: Truth, how: Compare) -> None:
 
 def our_weights(case: Case) -> list[int]:
     """Return what sizing says a rank of each stage holds of the target's weights, before the files are loaded."""
-    target = case.geometry
+    target, everywhere = case.geometry, loads_encoder_everywhere(case.pair())
     return [
-        weight_bytes(target, precision_of(target), case.split.layer_split, stage=stage)
+        weight_bytes(target, precision_of(target), case.split.layer_split, stage=stage, encoder_everywhere=everywhere)
         + meant_difference_bytes(case, stage)
         for stage in case.stages
     ]

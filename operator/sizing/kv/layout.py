@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import round_up
@@ -45,7 +45,8 @@ class StageWeights:
 def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
     """Return what a rank of each pipeline stage loads, and makes with it; the draft sits on the last stage."""
     draft, draft_precision = loaded_draft(pair) or (None, None)
-    loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split)
+    everywhere = loads_encoder_everywhere(pair)
+    loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split, everywhere)
     *before, last = loaded
     loaded = (*before, StageWeights(last.target_bytes, last.draft_bytes + _quantized_head_bytes(pair, split)))
     if not pair.target.has_sparse_attention:
@@ -62,7 +63,7 @@ def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
 def stage_parts(pair: Pair, split: Parallelism, number: int) -> tuple[dict[str, int], dict[str, int]]:
     """Return what stage_weights counts for one pipeline stage, part by part: the target's and the draft's."""
     stage, rows = stages(pair.target, split.pipeline)[number], _index_rows(pair)
-    of_target = target_parts(pair.target, pair.target_precision, split, stage)
+    of_target = target_parts(pair.target, pair.target_precision, split, stage, loads_encoder_everywhere(pair))
     of_target[_INDEX_BUFFERS] = index_buffer_bytes(stage.layers, rows)
     draft = loaded_draft(pair)
     if draft is None or not stage.is_last:
@@ -89,15 +90,24 @@ def parameter_weights(pair: Pair, tensor: int) -> StageWeights:
     return StageWeights(loaded.target_bytes - added, loaded.draft_bytes)
 
 
+def loads_encoder_everywhere(pair: Pair) -> bool:
+    """Decide whether each pipeline stage loads the encoder, or only that which runs it (interfaces.py, _mark_tower)."""
+    if pair.era.runner is Runner.V1:
+        return True
+    return bool(sizing_facts(pair.limits.engine_version)["encoder_on_every_stage"])
+
+
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _stage_weights(
+def _stage_weights(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it depends on)
     target: ModelGeometry,
     target_precision: Precision,
     draft: ModelGeometry | None,
     draft_precision: Precision | None,
     split: Parallelism,
+    encoder_everywhere: bool,
 ) -> tuple[StageWeights, ...]:
-    loaded = [StageWeights(size, 0) for size in _target_bytes(target, target_precision, split)]
+    sizes = _target_bytes(target, target_precision, split, encoder_everywhere)
+    loaded = [StageWeights(size, 0) for size in sizes]
     if draft is not None and draft_precision is not None:
         own = _draft_bytes(target, draft, draft_precision, split)
         loaded[-1] = StageWeights(loaded[-1].target_bytes, own)
@@ -105,11 +115,14 @@ def _stage_weights(
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _target_bytes(target: ModelGeometry, precision: Precision, split: Parallelism) -> tuple[int, ...]:
+def _target_bytes(
+    target: ModelGeometry, precision: Precision, split: Parallelism, encoder_everywhere: bool
+) -> tuple[int, ...]:
     """Return the target's part of each stage, whatever draft stands beside it."""
-    return tuple(
-        sum(target_parts(target, precision, split, stage).values()) for stage in stages(target, split.pipeline)
+    parts = (
+        target_parts(target, precision, split, stage, encoder_everywhere) for stage in stages(target, split.pipeline)
     )
+    return tuple(sum(each.values()) for each in parts)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
@@ -117,11 +130,13 @@ def _draft_bytes(target: ModelGeometry, draft: ModelGeometry, precision: Precisi
     return sum(draft_parts(target, draft, precision, split).values())
 
 
-def target_parts(target: ModelGeometry, precision: Precision, split: Parallelism, stage: Stage) -> dict[str, int]:
+def target_parts(
+    target: ModelGeometry, precision: Precision, split: Parallelism, stage: Stage, encoder_everywhere: bool
+) -> dict[str, int]:
     """Return what a rank of one pipeline stage loads of the target, by what people call it."""
     added = allocation_bytes(target, precision, split.layer_split, stage=stage)
     return {
-        **weight_parts(target, precision, split.layer_split, stage),
+        **weight_parts(target, precision, split.layer_split, stage, encoder_everywhere=encoder_everywhere),
         "rotary table": sum(rope.size_bytes(target.dtype_bytes) for rope in target.ropes),
         ALLOCATOR: named(added, "in whole segments of torch's allocator"),
     }

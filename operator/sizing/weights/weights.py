@@ -80,13 +80,22 @@ def parameter_count(geometry: ModelGeometry) -> int:
     return total + tables + geometry.final_norms * geometry.hidden_size + tower + beside
 
 
-def weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, *, stage: Stage | None = None) -> int:
+def weight_bytes(
+    geometry: ModelGeometry,
+    precision: Precision,
+    split: Split,
+    *,
+    stage: Stage | None = None,
+    encoder_everywhere: bool = True,
+) -> int:
     """Return the bytes of the weights on one rank, without the rotary tables.
 
-    Equal to the parameters of vLLM 0.32's classes on the meta device. The split must divide the model (see
+    Equal to the parameters of vLLM's classes on the meta device. The split must divide the model (see
     divisibility). Without a stage the rank holds all layers.
     """
-    return _weight_bytes(geometry, precision, split, stage or whole_model(geometry), Tables.OWN)
+    where = stage or whole_model(geometry)
+    parts = weight_parts(geometry, precision, split, where, encoder_everywhere=encoder_everywhere)
+    return sum(parts.values())
 
 
 def loaded_head_bytes(
@@ -158,8 +167,14 @@ def _weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, s
     return sum(weight_parts(geometry, precision, split, stage, tables).values())
 
 
-def weight_parts(
-    geometry: ModelGeometry, precision: Precision, split: Split, stage: Stage, tables: Tables = Tables.OWN
+def weight_parts(  # noqa: PLR0913 (all that it depends on)
+    geometry: ModelGeometry,
+    precision: Precision,
+    split: Split,
+    stage: Stage,
+    tables: Tables = Tables.OWN,
+    *,
+    encoder_everywhere: bool = True,
 ) -> dict[str, int]:
     """Return the bytes of each part of a model on one rank, by what people call it."""
     width, hidden, tensor = geometry.dtype_bytes, geometry.hidden_size, split.tensor
@@ -169,10 +184,12 @@ def weight_parts(
     parts = {
         vocabulary: rows // tensor * hidden * width,
         "layers": _layers_bytes(geometry, stage, geometry.weight_format(precision), split),
-        # Every stage loads the encoder, though only the first runs it.
+        # Under V1, and up to 0.32, every stage loads the encoder, though only the first runs it.
         "encoder": (tower.split_elements // tensor + tower.whole_elements) * width,
         "beside the layers": (geometry.split_elements // tensor + geometry.whole_elements) * width,
     }
+    if not (stage.is_first or encoder_everywhere):
+        parts["encoder"] = 0
     if stage.is_last or geometry.norm_on_every_stage:
         parts["layers"] += named(geometry.final_norms * hidden * width, "of the last norm")
     if head is not None:

@@ -191,7 +191,7 @@ def _verdict(pair: Pair, **limits: Any) -> Verdict:
 
 
 def test_fewer_sequences_come_before_changes_of_quality(make_pair: PairFactory) -> None:
-    plan = plan_on_gpus(make_pair("BF16", None, max_num_seqs=4096), [EIGHT_H100], 2)
+    plan = plan_on_gpus(make_pair("BF16", None, max_num_seqs=4096, engine_version="0.32.0"), [EIGHT_H100], 2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     changes = [fix.change for fix in plan.fixes]
     assert changes[:2] == ["serving.memoryUtilizationPercent: 95", "serving.maxNumSeqs: 256"]

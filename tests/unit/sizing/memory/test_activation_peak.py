@@ -15,6 +15,7 @@ from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.activation import activation_bytes, encoder_items
 from specdecode_operator.sizing.memory.budget import Pair, Parallelism, Term, estimate
+from specdecode_operator.sizing.memory.overhead import slack_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes, verification_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
@@ -88,9 +89,28 @@ def test_sampling_many_sequences(make_pair: PairFactory, tensor: int, copies_hal
     """Logits of this rank, gathered from all, and their copy; alone there is nothing to gather."""
     requests = 8192
     logits = requests * 128_256 * 2
-    pair = make_pair(max_num_seqs=requests)
+    pair = make_pair(max_num_seqs=requests, engine_version="0.32.0")
     rows = requests * 8192 * 2
     assert activation_bytes(pair, Parallelism(tensor)) == HIDDEN_STATES_70B + rows + logits * copies_halved // 2
+
+
+def test_v2_samples_from_0_33_on_with_all_that_a_request_can_ask_for(make_pair: PairFactory) -> None:
+    """The logits, and in float32 what they are copied to, masked, and their softmax."""
+    requests = 8192
+    pair = make_pair(max_num_seqs=requests, engine_version="0.33.0")
+    sampling = 2 * requests * 8192 * 2 + requests * 128_256 * (2 + 3 * 4)
+    assert activation_bytes(pair, Parallelism()) == sampling
+
+
+def test_cublas_is_outside_the_budget_from_0_33_on(make_pair: PairFactory) -> None:
+    """On V1, whose pass is counted with its workspace; it is free beside the budget instead."""
+    head = replace(make_pair(), method="suffix", draft=None, num_speculative_tokens=3)
+    older, newer = (
+        replace(head, limits=replace(head.limits, engine_version=version)) for version in ("0.32.0", "0.33.0")
+    )
+    assert activation_bytes(older, Parallelism()) - activation_bytes(newer, Parallelism()) == CUBLAS
+    free = [slack_bytes(pair, 80 * 2**30, 70 * 2**30, Parallelism()) for pair in (older, newer)]
+    assert free[0] - free[1] == CUBLAS
 
 
 def test_v2_copied_its_logits_at_first(alone: PairFactory, llama_8b: ModelGeometry) -> None:

@@ -95,7 +95,7 @@ def test_fp8_kv_doubles_the_tokens(make_pair: PairFactory, product: str, tokens:
 
 def test_more_sequences_cost_sampler_state(make_pair: PairFactory) -> None:
     few, many = (estimate(make_pair("FP8", max_num_seqs=count), _device(H100), 2) for count in (256, 1024))
-    assert many.kv_cache_tokens == 124_864
+    assert many.kv_cache_tokens == 120_432
     assert (many.state_bytes - few.state_bytes) / GIB == pytest.approx(0.46, abs=0.005)
 
 
@@ -185,9 +185,9 @@ def test_what_breaks_a_budget_is_told_to_the_byte(make_pair: PairFactory) -> Non
 
 
 def test_what_must_be_free_beside_the_budget_is_told_to_the_byte(make_pair: PairFactory) -> None:
-    """The context before the start, 0.6 GiB; then tables and fragments, 0.3, and what verification takes."""
+    """The context before the start, 0.6 GiB; then cuBLAS, tables and fragments, 0.3, and what verification takes."""
     pair = make_pair("FP8", memory_utilization_percent=99)
-    context, reserve = round(0.6 * GIB), round(0.3 * GIB)
+    context, reserve = round(0.6 * GIB), round(0.3 * GIB) + 32 * 2**20
     overrun = estimate(pair, _device(H200), 2).overrun_bytes
     expected = {
         context - 1: Term.UTILIZATION,
