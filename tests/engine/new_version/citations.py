@@ -7,8 +7,9 @@ and texts of the operator's modules. Nothing is kept twice: who names a new sour
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from devcluster.host.paths import REPOSITORY
@@ -32,9 +33,9 @@ class Citation:
 
 def citations() -> Iterator[Citation]:
     """Yield what the operator names of vLLM's source."""
-    for path in sorted(OPERATOR.rglob("*.py")):
-        for text in _prose(path.read_text(encoding="utf-8")):
-            yield from cited(text, path.relative_to(OPERATOR).as_posix())
+    for place, source in _modules().items():
+        for text in _prose(source):
+            yield from cited(text, place)
     for folder in ("versions/data", "sizing/data"):
         for path in sorted((OPERATOR / folder).glob("*.json")):
             for entry in _sourced(json.loads(path.read_text(encoding="utf-8"))):
@@ -62,11 +63,13 @@ def cited(text: str, place: str) -> Iterator[Citation]:
 def mentions(name: str) -> list[str]:
     """Return the modules of the operator that have a name in them, as a whole word."""
     whole = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-    return [
-        path.relative_to(OPERATOR).as_posix()
-        for path in sorted(OPERATOR.rglob("*.py"))
-        if whole.search(path.read_text(encoding="utf-8"))
-    ]
+    return [place for place, text in _modules().items() if name in text and whole.search(text)]
+
+
+@cache
+def _modules() -> Mapping[str, str]:
+    paths = sorted(OPERATOR.rglob("*.py"))
+    return {path.relative_to(OPERATOR).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 def _prose(source: str) -> Iterator[str]:
