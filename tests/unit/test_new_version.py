@@ -44,7 +44,7 @@ def test_the_operator_names_what_its_facts_and_rules_stand_on() -> None:
 def test_only_what_is_said_counts(tmp_path: Path) -> None:
     before = package(tmp_path / "a", m='def f():\n    """Old."""\n    return 1  # one\n\n\ndef g():\n    return 1\n')
     now = package(tmp_path / "b", m='def f():\n    """New."""\n    return (1)\n\n\ndef g():\n    return 2\n')
-    (change,) = compare(before, now, [named("m.py", "f", "g")]).named
+    (change,) = compare(before, now, [named("m.py", "f", "g")], "new").named
     assert (change.name, change.what) == ("g", "+1 -1 lines")
     assert "+    return 2" in change.diff
 
@@ -54,7 +54,7 @@ def test_what_moved_is_found_and_what_is_gone_is_told(tmp_path: Path) -> None:
     before = package(tmp_path / "a", v1__old=text, v1__gone="def f():\n    pass\n")
     moved = "def same():\n    return 1\n\n\ndef other():\n    return 2\n"
     now = package(tmp_path / "b", v1__old="kept = 1\n", v1__new=moved)
-    found = compare(before, now, [named("v1/old.py", "same", "other", "lost"), named("v1/gone.py")])
+    found = compare(before, now, [named("v1/old.py", "same", "other", "lost"), named("v1/gone.py")], "new")
     assert {each.name: each.what for each in found.named} == {
         "same": "moved to `v1/new.py`, unchanged",
         "other": "moved to `v1/new.py`, +1 -1 lines",
@@ -67,9 +67,25 @@ def test_a_method_is_meant_rather_than_its_class_and_the_rest_of_the_file_stands
     text = "class Spec:\n    def pages(self):\n        return {}\n\n    def size(self):\n        return {}\n"
     before = package(tmp_path / "a", v1__spec=text.format(1, 1))
     now = package(tmp_path / "b", v1__spec=text.format(2, 2) + "\n\ndef more():\n    pass\n")
-    found = compare(before, now, [named("spec.py", "Spec.pages")])
+    found = compare(before, now, [named("spec.py", "Spec.pages")], "new")
     assert [each.name for each in found.named] == ["Spec.pages"]
     assert found.beside == {"v1/spec.py": ("Spec.size", "+more")}
+
+
+def test_what_the_facts_of_the_new_version_name_is_judged_wherever_it_lies_now(tmp_path: Path) -> None:
+    text = "def moved():\n    return {}\n\n\ndef changed():\n    return {}\n\n\ndef other():\n    return {}\n"
+    before = package(tmp_path / "a", v1__old=text.format(1, 1, 1))
+    moved, kept = text.format(2, 2, 2).split("\n\n\n", 1)
+    now = package(tmp_path / "b", v1__old=kept, v1__new=moved)
+    said = [
+        Citation("v1/new.py", frozenset({"moved"}), "new: facts"),
+        Citation("old.py", frozenset({"changed"}), "new: "),
+    ]
+    found = compare(before, now, [named("v1/old.py", "moved", "changed", "other"), *said], "new:")
+    assert {each.name: each.judged for each in found.named} == {"moved": True, "changed": True, "other": False}
+    text = page(Findings("0.34", "0.33", [], found, None, []))
+    assert "3 functions that we name have changed, 2 are judged." in text
+    assert text.find("`other` | +1 -1 lines") < text.find("## Judged") < text.find("`v1/old.py` `moved`")
 
 
 def answers(slots: int, *, ahead: bool, runner: str, traits: str, more: str = "") -> Sections:

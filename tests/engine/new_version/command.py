@@ -77,7 +77,7 @@ def examine(older: tuple[Installed, Oracle], newer: tuple[Installed, Oracle], fo
         # What has no answer is not gone, and nothing is written of it.
         begun = {} if now[UNASKED] else {"flags": profile.flags(oracle, known.version)}
     with step("comparing the source that we name"):
-        sources = compare(known.package, new.package, citations())
+        sources = compare(known.package, new.package, [*citations()], f"versions/data/{new.version}.json:")
     (folder / "sources.diff").write_text(diffs(sources), encoding="utf-8")
     if begun:
         begun["data"] = profile.facts(before, now, new.version, known.version)

@@ -38,8 +38,9 @@ def page(found: Findings) -> str:
     """Return the page, as Markdown."""
     ours = [each for each in found.differences if _is_ours(each)]
     rest = [each for each in found.differences if each not in ours]
-    memory = [each for each in found.sources.named if _of_memory(each)]
-    other = [each for each in found.sources.named if not _of_memory(each)]
+    judged = [each for each in found.sources.named if each.judged]
+    memory = [each for each in found.sources.named if _of_memory(each) and not each.judged]
+    other = [each for each in found.sources.named if not _of_memory(each) and not each.judged]
     parts = [
         f"# vLLM {found.version}: what to look at, against {found.against}",
         "\n".join(_summary(found, len(ours))),
@@ -50,6 +51,7 @@ def page(found: Findings) -> str:
         _table(("file and function", "change", "ours"), _rows_of_changes(memory)),
         "## Other source that we name",
         _table(("file and function", "change", "ours"), _rows_of_changes(other)),
+        *_judged(found.version, judged),
         "## New, or changed where we do not look",
         *_new(rest, found),
         *_beside(found.sources),
@@ -75,7 +77,9 @@ def _summary(found: Findings, answers: int) -> Iterator[str]:
         yield f"- The recorder **does not record**: {'; '.join(problems)}."
     elif not any("recorder" in name for name in unasked):
         yield "- The recorder records."
-    yield f"- {answers} answers differ in what we say; {len(found.sources.named)} functions that we name have changed."
+    changed, judged = len(found.sources.named), sum(each.judged for each in found.sources.named)
+    yield f"- {answers} answers differ in what we say."
+    yield f"- {changed} functions that we name have changed, {judged} are judged."
     yield "- Our own places, in the last columns, are below `operator/`."
     if found.written:
         yield f"- Written: {', '.join(f'`{path}`' for path in found.written)}."
@@ -154,6 +158,12 @@ def _places(places: Iterable[str]) -> str:
     return ", ".join(f"{name} ({', '.join(known)})" if known else name for name, known in versions.items())
 
 
+def _judged(version: str, changes: Sequence[Change]) -> Iterator[str]:
+    if changes:
+        yield f"## Judged: `versions/data/{version}.json` names them"
+        yield ", ".join(f"`{each.path}` `{each.name}`" for each in changes)
+
+
 def _new(rest: Sequence[Difference], found: Findings) -> Iterator[str]:
     for section, each in groupby(rest, key=lambda difference: difference.section):
         rows = (row[1:4] for row in _rows_of_differences(list(each)))
@@ -175,6 +185,7 @@ def _beside(sources: SourceChanges) -> Iterator[str]:
 def _then(found: Findings) -> Iterator[str]:
     data = f"operator/versions/data/{found.version}.json"
     yield f"1. Read each function above in both versions; what it changes goes into `{data}`, with file and function."
+    yield "   An entry that has a source alone names what was read and changes nothing: it is not shown again."
     yield "2. What a rule refuses or a formula counts otherwise from this version on: the place in the last column."
     yield f"3. `./just engine-new {found.version}` again, until no test fails and each line here is judged."
     yield "4. The rest of [a vLLM version](CONTRIBUTING.md#how-to-add): defaults, documents, changelog."

@@ -24,6 +24,7 @@ class Change:
     places: tuple[str, ...]  # of ours, which name it
     found_in: str | None  # the file that has it now; None where none has
     diff: str  # comments and docstrings apart; empty where it is gone, or has only moved
+    judged: bool = False  # the new version's own facts name it
 
     @property
     def what(self) -> str:
@@ -46,8 +47,11 @@ class SourceChanges:
     """Further definitions that changed, came (+) or went (-) in the files that are named, by file."""
 
 
-def compare(before: Path, now: Path, named: Iterable[Citation]) -> SourceChanges:
-    """Return what changed between the packages of two versions, of the source that is named."""
+def compare(before: Path, now: Path, named: Sequence[Citation], judging: str) -> SourceChanges:
+    """Return what changed between the packages of two versions, of the source that is named.
+
+    What the place called ``judging`` names was judged: it may be where it lies now.
+    """
     places: dict[tuple[str, str], set[str]] = defaultdict(set)
     files = set()
     for citation in named:
@@ -64,7 +68,9 @@ def compare(before: Path, now: Path, named: Iterable[Citation]) -> SourceChanges
         if is_now is None:
             home, is_now = homes.get(name, (None, None))
         if home != path or not was.says(is_now):
-            changes.append(Change(path, name, tuple(sorted(cited_by)), home, _diff(was, is_now, f"{path} {name}")))
+            judged = any(_names(each, {path, home or path}, name) for each in named if each.place.startswith(judging))
+            diff = _diff(was, is_now, f"{path} {name}")
+            changes.append(Change(path, name, tuple(sorted(cited_by)), home, diff, judged))
     beside = {path: _others(before / path, now / path, {name for at, name in places if at == path}) for path in files}
     return SourceChanges(
         named=tuple(sorted(changes, key=lambda each: (-len(each.places), each.path, each.name))),
@@ -153,6 +159,11 @@ def _definitions_named(path: Path, words: Iterable[str]) -> set[str]:
         found |= same if len(same) <= _MOST_OF_ONE_NAME else set()
     # A class is meant as a whole only where none of its methods is.
     return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
+
+
+def _names(citation: Citation, paths: Iterable[str], name: str) -> bool:
+    beside = any(path == citation.path or path.endswith(f"/{citation.path}") for path in paths)
+    return beside and not citation.words.isdisjoint({name, name.rpartition(".")[2]})
 
 
 def _homes(package: Path, gone: Sequence[str]) -> dict[str, tuple[str, Definition]]:

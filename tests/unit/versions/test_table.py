@@ -17,7 +17,7 @@ def test_no_version_is_left_out() -> None:
 def test_every_change_says_something_and_names_its_source(version: str) -> None:
     for change in changes(version):
         assert re.search(r"\w+\.py|vllm/|docs|documentation|sources|Options", change["source"]), change
-        assert len(change) > 1, change
+        assert len(change) > 1 or "changes nothing" in change["source"], change
 
 
 @pytest.mark.parametrize("version", SIZED_VERSIONS)
