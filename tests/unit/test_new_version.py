@@ -67,7 +67,7 @@ def test_a_method_is_meant_rather_than_its_class_and_the_rest_of_the_file_stands
     text = "class Spec:\n    def pages(self):\n        return {}\n\n    def size(self):\n        return {}\n"
     before = package(tmp_path / "a", v1__spec=text.format(1, 1))
     now = package(tmp_path / "b", v1__spec=text.format(2, 2) + "\n\ndef more():\n    pass\n")
-    found = compare(before, now, [named("spec.py", "Spec.pages")], "new")
+    found = compare(before, now, [named("spec.py", "Spec.pages", "Other.size")], "new")
     assert [each.name for each in found.named] == ["Spec.pages"]
     assert found.beside == {"v1/spec.py": ("Spec.size", "+more")}
 

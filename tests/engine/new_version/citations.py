@@ -40,7 +40,7 @@ def citations() -> Iterator[Citation]:
         for path in sorted((OPERATOR / folder).glob("*.json")):
             for entry in _sourced(json.loads(path.read_text(encoding="utf-8"))):
                 facts = ", ".join(name for name in entry if name != "source")
-                yield from cited(entry["source"], f"{path.relative_to(OPERATOR).as_posix()}: {facts[:60]}")
+                yield from cited(entry["source"], f"{path.relative_to(OPERATOR).as_posix()}: {facts[:60] or 'read'}")
 
 
 def cited(text: str, place: str) -> Iterator[Citation]:

@@ -154,8 +154,8 @@ def _definitions_named(path: Path, words: Iterable[str]) -> set[str]:
     known = definitions(path)
     found = set()
     for word in words:
-        last = word.rpartition(".")[2]
-        same = {name for name in known if name == word} or {name for name in known if name.rpartition(".")[2] == last}
+        # One with its class is that one; one alone may be a method.
+        same = {word} if word in known else {name for name in known if name.rpartition(".")[2] == word}
         found |= same if len(same) <= _MOST_OF_ONE_NAME else set()
     # A class is meant as a whole only where none of its methods is.
     return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
