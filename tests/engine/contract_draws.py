@@ -1,11 +1,13 @@
 """Settings drawn at random, good and bad."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
 from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
 from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method
-from tests.engine.contract_cases import CPU, DRAFT, STARTING_EXTRA, TARGET
+from tests.engine.contract_cases import CPU, DRAFT, METHODS, STARTING_EXTRA, TARGET
 
 ranges = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(0, 8)), max_size=4).map(
     lambda parts: tuple(ScheduleRange(min(a, b), max(a, b), k) for a, b, k in sorted(parts))
@@ -56,3 +58,16 @@ any_settings = st.builds(
     cpu=st.none() | st.just(CPU.cpu),
     extra_args=st.sampled_from(STARTING_EXTRA).map(str.split).map(tuple) | st.just(()),
 )
+
+
+def _with_method(
+    settings: EngineSettings, method: Method, tokens: int, schedule: tuple[ScheduleRange, ...]
+) -> EngineSettings:
+    """Return settings with a method, and models that it drafts for and with."""
+    example = METHODS[method]
+    assert example.speculation is not None
+    speculation = replace(example.speculation, num_speculative_tokens=tokens, schedule=schedule)
+    return replace(settings, model=example.model, speculation=speculation)
+
+
+any_method = st.builds(_with_method, any_settings, st.sampled_from(sorted(METHODS)), st.integers(1, 8), ranges)

@@ -62,7 +62,7 @@ from tests.engine.contract_cases import (
     on_node,
 )
 from tests.engine.contract_checks import Vllm, check_parsed, check_started
-from tests.engine.contract_draws import any_settings
+from tests.engine.contract_draws import any_method, any_settings
 from tests.engine.differences import assert_none
 from tests.engine.engine_versions import VERSIONS
 from tests.engine.refusal_cases import drafting
@@ -303,7 +303,7 @@ def test_line_of_an_example_is_taken_for_what_was_meant(vllm: Vllm, body: Any) -
 
 
 @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(settings=any_settings)
+@given(settings=any_settings | any_method)
 def test_what_our_rules_let_pass_the_engine_takes(vllm: Vllm, settings: EngineSettings) -> None:
     assume(not serving_problems(settings, vllm.profile) + speculation_problems(settings, vllm.profile))
     assume(not extra_args_problems(settings.extra_args, vllm.profile))
