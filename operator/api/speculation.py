@@ -4,7 +4,7 @@ from pydantic import Field, StrictBool, StrictInt
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.models import Draft
-from specdecode_operator.api.values import DraftSampling, RejectionSampling
+from specdecode_operator.api.values import DraftHeadQuantization, DraftSampling, RejectionSampling
 from specdecode_operator.vocabulary import Method
 
 
@@ -88,3 +88,7 @@ class Speculation(ApiModel):
     """Whether each step verifies only as many of the drafted tokens as pay, by costs that the engine measures while it
     starts (true), or all of them (false). Those left out count as drafted and not accepted: acceptance reads low, mean
     acceptance length stays true. Absent: the engine's, false."""
+
+    draft_lm_head_quantization: DraftHeadQuantization | None = None
+    """Precision of the draft's own copy of the target's output head, for methods eagle and mtp: reading it takes less
+    time, and the copy takes memory. What the target answers stays the same. Absent: both use one head."""

@@ -41,6 +41,17 @@ class DraftSampling(StrEnum):
     PROBABILISTIC = "probabilistic"
 
 
+class DraftHeadQuantization(StrEnum):
+    """Precision of a draft's copy of the output head, in vLLM's words."""
+
+    FP8 = "fp8"
+    NVFP4 = "nvfp4"
+
+
+METHODS_WITH_TARGETS_HEAD = (Method.EAGLE, Method.MTP)
+"""Methods whose draft uses the target's output head: heads of eagle3 have one of their own."""
+
+
 class AcceleratorType(StrEnum):
     """What the engine computes on."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
 from specdecode_operator.vocabulary import Dtype, Method
 
 
@@ -84,6 +84,7 @@ class SpeculationSettings:
     rejection_sampling: RejectionSampling | None = None
     draft_sampling: DraftSampling | None = None
     adaptive_verification: bool | None = None
+    draft_head_quantization: DraftHeadQuantization | None = None
 
 
 class ContainerVariable(str):

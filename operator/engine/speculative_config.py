@@ -60,6 +60,7 @@ def _suffix_share(name: str) -> Value:
 
 
 _SPECULATION = "spec.speculation"
+DRAFT_HEAD_KEY = "draft_lm_head_quantization"
 
 SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
     SpeculativeKey("method", f"{_SPECULATION}.method", lambda _s, d, _p: d.method.value),
@@ -107,6 +108,9 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
         "enable_adaptive_verification",
         f"{_SPECULATION}.adaptiveVerification",
         lambda _s, d, _p: d.adaptive_verification,
+    ),
+    SpeculativeKey(
+        DRAFT_HEAD_KEY, f"{_SPECULATION}.draftLmHeadQuantization", lambda _s, d, _p: d.draft_head_quantization
     ),
 )
 """Every key that the operator writes."""

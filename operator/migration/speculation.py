@@ -42,6 +42,7 @@ _FIELDS: Final = {
     "suffix_decoding_max_tree_depth": "speculation.suffix.maxTreeDepth",
     "suffix_decoding_max_cached_requests": "speculation.suffix.maxCachedRequests",
     "use_heterogeneous_vocab": "speculation.useHeterogeneousVocab",
+    "draft_lm_head_quantization": "speculation.draftLmHeadQuantization",
     "enable_adaptive_verification": "speculation.adaptiveVerification",
 }
 _PERCENT_FIELDS: Final = {

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
 from specdecode_operator.engine.settings import (
     CpuSettings,
     EngineSettings,
@@ -226,6 +226,18 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         ),
     ),
     "another vocabulary on V2": (ANOTHER_VOCABULARY["gpu"], Changed("runner", "V2")),
+    "quantized head of a lookup": (
+        replace(GPU, speculation=replace(NGRAM, draft_head_quantization=DraftHeadQuantization.FP8)),
+        Refused("draft_lm_head_quantization"),
+    ),
+    "quantized head on the CPU": (
+        drafting(Method.MTP, base=CPU, draft_head_quantization=DraftHeadQuantization.FP8),
+        Refused("draft"),
+    ),
+    "quantized head before 0.33": (
+        drafting(Method.MTP, draft_head_quantization=DraftHeadQuantization.NVFP4),
+        Refused("draft_lm_head_quantization"),
+    ),
     "samples of another vocabulary": (
         replace(
             ANOTHER_VOCABULARY["gpu"],

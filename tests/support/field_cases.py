@@ -141,6 +141,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.draftSampling": at("probabilistic"),
     "speculation.adaptiveVerification": at(value=True),
     "speculation.useHeterogeneousVocab": at(value=True),
+    "speculation.draftLmHeadQuantization": refused("fp8", "has no copy of the target's output head"),
     "parallelism.tensor": at(4),
     "parallelism.pipeline": at(2, on=NGRAM),
     "parallelism.data": at(2),

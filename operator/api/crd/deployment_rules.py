@@ -16,7 +16,12 @@ from specdecode_operator.api.deployment import Accelerator, Engine, Serving, Spe
 from specdecode_operator.api.models import HostPath, Models, ModelVolume, RopeScaling
 from specdecode_operator.api.replay import RecordingSource, Replay
 from specdecode_operator.api.speculation import Ngram, Speculation
-from specdecode_operator.api.values import METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING
+from specdecode_operator.api.values import (
+    METHODS_WITH_LAYERS,
+    METHODS_WITH_LOOKUP,
+    METHODS_WITH_SAMPLING,
+    METHODS_WITH_TARGETS_HEAD,
+)
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
 
@@ -122,6 +127,13 @@ SPECULATION = (
         field="adaptiveVerification",
         holds=f"{_is_one_of(METHODS_WITH_SAMPLING)} || !has(self.adaptiveVerification) || !self.adaptiveVerification",
         message="method %s has no draft that says how sure it is: remove it, or choose a method with a draft",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draftLmHeadQuantization",
+        holds=f"{_is_one_of(METHODS_WITH_TARGETS_HEAD)} || !has(self.draftLmHeadQuantization)",
+        message="method %s has no copy of the output head of the target: remove it, or use method: eagle or mtp",
         values=("self.method",),
         reason=Reason.FORBIDDEN,
     ),

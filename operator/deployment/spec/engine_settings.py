@@ -107,4 +107,5 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         rejection_sampling=speculation.rejection_sampling,
         draft_sampling=speculation.draft_sampling,
         adaptive_verification=speculation.adaptive_verification,
+        draft_head_quantization=speculation.draft_lm_head_quantization,
     )

@@ -191,6 +191,7 @@ def _pair(
         maps_vocabulary=speculation is not None and speculation.use_heterogeneous_vocab,
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
         adaptive_verification=speculation is not None and speculation.adaptive_verification is True,
+        draft_head_quantization=speculation.draft_lm_head_quantization if speculation else None,
     )
 
 

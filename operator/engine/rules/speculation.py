@@ -7,12 +7,19 @@ take its GPUs; some it breaks silently.
 from collections.abc import Iterator
 from itertools import pairwise
 
-from specdecode_operator.api.values import METHODS_WITH_LOOKUP, METHODS_WITH_SAMPLING, DraftSampling, RejectionSampling
+from specdecode_operator.api.values import (
+    METHODS_WITH_LOOKUP,
+    METHODS_WITH_SAMPLING,
+    METHODS_WITH_TARGETS_HEAD,
+    DraftSampling,
+    RejectionSampling,
+)
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules.adaptive_verification import adaptive_problems
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
@@ -37,6 +44,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_shortening_problems(settings, speculation, profile),
         *_parallel_problems(speculation),
         *_vocabulary_problems(settings, speculation, profile),
+        *_head_problems(settings, speculation, profile),
         *_draft_problems(settings, speculation),
         *_length_problems(settings, speculation, profile),
         *_path_problems(settings, speculation, profile),
@@ -131,6 +139,25 @@ def _vocabulary_problems(
             "use another engine.version, or a draft of the target's vocabulary"
         )
         yield Problem(field, "true", message)
+
+
+def _head_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/speculative.py, _verify_args; and for eagle3 spec_decode/eagle/utils.py, load_eagle_model."""
+    asked, method = speculation.draft_head_quantization, speculation.method
+    if asked is None:
+        return
+    field = f"{_SPECULATION}.draftLmHeadQuantization"
+    if method not in METHODS_WITH_TARGETS_HEAD:
+        message = f"method {method} has no copy of the target's output head; remove it, or use method eagle or mtp"
+        yield Problem(field, asked, message)
+    elif DRAFT_HEAD_KEY not in profile.speculative_keys:
+        message = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
+        yield Problem(field, asked, message)
+    elif runs_on_v1(settings, profile):
+        message = "needs vLLM's model runner V2, and V1 serves the engine here; remove it"
+        yield Problem(field, asked, message)
 
 
 def _text(part: ScheduleRange) -> str:

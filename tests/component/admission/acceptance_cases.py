@@ -30,7 +30,7 @@ target: {model: Qwen/Qwen3-32B, quantization: BF16, ropeScaling: {type: linear, 
 """,
     "own layers": """
 target: {model: Qwen/Qwen3-Next-80B-A3B-Instruct}
-speculation: {method: mtp, numSpeculativeTokens: 2}
+speculation: {method: mtp, numSpeculativeTokens: 2, draftLmHeadQuantization: fp8}
 parallelism: {tensor: 2, data: 4, expert: true, draftTensor: 2}
 accelerator: {product: [NVIDIA-H200], perNode: 8}
 """,

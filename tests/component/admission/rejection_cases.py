@@ -223,6 +223,11 @@ BAD = {
         "spec.speculation.draftSampling",
         "a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
     ),
+    "output head of a lookup": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 3, draftLmHeadQuantization: fp8}",
+        "spec.speculation.draftLmHeadQuantization",
+        "method ngram has no copy of the output head of the target: remove it, or use method: eagle or mtp",
+    ),
     "checking of nothing": Bad(
         "speculation: {method: none, rejectionSampling: block}",
         "spec.speculation.rejectionSampling",

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import METHODS_WITH_LAYERS, METHODS_WITH_LOOKUP, DraftSampling, RejectionSampling
+from specdecode_operator.api.values import (
+    METHODS_WITH_LAYERS,
+    METHODS_WITH_LOOKUP,
+    DraftHeadQuantization,
+    DraftSampling,
+    RejectionSampling,
+)
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.combinations import combination_problems
@@ -291,3 +297,14 @@ def test_a_draft_of_another_vocabulary_does_not_sample() -> None:
     sampled = replace(MAPPED, draft_sampling=DraftSampling.PROBABILISTIC)
     (problem,) = speculation_problems(replace(PLAIN, speculation=sampled), PROFILE)
     assert problem.field == "spec.speculation.draftSampling"
+
+
+@pytest.mark.parametrize("method", [Method.EAGLE, Method.MTP])
+def test_a_quantized_copy_of_the_output_head_is_told_where_the_engine_has_it(method: Method) -> None:
+    speculation = speculating(method, draft_head_quantization=DraftHeadQuantization.FP8)
+    assert config_of(speculation)["draft_lm_head_quantization"] == "fp8"
+    settings = replace(PLAIN, speculation=speculation)
+    assert speculation_problems(settings, find_profile("0.33")) == []
+    for asked, version in ((settings, "0.32"), (replace(settings, cpu=CPU), "0.33")):
+        (problem,) = speculation_problems(asked, find_profile(version))
+        assert (problem.field, problem.value) == ("spec.speculation.draftLmHeadQuantization", "fp8")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
+from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.engine.rules.serving import serving_problems
@@ -196,6 +196,12 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
                 replace(ranges((1, 8, 1)), method=Method.DRAFT_MODEL, draft_model="pard", drafts_in_parallel=True)
             ),
             "mixes up",
+        )
+    ],
+    "eagle or mtp, on model runner V2, from 0.33 on": [
+        (
+            speculating(replace(NGRAM, draft_head_quantization=DraftHeadQuantization.FP8)),
+            "no copy of the target's output head",
         )
     ],
     "with `useHeterogeneousVocab` only greedy": [
