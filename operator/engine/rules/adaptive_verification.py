@@ -55,10 +55,7 @@ def _excluded(settings: EngineSettings, method: Method, profile: EngineProfile) 
             " pays; use pipeline 1, or remove it"
         )
     if (without := _no_whole_graphs(settings, profile)) is not None:
-        yield (
-            f"ranks by the costs of whole CUDA graphs, which {without} leaves out; remove that, or write"
-            f" serving.cudagraphMode {CudagraphMode.FULL_AND_PIECEWISE}, or remove this"
-        )
+        yield f"weighs the costs of whole CUDA graphs, which {without} leaves out; remove one of the two"
     for flag in sorted(profile.adaptive_verification.refused_flags):
         option = last_option(flag, settings.extra_args, profile)
         if option is not None and not option.negated:
