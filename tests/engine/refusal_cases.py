@@ -313,7 +313,7 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     ),
     "costs without graphs": (adapting(Method.EAGLE3, enforce_eager=True), Refused("requires full CUDA graphs")),
     "costs of pieces": (
-        adapting(Method.DSPARK, cudagraph_mode=CudagraphMode.PIECEWISE),
+        adapting(Method.EAGLE3, cudagraph_mode=CudagraphMode.PIECEWISE),
         Refused("requires full CUDA graphs"),
     ),
     "costs of an engine that is hardly optimized": (

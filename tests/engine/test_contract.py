@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import CudagraphMode
+from specdecode_operator.api.values import METHODS_WITH_SAMPLING, CudagraphMode
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.environment import environment
@@ -257,6 +257,13 @@ def test_logits_processors_get_the_runner_that_we_say(vllm: Vllm, method: Method
     on_v1 = runs_on_v1(settings, vllm.profile)
     assert answer.value["runner"] == ("V1" if on_v1 else "V2")
     assert bool(serving_problems(settings, vllm.profile)) == on_v1
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_SAMPLING)
+def test_methods_that_adapt_are_those_that_we_say(vllm: Vllm, method: Method) -> None:
+    settings = drafting(method, adaptive_verification=True)
+    adapts = method in vllm.profile.adaptive_verification.methods
+    assert vllm.start(settings).ok == adapts == (not speculation_problems(settings, vllm.profile))
 
 
 def test_attention_that_takes_parts_of_drafts_is_what_we_say(vllm: Vllm) -> None:

@@ -30,6 +30,7 @@ from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings
 from specdecode_operator.problems import Problem
+from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import FAILING_EXTRA, TARGET, with_models_under
 from tests.engine.contract_checks import Vllm
 from tests.engine.contract_draws import any_settings
@@ -104,11 +105,20 @@ def departure(vllm: Vllm, settings: EngineSettings, verdict: Verdict) -> str:
     return ""
 
 
+def adapts_later(settings: EngineSettings, vllm: Vllm) -> bool:
+    """Whether a version refuses to adapt with a method, and so says nothing of the rest: see test_contract.py."""
+    speculation, known = settings.speculation, vllm.profile.adaptive_verification
+    if speculation is None or not speculation.adaptive_verification:
+        return False
+    method = speculation.method
+    return known.methods == {Method.DSPARK} or method in known.later_methods or vllm.profile.runners.get(method) == "V1"
+
+
 def of_this_version(vllm: Vllm) -> Iterator[tuple[str, EngineSettings, Verdict]]:
     """Yield the cases that a version's rules refuse, but for flags that only later versions have."""
     for name, (settings, verdict) in REFUSALS.items():
         known = not set(settings.extra_args) & set(vllm.profile.later_flags)
-        if known and problems(settings, vllm.profile):
+        if known and problems(settings, vllm.profile) and not adapts_later(settings, vllm):
             yield name, with_models_under(vllm.models, settings), verdict
 
 

@@ -25,6 +25,10 @@ _OF_LATENT: Final = "MLA"
 _FIRST_CHOICE: Final = "FLASH_ATTN"
 """What vLLM takes before all others but for sinks, which FlashAttention 2 lacks (vllm/platforms/cuda.py)."""
 
+_UNSURE_HEADS: Final = frozenset({"Qwen3XPressModel", "DFlashQwen3XPressModel"})
+"""Heads of dflash that are never asked how sure they are, which vLLM passes over: it ranks by what lies in memory
+(v1/worker/gpu/spec_decode/xpress/speculator.py, _jacobi_refine)."""
+
 _TAKES_PARTS: Final = "TRITON_ATTN"
 """What takes parts of drafts on any GPU."""
 
@@ -40,6 +44,8 @@ def adaptive_problem(product: str, pair: Pair) -> PlanError | None:
     rules = sizing_facts(version).get("adaptive_verification")
     if rules is None:
         return PlanError(FIELD, True, f"is of vLLM 0.28 and later, and this is {version}: remove it")
+    if pair.draft is not None and pair.draft.architecture in _UNSURE_HEADS:
+        return PlanError(FIELD, True, f"vLLM {version} does not ask {pair.draft.name} how sure it is: remove it")
     mixers = {type(mixer) for layer, _ in target.distinct_layers for mixer in layer.mixers}
     if {_STATES[kind] for kind in mixers & _STATES.keys()} - rules["states"].keys():
         message = f"vLLM {version} plans the states of {target.name} for whole drafts: remove it"

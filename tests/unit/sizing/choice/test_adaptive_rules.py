@@ -65,6 +65,13 @@ def test_states_are_planned_for_whole_drafts_but_of_mamba_2_since_0_33(
     assert (message(adapting(make_pair(), model, "0.33.0")) == "") == (first == "0.33.0")
 
 
+def test_heads_that_nobody_asks_how_sure_they_are_are_refused(make_pair: PairFactory) -> None:
+    pair = adapting(make_pair())
+    assert pair.draft is not None
+    refined = replace(pair, method="dflash", draft=replace(pair.draft, architecture="Qwen3XPressModel"))
+    assert "does not ask" in message(refined)
+
+
 def test_versions_before_it_do_not_have_it(make_pair: PairFactory) -> None:
     assert "is of vLLM 0.28 and later" in message(adapting(make_pair(), version="0.20.0"))
 
