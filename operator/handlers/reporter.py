@@ -18,6 +18,9 @@ _MESSAGE_LIMIT = 1024
 _ON_THE_WAY = frozenset({"Starting", "Disabled", "NotAccepted"})
 """Reasons of conditions that are False for a while without anything being wrong."""
 
+_BAD_WHILE_TRUE = frozenset({"DriftContested", "EngineDiffers", "EngineUntested"})
+"""Types of conditions that are there only while something is wrong."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -90,4 +93,6 @@ class Reporter:
 
 def _is_bad(condition: Condition) -> bool:
     """Whether a condition is worth a Warning."""
+    if condition.type in _BAD_WHILE_TRUE:
+        return condition.status is ConditionStatus.TRUE
     return condition.status is ConditionStatus.FALSE and condition.reason not in _ON_THE_WAY
