@@ -11,14 +11,17 @@ from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
-from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Verdict, estimate
 from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
 from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.pair.pair import without_speculation
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.versions.table import SIZED_VERSIONS
+from specdecode_operator.vocabulary import Method, Precision
 
 # A busy machine is no failure: no deadlines, and slow generation is fine.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
@@ -114,6 +117,84 @@ def test_terms_add_up(pair: Pair, device: Device, tensor: int) -> None:
     assert budget.requested_bytes <= budget.total_bytes
     assert budget.num_blocks * pair.limits.block_size * budget.kv_bytes_per_token <= max(0, budget.available_kv_bytes)
     assert (budget.verdict is Verdict.FITS) == (budget.binding_term is None)
+
+
+TARGETS_AND_DRAFTS = [
+    ("meta-llama/Llama-3.1-8B", Method.NONE, None),
+    ("meta-llama/Llama-3.1-8B", Method.NGRAM, None),
+    ("meta-llama/Llama-3.1-8B", Method.NGRAM_GPU, None),
+    ("meta-llama/Llama-3.1-8B", Method.SUFFIX, None),
+    ("meta-llama/Llama-3.1-8B", Method.DRAFT_MODEL, "meta-llama/Llama-3.2-1B"),
+    ("meta-llama/Llama-3.1-8B", Method.EAGLE, "yuhuili/EAGLE-LLaMA3-Instruct-8B"),
+    ("meta-llama/Llama-3.1-8B", Method.EAGLE3, "sgl-project/SpecForge:configs/llama3-8B-eagle3.json"),
+    ("Qwen/Qwen3-8B", Method.DFLASH, "sgl-project/SpecForge:configs/qwen3-8b-dflash.json"),
+    ("Qwen/Qwen3-8B", Method.DSPARK, "linked"),
+    ("lmsys/vicuna", Method.MEDUSA, "several"),
+    ("Qwen/Qwen3.5-27B", Method.MTP, None),
+]
+OWN = {
+    "linked": head_from_config(
+        "linked",
+        CONFIG
+        | {"architectures": ["DSparkDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "markov_rank": 16}
+        | {"vocab_size": 151_936, "target_layer_ids": [1, 9, 17]},
+        Method.DSPARK,
+    ),
+    "several": head_from_config(
+        "several", {"architectures": ["MedusaModel"], "hidden_size": 4096, "medusa_num_heads": 7}, Method.MEDUSA
+    ),
+    "lmsys/vicuna": geometry_from_config("vicuna", CONFIG),
+}
+
+
+def _drafting(  # noqa: PLR0913 (what is drawn)
+    named: tuple[str, Method, str | None],
+    tokens: int,
+    version: str,
+    limits: EngineLimits,
+    *,
+    adaptive: bool,
+    chance: bool,
+) -> Pair:
+    target, method, draft = named
+    models = [None if each is None else OWN.get(each) or find_geometry(each) for each in (target, draft)]
+    assert models[0] is not None
+    return Pair(
+        models[0],
+        Precision.BF16,
+        models[1],
+        Precision.BF16 if draft else None,
+        method.value,
+        0 if method is Method.NONE else tokens,
+        replace(limits, engine_version=version),
+        samples_drafts=chance,
+        adaptive_verification=adaptive and method is not Method.NONE,
+    )
+
+
+@unhurried
+@given(
+    st.builds(
+        _drafting,
+        st.sampled_from(TARGETS_AND_DRAFTS),
+        st.integers(1, 7),
+        st.sampled_from(SIZED_VERSIONS),
+        limits,
+        adaptive=st.booleans(),
+        chance=st.booleans(),
+    ),
+    devices,
+    tensors,
+)
+def test_terms_of_every_method_and_version_add_up(pair: Pair, device: Device, tensor: int) -> None:
+    budget = _budget(pair, device, tensor)
+    charged = (budget.state_bytes, budget.activation_bytes, budget.cuda_graphs_bytes, budget.non_torch_bytes)
+    assert all(term >= 0 for term in (*charged, budget.overrun_bytes, budget.draft_weights_bytes))
+    assert budget.requested_bytes - budget.weights_bytes - sum(charged) == budget.available_kv_bytes
+    assert (budget.verdict is Verdict.FITS) == (budget.binding_term is None)
+    alone = _budget(without_speculation(pair), device, tensor)
+    assert alone.weights_bytes <= budget.weights_bytes
+    assert alone.effective_batch >= budget.effective_batch
 
 
 @unhurried
