@@ -8,6 +8,7 @@ from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.adaptive import adaptive_graphs, cost_profile_s, profiled_steps
 from specdecode_operator.sizing.memory.buffers import state_bytes
+from specdecode_operator.sizing.memory.captures import decode_graphs
 from specdecode_operator.sizing.memory.overhead import graph_bytes, runtime_overrun_bytes, slack_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, without_speculation
 from tests.unit.sizing.conftest import PairFactory
@@ -80,3 +81,13 @@ def test_the_start_takes_longer_by_the_profile(fixed: Pair, adaptive: Pair) -> N
     assert large - small == pytest.approx(34 * GIB * sum(profiled_steps(adaptive)) / 50e12, abs=1)
     eager = replace(adaptive, limits=replace(adaptive.limits, enforce_eager=True))
     assert profiled_steps(eager) == ()
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "fixed", "mixed"), [(256, 7, 48, 51), (256, 15, 32, 51), (256, 5, 48, 53), (16, 3, 9, 11)]
+)
+def test_graphs_are_those_of_the_engine(adaptive: Pair, requests: int, tokens: int, fixed: int, mixed: int) -> None:
+    """What CudaGraphManager of vLLM 0.33 makes of these settings, asked without a GPU."""
+    pair = replace(adaptive, num_speculative_tokens=tokens, limits=replace(adaptive.limits, max_num_seqs=requests))
+    assert decode_graphs(pair) == fixed
+    assert decode_graphs(pair) + adaptive_graphs(pair) == mixed
