@@ -1,18 +1,19 @@
 """`specdecode replay drive` on a command line."""
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
 from tests.support.http_server import Quiet, serving
-from tests.support.traces import record, write_trace
+from tests.support.traces import META, record, write_trace
 
 VOCAB_SIZE = 1000
 
@@ -20,11 +21,19 @@ VOCAB_SIZE = 1000
 class _Engine(Quiet, BaseHTTPRequestHandler):
     """Answers each completion with one token an event, where it knows all of the prompt's."""
 
+    prompts: ClassVar[list[list[int]]] = []
+    is_silent: ClassVar[bool] = False
+    is_over = threading.Event()
+
     def do_GET(self) -> None:
         self._answer(*((200, b'{"data": [{"id": "tiny"}]}') if self.path == "/v1/models" else (404, b"{}")))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.prompts.append(body["prompt"])
+        if self.is_silent:
+            self.is_over.wait(60)
+            return
         if max(body["prompt"]) >= VOCAB_SIZE:
             self._answer(400, b'{"error": {"message": "out of vocabulary"}}')
             return
@@ -40,9 +49,13 @@ class _Engine(Quiet, BaseHTTPRequestHandler):
 
 
 @contextmanager
-def engine() -> Iterator[str]:
+def engine(*, silent: bool = False) -> Iterator[str]:
+    _Engine.prompts.clear()
+    _Engine.is_silent = silent
+    _Engine.is_over.clear()
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Engine)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
+        _Engine.is_over.set()
 
 
 @pytest.fixture
@@ -119,3 +132,27 @@ def test_a_trace_that_is_none(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--url", "http://127.0.0.1:1")
     assert (code, text.count("\n")) == (2, 1)
     assert "holds no trace.jsonl: name a capture's folder or a trace" in text
+
+
+def test_who_does_not_answer_in_time_is_given_up(trace: Path) -> None:
+    with engine(silent=True) as url:
+        code, text = run(trace, "--url", url, "--vocab-size", VOCAB_SIZE, "--timeout", "0.2", "-o", "json")
+    assert (code, json.loads(text[text.index("{") :])["outcomes"]) == (1, {"timed_out": 2})
+
+
+def test_prompts_have_in_common_what_the_header_s_blocks_say(tmp_path: Path) -> None:
+    records = [record(prompt_tokens=10, block_hashes=[1, other], arrival_ms=float(other)) for other in (2, 3)]
+    trace = write_trace(tmp_path / "trace.jsonl", records, {**META, "block_size": 4})
+    with engine() as url:
+        assert run(trace, "--url", url, "--vocab-size", VOCAB_SIZE)[0] == 0
+    first, second = _Engine.prompts
+    assert first[:4] == second[:4]
+    assert first[4:8] != second[4:8]
+
+
+def test_records_that_were_not_asked_for_are_not_missed(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", [record(), record(arrival_ms=30.0)])
+    with engine() as url:
+        code, text = run(trace, "--url", url, "--vocab-size", VOCAB_SIZE, "--requests", 1)
+    assert code == 0
+    assert "left out" not in text
