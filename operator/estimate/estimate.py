@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
+from specdecode_operator.api.values import METHODS_WITH_TARGETS_HEAD, DraftHeadQuantization
 from specdecode_operator.estimate.fields import CaseError, CaseFields
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.estimate.limits import refuse_unstartable
@@ -143,6 +144,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
         method=method,
         num_speculative_tokens=_num_speculative_tokens(speculative, method),
         samples_drafts=_samples_drafts(speculative),
+        draft_head_quantization=_draft_head_quantization(speculative, method),
         maps_vocabulary=speculative is not None and speculative.flag("use_heterogeneous_vocab"),
         adaptive_verification=speculative is not None and speculative.flag("enable_adaptive_verification"),
         other_draft_lengths=_other_draft_lengths(speculative, method),
@@ -295,6 +297,16 @@ def _speculation(speculative: CaseFields | None) -> tuple[str, ModelGeometry | N
             draft, drafts_in_parallel=in_parallel
         )
     return method, None
+
+
+def _draft_head_quantization(speculative: CaseFields | None, method: str) -> str | None:
+    key = "draft_lm_head_quantization"
+    kind = None if speculative is None else speculative.text(key)
+    if speculative is None or kind is None:
+        return None
+    if kind not in tuple(DraftHeadQuantization) or method not in METHODS_WITH_TARGETS_HEAD:
+        raise speculative.error(key, "use one of fp8, nvfp4, with method eagle or mtp")
+    return kind
 
 
 _MTP: Final = "_mtp"

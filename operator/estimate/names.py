@@ -52,6 +52,7 @@ SPECULATIVE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "enable_adaptive_verification": (),
     "use_heterogeneous_vocab": (),
     "parallel_drafting": (),
+    "draft_lm_head_quantization": (),
 }
 """Keys of its speculative section that say something of memory, or what else is asked of a draft."""
 

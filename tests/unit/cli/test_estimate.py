@@ -303,16 +303,6 @@ def test_what_the_engine_lowers_by_itself_is_sized(estimate: Estimate) -> None:
     assert [result["error"] for result in results] == [None, None, None]
 
 
-def test_a_draft_in_one_pass_is_sized_where_the_engine_is_told_so(estimate: Estimate) -> None:
-    speculative = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 8}
-    plain, parallel = estimate(
-        {**OF_8B, "speculative": speculative}, {**OF_8B, "speculative": {**speculative, "parallel_drafting": True}}
-    )
-    assert (plain["error"], parallel["error"]) == (None, None)
-    # On model runner V1, whose terms are others.
-    assert plain["per_gpu"] != parallel["per_gpu"]
-
-
 def test_min_concurrency_decides_the_verdict(estimate: Estimate) -> None:
     fits, too_many = estimate(
         {**OF_8B, "max_model_len": 8192, "min_concurrency": 8}, {**OF_8B, "max_model_len": 8192, "min_concurrency": 500}
