@@ -70,6 +70,9 @@ def test_bad_lines_may_be_left_out_and_are_counted(tmp_path: Path) -> None:
     code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"), "--skip-bad-lines")
     assert code == 0
     assert "1 lines could not be read and were left out" in text
+    both = (str(tmp_path / "trace.jsonl"), str(tmp_path))
+    code, text = run("fit", *both, "-o", str(tmp_path / "both.json"), "--skip-bad-lines")
+    assert (code, "2 lines could not be read" in text) == (0, True)
 
 
 @pytest.mark.parametrize(

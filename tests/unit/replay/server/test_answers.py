@@ -92,6 +92,7 @@ async def test_a_chat_streams_and_answers_as_a_chat(tmp_path: Path) -> None:
     assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [len(text) for text in texts(found)] == [0, 4, 12, 8]
     assert found[-1]["choices"][0]["finish_reason"] == "length"
+    assert ["stop_reason" in each["choices"][0] for each in found] == [False, False, False, True]
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"]["role"] == "assistant"
     assert answer["usage"]["completion_tokens"] == 2
