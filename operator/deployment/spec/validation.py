@@ -23,8 +23,10 @@ from specdecode_operator.deployment.spec.model_sources import (
     TARGET,
     KnownModels,
     ModelSource,
+    served_models,
     undescribed_models,
 )
+from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
 from specdecode_operator.deployment.spec.pairing_rules import pairing_problems
 from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
@@ -174,6 +176,7 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
         *_product_problems(spec),
         *_image_problems(spec, profile),
         *_emulation_problems(spec),
+        *_revision_problems(spec),
         *extra_args_problems(spec.engine.extra_args, profile),
         *env_problems(spec.engine.env),
         *pod_template_problems(spec.pod_template, None if replays else platform),
@@ -312,6 +315,19 @@ def _labels_for(product: str) -> str:
     if meant:
         return f"the label of nodes is meant, so write {' or '.join(meant)}"
     return f"use one of {', '.join(known_products())}"
+
+
+def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
+    """One model at two revisions: each pod would download both of them to one folder."""
+    draft = served_models(spec).get(DRAFT)
+    if draft is None or not downloads_in_pods(spec):
+        return
+    if draft.model == spec.target.model and draft.revision != spec.target.revision:
+        message = (
+            f"the target is the same model at {spec.target.revision or 'its default'}, and pods download both to one"
+            " folder; name one revision for both, or use models.cache, where each has its own"
+        )
+        yield Problem(f"{DRAFT}.revision", shown_or_nothing(draft.revision), message)
 
 
 def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:

@@ -39,6 +39,20 @@ def test_a_split_that_divides_nothing_is_told_by_everything_that_it_does_not_div
         assert said.endswith("; use 1, 2, 4, 8, 16 or 32")
 
 
+def test_one_model_at_two_revisions_needs_two_folders() -> None:
+    target = {"model": "meta-llama/Llama-3.1-8B-Instruct", "revision": "v2"}
+    draft = {"model": "meta-llama/Llama-3.1-8B-Instruct", "revision": "main"}
+    speculation = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": draft}
+    (problem,) = problems(target=target, speculation=speculation, models={})
+    assert problem.startswith("spec.speculation.draft.revision: main: the target is the same model at v2")
+    cached = {"cache": {"persistentVolumeClaim": {"claimName": "hub"}}}
+    for fine in (
+        {"models": cached, "speculation": speculation},
+        {"models": {}, "speculation": speculation | {"draft": target}},
+    ):
+        valid_facts(SpecDecodeDeploymentSpec.model_validate(pair_70b(**{"target": target, **fine})))
+
+
 OLDER = "spec.engine.version: 0.11: is a vLLM version that this operator does not know; write 0.28 or newer"
 NEWER = (
     "spec.engine.image: absent: no GPU image of vLLM 0.99 is known; name one, or write spec.engine.version: "
