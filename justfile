@@ -117,6 +117,7 @@ test-all: test engine-versions
 [group('checks')]
 engine-versions: setup
     @{{ python }} -m tests.engine.engine_versions
+    @{{ python }} -m tests.engine.newest_package
     @{{ python }} -m tests.engine.suffix_package
     @{{ python }} -m tests.engine.guidellm_package
 
@@ -214,6 +215,8 @@ pins *arguments:
     apart engine-cpu --override requirements/engine-cpu.overrides.txt "$@"
     # What the engine's environment has not got of it (tests/engine/guidellm_package.py).
     compile requirements/guidellm.in --no-deps --no-annotate --output-file requirements/guidellm.txt "$@"
+    # What the newest engine's server imports, and the environment has not got (tests/engine/newest_package.py).
+    compile requirements/engine-newest.in --no-deps --no-annotate --output-file requirements/engine-newest.txt "$@"
     # Alone: what an older engine depends on is the newest one's (tests/engine/engine_versions.py).
     for pinned in requirements/engine-versions/*.txt; do
         sed -n 's/ \\$//p' "$pinned" | head -n 1 | compile - --no-deps --no-annotate --output-file "$pinned" "$@"

@@ -15,6 +15,7 @@ from bench.accuracy import report
 from bench.field_tables import capture_fields, deployment_fields
 from bench.launch_tables import with_launch_tables
 from bench.reason_tables import reason_tables
+from bench.version_table import version_table
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
 from specdecode_operator.sizing.base.errors import SizingError
@@ -86,6 +87,7 @@ _OUTPUTS: Final[dict[str, Callable[[], str]]] = {".venv/bin/python bench/accurac
 _PARTS: Final[dict[str, Callable[[], str]]] = {
     "fields of SpecDecodeDeployment": deployment_fields,
     "fields of SpecDecodeCapture": capture_fields,
+    "engine-versions": version_table,
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
 }

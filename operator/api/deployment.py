@@ -138,7 +138,7 @@ class EnvVar(ApiModel):
 class Engine(ApiModel):
     """Which vLLM runs, and what is passed to it as is."""
 
-    version: EngineVersion = "0.32"
+    version: EngineVersion = "0.33"
     """vLLM version, major and minor, such as 0.32."""
 
     image: ImageReference | None = None

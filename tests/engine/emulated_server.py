@@ -122,7 +122,8 @@ def emulating(engine: Engine, folder: Path, plan: Path, *options: str) -> Iterat
     place = next(iter(engine.more), engine.packages) or engine.python
     command += ["--plan", str(plan), "--engine", str(place), "--port", str(port)]
     command += ["--keep", str(folder / "kept"), "--record", str(folder / "segments"), *options]
-    borrowed = {"PYTHONPATH": str(engine.packages)} if engine.more and engine.packages else {}
+    others = (*engine.more[1:], engine.packages) if engine.more else ()
+    borrowed = {"PYTHONPATH": os.pathsep.join(str(each) for each in others if each)} if others else {}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=os.environ | borrowed, stdout=log, stderr=log)
     try:

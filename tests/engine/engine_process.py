@@ -26,9 +26,9 @@ class Engine:
         """Return the engine that a python executable, or a folder of installed packages, makes."""
         return cls(Path(sys.executable), place) if place.is_dir() else cls(place)
 
-    def beside(self, packages: Path) -> "Engine":
+    def beside(self, *packages: Path) -> "Engine":
         """Return the same with further packages, which go before its own."""
-        return replace(self, more=(packages,))
+        return replace(self, more=packages)
 
     @property
     def path(self) -> str:

@@ -9,9 +9,10 @@ import pytest
 
 from specdecode_operator.cli.input_files import read_ours
 from specdecode_operator.cli.plan.answers import ask
+from tests.engine import newest_package
 from tests.engine.emulated_server import HYBRID, emulating
 from tests.engine.engine_process import Engine
-from tests.engine.engine_versions import BESIDE, find_packages
+from tests.engine.engine_versions import BESIDE, NEWEST, find_packages
 
 MODEL = "Qwen3-Next-80B-A3B-Instruct"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -23,10 +24,11 @@ def test_another_version_divides_the_cache_as_planned_and_serves(version: str, e
     packages = find_packages(version)
     if packages is None:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
+    more = [found] if version == NEWEST and (found := newest_package.PACKAGE.find()) else []
     plan = tmp_path / "plan.yaml"
     plan.write_text(f'{HYBRID}  engine: {{version: "{version}"}}\n')
     budget: Any = ask(read_ours([str(plan)]), None, ()).answers[0].candidates[0].budget
-    with emulating(engine.beside(packages), tmp_path, plan) as server:
+    with emulating(engine.beside(packages, *more), tmp_path, plan) as server:
         server.wait_until_healthy()
         told = server.cache_config()
         assert int(told["num_gpu_blocks"]) == budget.num_blocks

@@ -99,7 +99,11 @@ def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one_and_n
 def test_vllm_itself_serves_the_plan_without_weights_and_gpus(kubectl: Kubectl) -> None:
     body = list(yaml.safe_load_all(EXAMPLE.read_text()))[-1] | {"metadata": {"name": "emulated"}}
     trace = {"configMap": {"name": "model"}, "path": "model.json"}
-    body["spec"]["engine"] = {"image": engine_image.REFERENCE, "replay": {"mode": "Emulated", "trace": trace}}
+    body["spec"]["engine"] = {
+        "version": "0.32",
+        "image": engine_image.REFERENCE,
+        "replay": {"mode": "Emulated", "trace": trace},
+    }
     model = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "model"}}
     model["data"] = {"model.json": json.dumps(MODEL)}
     assert kubectl.apply(yaml.safe_dump_all([model, body])).returncode == 0

@@ -1,0 +1,29 @@
+"""The generated table of docs/reference/engine-versions.md: each method in each vLLM version, and how it was tried."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
+from specdecode_operator.vocabulary import Method
+from tests.engine.engine_versions import SERVED
+from tests.engine.test_recorder_methods import METHODS, REFUSALS
+
+_SERVED: Final = {Method.NGRAM, *(Method(each.name) for each in METHODS if each.name not in REFUSALS)}
+"""Methods with which the development cluster's engine answers requests in tests; that of ngram is the recorder's."""
+
+
+def version_table() -> str:
+    """Return a row for each version and method, the newest version first."""
+    rows = [("vLLM", "method", "runner on GPUs", "tested how"), ("---",) * 4]
+    for version in reversed(KNOWN_VERSIONS):
+        rows += _rows_of(find_profile(version))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _rows_of(profile: EngineProfile) -> Iterator[tuple[str, ...]]:
+    for method in Method:
+        if instead := profile.ended_methods.get(method):
+            yield profile.version, f"`{method}`", "-", f"ended: refused, use `{instead}`"
+        elif method is not Method.NONE:
+            served = "; served on V1" if profile.version == SERVED and method in _SERVED else ""
+            yield profile.version, f"`{method}`", profile.runners[method], f"asked{served}"
