@@ -110,8 +110,10 @@ def _switched(given: Argument, flag: Flag) -> Argument:
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:
     """Return the flag of a name or of its only completion; a flag of older versions is none of these."""
-    if name in profile.flags:
-        return profile.flags[name]
+    # From 0.33 on, --disable-log-requests is a spelling of what is off anyway.
+    known = profile.flags.get(name)
+    if known and not (name in FLAGS and known.is_undone_by(name)):
+        return known
     if name in profile.removed_flags or name in FLAGS or not name.startswith("--"):
         return None
     candidates = {profile.flags[known].name for known in profile.flags if known.startswith(name)}

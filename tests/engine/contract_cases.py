@@ -19,7 +19,7 @@ from specdecode_operator.vocabulary import Method
 TARGET, DRAFT, OTHER_VOCABULARY, EAGLE_PATH = "target", "draft", "other-vocabulary", "eagle-house/draft"
 
 DRAFT_MODEL = SpeculationSettings(Method.DRAFT_MODEL, 5, draft_model=DRAFT)
-FULL_DRAFT = replace(DRAFT_MODEL, draft_online_quantization=OnlineQuantization.FP8, draft_max_model_len=512)
+FULL_DRAFT = replace(DRAFT_MODEL, draft_online_quantization=OnlineQuantization.FP8, draft_max_model_len=256)
 NGRAM = SpeculationSettings(Method.NGRAM, 4, prompt_lookup_min=2, prompt_lookup_max=4)
 SCHEDULED = replace(DRAFT_MODEL, schedule=(ScheduleRange(3, 8, 2), ScheduleRange(20, 30, 0)))
 
@@ -76,7 +76,7 @@ ON_THE_EDGE = {
     "as many tokens as a prompt may have": replace(
         GPU, max_num_batched_tokens=512, extra_args=("--no-enable-chunked-prefill",)
     ),
-    "a draft as long as its target": replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=512)),
+    "a draft as long as its target": replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=256)),
     "a lookup of one length": replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=4)),
     "a range of all tokens": replace(GPU, speculation=replace(DRAFT_MODEL, schedule=(ScheduleRange(1, 1, 5),))),
     "a step of one draft": replace(GPU, max_num_seqs=1, max_num_batched_tokens=7, speculation=DRAFT_MODEL),

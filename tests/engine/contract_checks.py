@@ -57,6 +57,14 @@ def check_parsed(vllm: Vllm, settings: EngineSettings) -> None:
     assert options["shutdown_timeout"] == settings.shutdown_timeout_s
 
 
+def _served_length(settings: EngineSettings, profile: EngineProfile) -> int:
+    """Return the longest sequence that is served: from 0.33 on V2 ends with a draft, which warnings.py tells."""
+    speculation = settings.speculation
+    length = speculation.draft_max_model_len if speculation else None
+    ends = profile.ends_with_draft and not runs_on_v1(settings, profile)
+    return min(length, settings.max_model_len) if length and ends else settings.max_model_len
+
+
 def check_started(vllm: Vllm, settings: EngineSettings) -> None:
     """The engine configures itself as was meant."""
     answer = vllm.start(settings)
@@ -71,7 +79,7 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
         "--pipeline-parallel-size": settings.pipeline_parallel_size,
         "--data-parallel-size": settings.data_parallel_size,
         "--enable-expert-parallel": settings.expert_parallel,
-        "--max-model-len": settings.max_model_len,
+        "--max-model-len": _served_length(settings, vllm.profile),
         "--max-num-seqs": settings.max_num_seqs,
         "--max-num-batched-tokens": settings.max_num_batched_tokens,
         "--kv-cache-dtype": settings.kv_cache_dtype,

@@ -279,10 +279,6 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     ),
     "lookup of a draft": (replace(GPU, speculation=replace(DRAFT_MODEL, prompt_lookup_max=4)), Ours(IGNORED_KEY)),
     "a method that ended": (METHODS[Method.MEDUSA], Refused("Input should be 'ngram'")),
-    "longer than the draft": (
-        replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=256)),
-        Changed("--max-model-len", 256),
-    ),
     "lookup the wrong way round": (
         replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=5)),
         Refused("prompt_lookup_min=5 must be <= prompt_lookup_max=4"),

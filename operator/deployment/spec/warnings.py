@@ -185,16 +185,14 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _asked_length_warnings(facts: Facts) -> Iterator[str]:
-    """A length for the draft alone: only model runner V1 then drafts for shorter sequences and serves longer ones.
-
-    A version that ends with the draft refuses longer ones, which is refused here, too.
-    """
+    """A length for the draft alone: only model runner V1 then drafts for shorter sequences and serves longer ones."""
     pair, draft = facts.pair, facts.spec.speculation.draft if facts.spec.speculation else None
     asked = draft.max_model_len if draft else None
     if asked is None or asked >= pair.limits.max_model_len or runs_on_v1(facts.spec, pair):
         return
-    version = facts.profile.version
-    yield f"speculation.draft.maxModelLen {asked} is not what vLLM {version} does: it drafts at every length; remove it"
+    ends = facts.method is Method.DRAFT_MODEL and facts.profile.ends_with_draft
+    then = f"lowers max_model_len to {asked} and refuses what is longer" if ends else "drafts at every length"
+    yield f"speculation.draft.maxModelLen {asked} is not what vLLM {facts.profile.version} does: it {then}; remove it"
 
 
 def _package_warnings(facts: Facts) -> Iterator[str]:

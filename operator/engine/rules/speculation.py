@@ -46,7 +46,6 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_vocabulary_problems(settings, speculation, profile),
         *_head_problems(settings, speculation, profile),
         *_draft_problems(settings, speculation),
-        *_length_problems(settings, speculation, profile),
         *_path_problems(settings, speculation, profile),
         *_lookup_problems(speculation),
         *_sampling_problems(settings, speculation, profile),
@@ -179,23 +178,6 @@ def _draft_problems(settings: EngineSettings, speculation: SpeculationSettings) 
     if length is not None and length > settings.max_model_len:
         message = f"is above the target's, {settings.max_model_len}; lower it, or leave it out"
         yield Problem(f"{field}.maxModelLen", str(length), message)
-
-
-def _length_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _limit_max_model_len_to_draft: longer requests are refused, and only the log says so.
-
-    What a head reads is its target's length (draft_shares_target_positions).
-    """
-    length = speculation.draft_max_model_len
-    shorter = speculation.method is Method.DRAFT_MODEL and length is not None and length < settings.max_model_len
-    if shorter and profile.ends_with_draft and not runs_on_v1(settings, profile):
-        message = (
-            f"is below the target's, {settings.max_model_len}, and vLLM {profile.version} serves no longer requests "
-            "than the draft reads; leave it out, or lower serving.maxModelLen to it"
-        )
-        yield Problem(f"{_SPECULATION}.draft.maxModelLen", str(length), message)
 
 
 def _path_problems(

@@ -241,7 +241,7 @@ def test_plans_follow_the_nodes_of_the_cluster(kubectl: Kubectl) -> None:
 
 def test_a_calibration_file_is_followed_without_a_restart(kubectl: Kubectl, operator: OperatorProcess) -> None:
     entry = CalibrationEntry(
-        H200, "0.32", "V2", 2, False, 256, 8192, "draft_model", 5, "measured", "FP8", "BF16", 3 * GIB
+        H200, "0.33", "V2", 2, False, 256, 8192, "draft_model", 5, "measured", "FP8", "BF16", 3 * GIB
     )
 
     def available_bytes() -> int:

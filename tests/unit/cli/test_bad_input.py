@@ -73,7 +73,7 @@ def test_the_matrix_of_several_objects_is_shown(specdecode: Specdecode, write: W
     assert "8 x H100, TP 8" not in specdecode("plan", path).stdout
     text = specdecode("plan", path, "--matrix").stdout
     assert text.count("8 x H100, TP 8") == 2
-    assert [line.split()[0] for line in text.splitlines() if "vLLM 0.32, length" in line] == ["a", "b"]
+    assert [line.split()[0] for line in text.splitlines() if "vLLM 0.33, length" in line] == ["a", "b"]
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "render", "lint"])

@@ -64,7 +64,7 @@ def test_the_residual_of_a_serving_object_becomes_an_entry(out: Path) -> None:
     assert residual_bytes == 1000 * 16 * body["status"]["plan"]["kvBytesPerToken"]
     assert entry == {
         "product": H200,
-        "engine_version": "0.32",
+        "engine_version": "0.33",
         "runner": "V2",
         "tensor": 2,
         "enforce_eager": False,
@@ -78,7 +78,7 @@ def test_the_residual_of_a_serving_object_becomes_an_entry(out: Path) -> None:
         "residual_bytes": residual_bytes,
     }
     assert "left for the KV cache" in done.output
-    assert "Llama-3.1-8B-Instruct in BF16 + BF16, vLLM 0.32" in done.output
+    assert "Llama-3.1-8B-Instruct in BF16 + BF16, vLLM 0.33" in done.output
     assert "draft_model K=5" in done.output
 
 

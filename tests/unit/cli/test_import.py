@@ -24,7 +24,7 @@ def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
             "cache": {"persistentVolumeClaim": {"claimName": "chat-cache"}},
             "hubTokenSecret": {"name": "hub", "key": "token"},
         },
-        "engine": {"extraArgs": ["--trust-remote-code", "--enable-chunked-prefill"]},
+        "engine": {"version": "0.32", "extraArgs": ["--trust-remote-code", "--enable-chunked-prefill"]},
         "podTemplate": {
             "metadata": {"labels": {"team": "assistants"}},
             "spec": {

@@ -43,7 +43,7 @@ def test_the_articles_case_is_laid_out_by_term(specdecode: Specdecode, write: Wr
     assert result.exit_code == 0
     heading = result.stdout.splitlines()[0]
     assert heading == (
-        "llama-70b   Llama-3.1-70B-Instruct BF16 + draft Llama-3.1-8B-Instruct BF16, K=5, vLLM 0.32, length 8192"
+        "llama-70b   Llama-3.1-70B-Instruct BF16 + draft Llama-3.1-8B-Instruct BF16, K=5, vLLM 0.33, length 8192"
     )
     assert "2 x H200, TP 2   2 x H100, TP 2" in result.stdout
     assert row(result.stdout, "budget (92 %)") == ["128.62", "72.85"]
@@ -198,7 +198,7 @@ def test_products_that_are_there_already_are_no_fix(specdecode: Specdecode, writ
 
 
 def test_it_says_where_estimates_are_not_confirmed(specdecode: Specdecode, write: WriteObject) -> None:
-    line = "Estimates for vLLM 0.32 are not confirmed by public logs: 1.50 GiB per GPU are kept back as margin"
+    line = "Estimates for vLLM 0.33 are not confirmed by public logs: 1.50 GiB per GPU are kept back as margin"
     path = write("a.yaml", manifest("a", **SMALL_TARGET))
     assert line in specdecode("plan", "-f", path).stdout
     (answer,) = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)["objects"]

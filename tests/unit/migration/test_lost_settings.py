@@ -18,7 +18,7 @@ from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, asked, engine
 YARN = '{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}'
 
 
-def imported(*flags: str, version: str = "0.32", env: dict[str, str] | None = None, **more: Any) -> Migration:
+def imported(*flags: str, version: str = "0.33", env: dict[str, str] | None = None, **more: Any) -> Migration:
     variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
     return migrate(engine(LLAMA_8B, *flags, image=f"vllm/vllm-openai:v{version}.0", env=variables, **more))
 
@@ -120,7 +120,7 @@ ASKED = {
 
 @pytest.mark.parametrize("flags", ASKED.values(), ids=ASKED)
 def test_a_setting_that_changes_the_server_is_a_decision(flags: list[str]) -> None:
-    version = "0.31" if "--custom-histogram-buckets=[1]" in flags else "0.32"
+    version = "0.31" if "--custom-histogram-buckets=[1]" in flags else "0.33"
     migration = imported(*flags, version=version)
     assert migration.decisions, told(migration)
     assert migration.body["spec"]["target"]["model"] == LLAMA_8B

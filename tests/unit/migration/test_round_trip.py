@@ -106,7 +106,7 @@ TEMPLATE = optional(
     ),
 )
 ENGINE = optional(
-    image=st.sampled_from(["my.io/vllm:v0.32.4", "docker.io/vllm/vllm-openai:v0.32.0"]),
+    image=st.sampled_from(["my.io/vllm:v0.33.4", "docker.io/vllm/vllm-openai:v0.33.0"]),
     extraArgs=st.sampled_from(
         [["--enable-prefix-caching"], ["--chat-template=$(X)", "-O3"], ["--hf-overrides", '{"a": 1}', "--seed", "-1"]]
     ),
@@ -183,6 +183,6 @@ def test_a_cpu_engine_survives_it() -> None:
         "speculation": {"method": "ngram", "numSpeculativeTokens": 3},
         "accelerator": {"type": "CPU", "cpuCores": 4, "memoryGiB": 32, "kvCacheGiB": 2},
         "serving": {"maxModelLen": 1024},
-        "engine": {"image": "my.io/vllm-cpu:v0.32.0"},
+        "engine": {"image": "my.io/vllm-cpu:v0.33.0"},
     }
     check(spec)

@@ -59,7 +59,7 @@ SERVERS = {
     "a variable of a sidecar": sidecar(env=[{"name": "API_KEY", "value": PASSWORD}]),
     "an argument of a sidecar": sidecar(args=["--token", SECRET]),
     "an init container": with_pod(initContainers=[{"name": "i", "env": [{"name": "TOKEN", "value": PASSWORD}]}]),
-    "an image": engine(image=f"{SECRET}/vllm-openai:v0.32.0"),
+    "an image": engine(image=f"{SECRET}/vllm-openai:v0.33.0"),
     "the model's address": engine(f"s3://ada:{PASSWORD}@bucket/llama"),
 }
 
@@ -101,10 +101,10 @@ def test_no_error_shows_a_secret(body: dict[str, Any]) -> None:
         f"vllm serve {LLAMA_8B} --api-key {SECRET}",
         f"HF_TOKEN={PASSWORD} vllm serve {LLAMA_8B}",
         f"export OPENAI_API_KEY={PASSWORD}\nvllm serve {LLAMA_8B}",
-        f"docker run -e HF_TOKEN={PASSWORD} --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B}",
-        f"docker run -e WANDB_API_KEY={PASSWORD} --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B}",
-        f"docker run --made-up {SECRET} --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B}",
-        f"docker login -p {PASSWORD}\ndocker run --gpus all vllm/vllm-openai:v0.32.0 {LLAMA_8B} --api-key {PASSWORD}",
+        f"docker run -e HF_TOKEN={PASSWORD} --gpus all vllm/vllm-openai:v0.33.0 {LLAMA_8B}",
+        f"docker run -e WANDB_API_KEY={PASSWORD} --gpus all vllm/vllm-openai:v0.33.0 {LLAMA_8B}",
+        f"docker run --made-up {SECRET} --gpus all vllm/vllm-openai:v0.33.0 {LLAMA_8B}",
+        f"docker login -p {PASSWORD}\ndocker run --gpus all vllm/vllm-openai:v0.33.0 {LLAMA_8B} --api-key {PASSWORD}",
     ],
 )
 def test_a_command_line_is_told_without_its_secrets(specdecode: Specdecode, write: WriteObject, text: str) -> None:

@@ -212,7 +212,7 @@ def compiled(pod_spec: Body) -> str:
 
 def test_engines_of_one_template_share_what_they_compile_and_others_do_not() -> None:
     folder = compiled(launched(cached()))
-    assert folder.startswith("specdecode/compiled/0.32-NVIDIA-H200-")
+    assert folder.startswith("specdecode/compiled/0.33-NVIDIA-H200-")
     assert compiled(launched(cached(replicas=3))) == folder
     for other in (
         cached(serving={"maxModelLen": 8192, "memoryUtilizationPercent": 90}),
@@ -259,7 +259,7 @@ def test_models_on_a_volume_may_have_a_cache_for_what_is_compiled() -> None:
     desired = decide({**spec, "models": {**spec["models"], **CACHE}})
     assert jobs(desired) == []
     pod_spec = template(desired)
-    assert compiled(pod_spec).startswith("specdecode/compiled/0.32-cpu-")
+    assert compiled(pod_spec).startswith("specdecode/compiled/0.33-cpu-")
     volumes = {volume["name"]: volume for volume in pod_spec["volumes"]}
     assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "tiny-models", "readOnly": True}
     assert volumes["cache"]["persistentVolumeClaim"] == {"claimName": "hub"}

@@ -137,7 +137,7 @@ def test_blocks_that_a_calibration_planned_are_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_emulated_is_refused_before_a_pod_finds_out() -> None:
     nameless = emulated()
     del nameless["engine"]["image"]
-    assert "spec.engine.image: absent: no CPU image of vLLM 0.32 is known; name one" in refusal(nameless)
+    assert "spec.engine.image: absent: no CPU image of vLLM 0.33 is known; name one" in refusal(nameless)
     unknown = emulated(target={"model": "org/unknown"})
     assert "spec.target.config: absent: mode Emulated needs the model's config.json" in refusal(unknown)
     stages = emulated(

@@ -64,7 +64,7 @@ def test_the_smallest_engine_is_compared_and_every_place_says_the_same() -> None
     tokens = predicted()
     residual, status, message = report(tokens - 10_000, tokens + 500)
     assert residual is not None
-    assert (residual.product, residual.engine_version, residual.runner, residual.tensor) == (H200, "0.32", "V2", 2)
+    assert (residual.product, residual.engine_version, residual.runner, residual.tensor) == (H200, "0.33", "V2", 2)
     assert residual.residual_bytes == 10_000 * status.plan.kv_bytes_per_token
     assert status.observed.kv_cache_residual_bytes == residual.residual_bytes
     assert status.observed.kv_cache_residual == f"{10_000 / tokens:+.1%}"
@@ -155,14 +155,14 @@ def scrape(collector: ResidualCollector) -> list[str]:
 
 
 def residual_of(reported: int, tensor: int = 2) -> BudgetResidual:
-    return BudgetResidual(H200, "0.32", "V2", tensor, 1000, reported, 16 * (1000 - reported))
+    return BudgetResidual(H200, "0.33", "V2", tensor, 1000, reported, 16 * (1000 - reported))
 
 
 def test_the_metric_has_a_series_for_each_kind_of_engine_and_not_for_each_object() -> None:
     collector = ResidualCollector()
     for name, residual in (("a", residual_of(900)), ("b", residual_of(1100)), ("c", residual_of(2000, tensor=4))):
         collector.set(Key("default", name), residual)
-    labels = f'engine_version="0.32",product="{H200}",runner="V2"'
+    labels = f'engine_version="0.33",product="{H200}",runner="V2"'
     assert scrape(collector) == [
         f'specdecode_budget_residual_bytes{{{labels},tensor="2"}} 1600.0',
         f'specdecode_budget_residual_bytes{{{labels},tensor="4"}} -16000.0',

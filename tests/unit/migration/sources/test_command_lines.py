@@ -83,7 +83,7 @@ def test_gpus_that_are_left_idle_are_told() -> None:
 def test_a_server_without_gpus_is_told_by_its_variables() -> None:
     words = [
         *("docker", "run", "--cpus", "16", "--memory=64g", "-e", "VLLM_CPU_KVCACHE_SPACE=8"),
-        *("my.io/vllm-cpu:v0.32.0", LLAMA_8B),
+        *("my.io/vllm-cpu:v0.33.0", LLAMA_8B),
     ]
     assert spec_of(*words)["accelerator"] == {"type": "CPU", "cpuCores": 16, "memoryGiB": 64, "kvCacheGiB": 8}
 

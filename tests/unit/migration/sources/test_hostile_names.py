@@ -50,10 +50,10 @@ def test_names_of_services() -> None:
 
 def test_names_of_containers() -> None:
     workload = read_words(
-        ["docker", "run", "--gpus", "1", "--name", NAME, "vllm/vllm-openai:v0.32.0", "--model", "a/b"]
+        ["docker", "run", "--gpus", "1", "--name", NAME, "vllm/vllm-openai:v0.33.0", "--model", "a/b"]
     )
     assert commands(workload)[-1] == ["docker", "stop", NAME]
-    service = {"image": "vllm/vllm-openai:v0.32.0", "command": ["--model", "a/b"]}
+    service = {"image": "vllm/vllm-openai:v0.33.0", "command": ["--model", "a/b"]}
     (workload,) = read_workloads({"services": {NAME: service}})
     assert shlex.split(workload.end) == ["docker", "compose", "stop", NAME]
 
@@ -67,9 +67,9 @@ def test_names_of_a_chart() -> None:
 
 def test_a_name_that_begins_with_a_dash_is_no_option() -> None:
     name = "--all"
-    workload = read_words(["docker", "run", "--gpus", "1", f"--name={name}", "vllm/vllm-openai:v0.32.0", "a/b"])
+    workload = read_words(["docker", "run", "--gpus", "1", f"--name={name}", "vllm/vllm-openai:v0.33.0", "a/b"])
     assert workload.end == f"docker stop -- {name}"
-    (workload,) = read_workloads({"services": {name: {"image": "vllm/vllm-openai:v0.32.0", "command": ["a/b"]}}})
+    (workload,) = read_workloads({"services": {name: {"image": "vllm/vllm-openai:v0.33.0", "command": ["a/b"]}}})
     assert workload.end == f"docker compose stop -- {name}"
     workload = with_name("pod.yaml")
     service = {"metadata": {"name": name}, "spec": {"selector": dict(list(workload.metadata["labels"].items())[:1])}}

@@ -26,7 +26,7 @@ LLM = {
     "metadata": {"name": "llama"},
     "spec": {"model": {"uri": f"hf://{LLAMA_8B}"}, "template": {"containers": [{"name": "main", "resources": GPU}]}},
 }
-STACK = {"name": "m", "repository": "vllm/vllm-openai", "tag": "v0.32.0", "modelURL": LLAMA_8B, "requestGPU": 1}
+STACK = {"name": "m", "repository": "vllm/vllm-openai", "tag": "v0.33.0", "modelURL": LLAMA_8B, "requestGPU": 1}
 
 
 def stack(**model: Any) -> dict[str, Any]:

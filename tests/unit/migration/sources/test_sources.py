@@ -99,8 +99,8 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "replicas": 2,
             "models": {"volume": {"persistentVolumeClaim": {"claimName": "model-store"}}},
             "engine": {
-                "version": "0.32",
-                "image": "registry.example.com/vllm-openai:v0.32.1",
+                "version": "0.33",
+                "image": "registry.example.com/vllm-openai:v0.33.1",
                 "env": [{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}],
             },
         },
@@ -249,7 +249,7 @@ def left_open(*words: str) -> str:
     return "; ".join(map(str, migrate_workload(read_words(words)).decisions))
 
 
-IMAGE = "vllm/vllm-openai:v0.32.0"
+IMAGE = "vllm/vllm-openai:v0.33.0"
 
 
 def compose(**service: Any) -> dict[str, Any]:
