@@ -55,7 +55,7 @@ GOOD = {
     "eagle with the name of a model": head(
         "eagle", {**TINY_CONFIG, "num_hidden_layers": 1, "hidden_size": 4096, "vocab_size": 151936}
     ),
-    "medusa": head("medusa", MEDUSA),
+    "medusa": head("medusa", MEDUSA, engine={"version": "0.32"}),
     "dflash": head("dflash", config_of(f"{SPECFORGE}/qwen3-8b-dflash.json")),
     "dspark": head("dspark", DSPARK),
     "mtp": without_draft("mtp", "deepseek-ai/DeepSeek-V3", 2),
@@ -144,7 +144,7 @@ BAD = {
         "is a draft head",
     ),
     "more tokens than Medusa has heads": (
-        head("medusa", MEDUSA, k=6),
+        head("medusa", MEDUSA, k=6, engine={"version": "0.32"}),
         "spec.speculation.numSpeculativeTokens",
         "write 5 or less",
     ),

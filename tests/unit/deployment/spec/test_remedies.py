@@ -150,7 +150,9 @@ def test_a_head_is_not_told_to_move_to_another_folder() -> None:
 
 
 def test_no_method_is_named_that_would_be_refused_too() -> None:
-    (told,) = refusals(pair("google/gemma-3-27b-it", "google/gemma-3-1b-it", "eagle"))
+    (told,) = refusals(
+        pair("google/gemma-3-27b-it", "google/gemma-3-1b-it", "medusa") | {"engine": {"version": "0.32"}}
+    )
     assert told.endswith("needs a head: choose a head that was made for google/gemma-3-27b-it")
 
 
