@@ -14,7 +14,7 @@ _SERVED: Final = {Method.NGRAM, *(Method(each.name) for each in METHODS if each.
 
 def version_table() -> str:
     """Return a row for each version and method, the newest version first."""
-    rows = [("vLLM", "method", "runner on GPUs", "tested how"), ("---",) * 4]
+    rows: list[tuple[str, ...]] = [("vLLM", "method", "runner on GPUs", "tested how"), ("---",) * 4]
     for version in reversed(KNOWN_VERSIONS):
         rows += _rows_of(find_profile(version))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
