@@ -119,15 +119,16 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
         msg = f"no metric starts with {names.prefix}: this is not vLLM, or it runs with --disable-log-stats"
         raise UnreadableMetricsError(msg)
     concurrency = _smallest_label(samples, names, names.kv_cache_max_concurrency_label)
+    generated = _total(samples, names.generation_tokens)
     return EngineReading(
         num_gpu_blocks=_whole(_smallest_label(samples, names, names.num_gpu_blocks_label)),
         block_size=_whole(_smallest_label(samples, names, names.block_size_label)),
         kv_cache_tokens=_whole(_smallest_label(samples, names, names.kv_cache_tokens_label)),
         kv_cache_max_concurrency=concurrency,
         speculation=_speculation(samples, names),
-        generation_tokens=_total(samples, names.generation_tokens),
-        requests_running=_total(samples, names.requests_running),
-        requests_waiting=_total(samples, names.requests_waiting),
+        generation_tokens=generated,
+        requests_running=_requests(samples, names.requests_running, generated),
+        requests_waiting=_requests(samples, names.requests_waiting, generated),
         changed_settings=_changed_settings(samples),
     )
 
@@ -141,6 +142,7 @@ def _readable(text: str, names: MetricNames) -> str:
         *(names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         *(names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
         METRIC,
+        *(f"# TYPE {name} " for name in (names.requests_running, names.requests_waiting)),
     )
     lines = [line for line in text.splitlines() if line.startswith(asked)]
     if len(lines) > _MOST_LINES or max(map(len, lines), default=0) > _LONGEST_LINE:
@@ -152,6 +154,8 @@ def _parse(text: str) -> _Samples:
     samples: defaultdict[str, list[Sample]] = defaultdict(list)
     try:
         for family in text_string_to_metric_families(text):
+            if family.type == "gauge":
+                samples[family.name] = []
             for sample in family.samples:
                 samples[sample.name].append(sample)
     except (ValueError, KeyError, IndexError) as error:
@@ -187,9 +191,20 @@ def _changed_settings(samples: _Samples) -> frozenset[str] | None:
     return frozenset(name for name in CHANGED_SETTINGS if name in said)
 
 
+def _requests(samples: _Samples, name: str, generated: int) -> int:
+    """Return the sum over ranks of a gauge of requests, which is 0 before the first of them.
+
+    Several API servers count in files (vllm/v1/metrics/prometheus.py), and prometheus_client declares a gauge of such
+    files without a value until somebody sets it (MultiProcessCollector, mostrecent). vLLM does so with its first step.
+    """
+    if name in samples and not samples[name] and generated == 0:
+        return 0
+    return _total(samples, name)
+
+
 def _total(samples: _Samples, name: str) -> int:
     """Return the sum over ranks; an absent metric is an error, because 0 would be a claim."""
-    if name not in samples:
+    if not samples.get(name):
         msg = f"{name} is missing"
         raise UnreadableMetricsError(msg)
     return sum(_count(sample) for sample in samples[name])

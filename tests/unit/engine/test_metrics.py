@@ -4,6 +4,9 @@ data/metrics-draft-model.txt is a scrape of vLLM 0.32.0 on a CPU: a tiny Llama
 pair, method draft_model, K 3, after 21 requests; cut to the families that matter.
 """
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +80,48 @@ def test_ranks_add_up_and_the_smallest_cache_counts() -> None:
 def test_engine_that_has_not_allocated_yet_says_no_number() -> None:
     text = SCRAPE.replace('num_gpu_blocks="3276"', 'num_gpu_blocks="None"')
     assert read_metrics(text, PROFILE) == replace(READING, num_gpu_blocks=None)
+
+
+SERVERS = """
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+said = dict(labelnames=["engine"], registry=CollectorRegistry())
+generated = Counter("vllm:generation_tokens", "Number of generation tokens processed.", **said).labels("0")
+for name in ("running", "waiting"):
+    gauge = Gauge(f"vllm:num_requests_{name}", name, multiprocess_mode="mostrecent", **said).labels("0")
+registry = CollectorRegistry()
+MultiProcessCollector(registry)
+print(generate_latest(registry).decode())
+gauge.set(2)
+generated.inc(5)
+print("AFTER A STEP", generate_latest(registry).decode(), sep="\\n")
+"""
+"""What vLLM's gauges and counters are with several API servers (v1/metrics/loggers.py), before and after a step."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return what prometheus_client says of them."""
+    env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path_factory.mktemp("prometheus"))}
+    return subprocess.check_output([sys.executable, "-c", SERVERS], env=env, text=True).split("AFTER A STEP\n")
+
+
+def test_several_api_servers_have_no_requests_before_the_first(pages: list[str]) -> None:
+    assert "vllm:num_requests_running{" not in pages[0]
+    reading = read_metrics(pages[0], PROFILE)
+    assert (reading.generation_tokens, reading.requests_running, reading.requests_waiting) == (0, 0, 0)
+
+
+def test_a_gauge_without_a_value_is_no_zero_once_there_were_requests(pages: list[str]) -> None:
+    with pytest.raises(UnreadableMetricsError, match="vllm:num_requests_running is missing"):
+        read_metrics(pages[1], PROFILE)
+
+
+def test_a_gauge_that_is_not_even_declared_is_missing(pages: list[str]) -> None:
+    kept = (line for line in pages[0].splitlines(keepends=True) if "requests_waiting" not in line)
+    with pytest.raises(UnreadableMetricsError, match="vllm:num_requests_waiting is missing"):
+        read_metrics("".join(kept), PROFILE)
 
 
 def test_without_cache_information_there_is_no_number() -> None:
