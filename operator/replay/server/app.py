@@ -103,17 +103,17 @@ class _Answers:
         if asked.stream:
             wire = Wire(send, service.engines.unread, scope["extensions"][ABANDON]["close"])
             streamed = Streamed(service.engines, asked, model, request_id, wire)
-            await _begin(streamed)
-            await streamed.respond(receive)
+            if await _begin(streamed, receive):
+                await streamed.respond(receive)
         else:
             whole = Whole(service.engines, asked, model, request_id)
-            await _begin(whole)
-            await _json(await whole.document(receive), 200)(scope, receive, send)
+            if await _begin(whole, receive):
+                await _json(await whole.document(receive), 200)(scope, receive, send)
 
 
-async def _begin(generation: Streamed | Whole) -> None:
+async def _begin(generation: Streamed | Whole, receive: Receive) -> bool:
     try:
-        await generation.begin()
+        return await generation.begin(receive)
     except UnmatchedRequestError as unmatched:
         message = f"{unmatched}: the trace is used up, or has none like it: --unmatched says what comes then"
         raise RefusedError(409, "ConflictError", message) from unmatched

@@ -78,15 +78,18 @@ class Generation(ABC):
         self._left = len(self.choices)
         self._longest_stop = max(map(len, asked.stop), default=0)
 
-    async def begin(self) -> None:
-        """Take the request to the engine, all of it or nothing.
+    async def begin(self, receive: Receive) -> bool:
+        """Take the request to the engine, all of it or nothing; return whether its client still waits for it.
 
         Raises
         ------
         UnmatchedRequestError
             The engine refuses it.
         """
-        hashes = [await self._hashes(prompt) for prompt in self.asked.prompts]
+        block = self._engines.hash_blocks_of
+        hashes = [()] * len(self.asked.prompts) if block is None else await self._hashed(block, receive)
+        if hashes is None:
+            return False
         self._engines.meter.request_n.observe(self.asked.n)
         try:
             for number, prompt in enumerate(self.asked.prompts):
@@ -96,6 +99,7 @@ class Generation(ABC):
         except BaseException:
             self.abort()
             raise
+        return True
 
     def abort(self) -> None:
         """Let the engine forget it."""
@@ -152,11 +156,21 @@ class Generation(ABC):
         choice.held = text[sent:]
         return Piece(text[:sent], piece.ids, piece.finish_reason)
 
-    async def _hashes(self, prompt: Prompt) -> Sequence[int]:
+    async def _hashed(self, block: int, receive: Receive) -> Sequence[Sequence[int]] | None:
+        """Return the hashes of all prompts; None where the client goes meanwhile: others need not wait for them."""
+        hashing = asyncio.create_task(self._hashes_of_all(block))
+        try:
+            async with _unless_gone(receive, hashing.cancel):
+                await asyncio.wait([hashing])
+        finally:
+            hashing.cancel()
+        return None if hashing.cancelled() else hashing.result()
+
+    async def _hashes_of_all(self, block: int) -> Sequence[Sequence[int]]:
+        return [await self._hashes(prompt, block) for prompt in self.asked.prompts]
+
+    async def _hashes(self, prompt: Prompt, block: int) -> Sequence[int]:
         """Return the hashes of a prompt's blocks: of one prompt at a time, and a little between tokens of others."""
-        block = self._engines.hash_blocks_of
-        if block is None:
-            return ()
         found: list[int] = []
         async with self._engines.hashing:
             until_s = time.perf_counter() + _HASHED_AT_ONCE_S
