@@ -51,7 +51,7 @@ class Watch(logging.Handler):
             for name, pattern in self._changes.items():
                 if name not in self._noted and pattern.search(template):
                     self._noted.add(name)
-                    with self._path.open("a", encoding="ascii") as noted:
+                    with open(self._path, "a", encoding="ascii", opener=_opened) as noted:
                         noted.write(f"{name}\n")
                     if self._gauge is not None:
                         self._gauge.labels(name).set(1)
@@ -72,9 +72,14 @@ def _publish(names: tuple[str, ...], path: Path) -> Any:
     return gauge
 
 
+def _opened(path: str, flags: int) -> int:
+    """Open without waiting, as for a pipe's other end, and nothing that a link means: who else writes there may try."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
+
+
 def _seen(path: Path) -> set[str]:
     # Made here, if it is not there: where nobody can write, nothing is known.
-    with path.open("a+", encoding="ascii", errors="replace") as noted:
+    with open(path, "a+", encoding="ascii", errors="replace", opener=_opened) as noted:
         noted.seek(0)
         return set(noted.read(_MOST_BYTES).split())
 

@@ -48,7 +48,7 @@ def page(folder: Path, *records: object, level: str = "INFO", times: int = 1, sh
     given = [config, str(times), json.dumps(records)]
     more, variables = (["shared"], {"PROMETHEUS_MULTIPROC_DIR": str(shared)}) if shared else ([], {})
     command = [sys.executable, "-c", ENGINE, *given, *more]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True, timeout=60)
     assert "Error" not in done.stderr
     return done.stdout[done.stdout.index("# HELP") :]
 
@@ -109,6 +109,18 @@ def test_names_that_nobody_knows_are_not_repeated() -> None:
 def test_a_file_that_cannot_be_written_is_no_harm_and_no_proof(tmp_path: Path) -> None:
     (tmp_path / "noted").mkdir()
     assert changed(page(tmp_path, RANKS)) is None
+
+
+@pytest.mark.parametrize("make", ["pipe", "link"])
+def test_what_somebody_put_in_its_place_neither_holds_up_an_engine_nor_is_written(tmp_path: Path, make: str) -> None:
+    noted, other = tmp_path / "noted", tmp_path / "other"
+    other.touch()
+    if make == "pipe":
+        os.mkfifo(noted)
+    else:
+        noted.symlink_to(other)
+    assert changed(page(tmp_path, RANKS)) is None
+    assert not other.read_text()
 
 
 def test_every_name_is_one_of_a_label(tmp_path: Path) -> None:
