@@ -38,7 +38,7 @@ class Argument:
     """Keys of a dotted path into a JSON value."""
 
     negated: bool = False
-    """Whether it was written as ``--no-…``."""
+    """Whether it was written as ``--no-…``, or as the ``--disable-…`` of an ``--enable-…``."""
 
     known: bool = True
     """Whether the profile's version has the flag."""
@@ -93,8 +93,7 @@ def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
     written = tuple(words[: 1 if equals else 1 + len(values)])
     if flag is None:
         return Argument(name, values, written, path, known=False), len(written)
-    negated = name.startswith("--no-") and name != flag.name
-    given = Argument(flag.name, values, written, path, negated)
+    given = Argument(flag.name, values, written, path, flag.is_undone_by(name))
     return (_switched(given, flag) if flag.values == "0" and values and not path else given), len(written)
 
 
@@ -103,7 +102,7 @@ def _switched(given: Argument, flag: Flag) -> Argument:
     on = _WORDS_OF_SWITCHES.get(given.value.lower())
     if on is None:
         return given
-    off = tuple(name for name in flag.aliases if name.startswith("--no-"))[:1]
+    off = tuple(name for name in flag.aliases if flag.is_undone_by(name))[:1]
     # Off is nothing where no name of the flag says it.
     return replace(given, values=(), words=(flag.name,) if on != given.negated else off, negated=on == given.negated)
 

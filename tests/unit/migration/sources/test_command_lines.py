@@ -146,6 +146,17 @@ def test_where_a_log_goes_is_no_part_of_the_server(end: str) -> None:
     assert migration.body["spec"]["engine"]["extraArgs"] == ["--chat-template", "a > b"]
 
 
+@pytest.mark.parametrize("off", ["--no-enable-expert-parallel", "--disable-expert-parallel", "--disable-expert-p"])
+def test_what_turns_a_switch_off_does_not_turn_it_on(off: str) -> None:
+    spec = spec_of("vllm", "serve", QWEN, "-tp", "2", "--enable-expert-parallel", off)
+    assert spec["parallelism"] == {"tensor": 2}
+
+
+def test_a_word_behind_a_switch_turns_off_what_is_on_by_itself() -> None:
+    spec = spec_of("vllm", "serve", QWEN, "--enable-fastapi-docs", "false")
+    assert spec["engine"]["extraArgs"] == ["--disable-fastapi-docs"]
+
+
 def test_gpus_of_a_machine_are_none_of_a_pod() -> None:
     migration = migrate_workload(read_command_text(f"CUDA_VISIBLE_DEVICES=2,3 vllm serve {LLAMA_8B} -tp 2"))
     assert not migration.decisions
