@@ -12,7 +12,7 @@ from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.sizing.base.devices import find_device, known_products
 
 ENGINE_CUDA: Final = "13.0"
-"""CUDA of the engine: torch 2.13, which vLLM 0.32 asks for, depends on cuda-toolkit 13.0 (its package metadata)."""
+"""CUDA of the engine: torch 2.14, which vLLM 0.33 asks for, depends on cuda-toolkit 13.0 as 2.13 did (its metadata)."""
 
 _OLDEST_DRIVER: Final = 580
 _OLDEST_COMPATIBLE: Final = 525

@@ -5,6 +5,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release
 
 ROOT = Path(__file__).parents[2]
 PINNED = sorted(path for path in (ROOT / "requirements").glob("*.txt") if "overrides" not in path.name)
@@ -44,6 +47,18 @@ def test_all_that_the_project_asks_for_is_pinned() -> None:
     for file, requirements in wanted.items():
         missing = names(requirements) - set(pins(ROOT / "requirements" / file))
         assert not missing, f"{file} lacks {sorted(missing)}: run ./just pins"
+
+
+def test_the_engine_to_calibrate_with_may_be_the_newest_that_is_known() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (engine,) = map(Requirement, project["project"]["optional-dependencies"]["engine"])
+    newest = LAUNCHED_VERSIONS[-1]
+    assert engine.specifier.contains(f"{newest}.0")
+    major, minor = release(newest)
+    assert not engine.specifier.contains(f"{major}.{minor + 1}.0"), "nobody knows its memory"
+    pinned = re.search(r"^vllm==(\S+)", (ROOT / "requirements" / "engine.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert engine.specifier.contains(pinned[1])
 
 
 def test_files_that_are_installed_together_agree() -> None:
