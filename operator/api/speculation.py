@@ -92,3 +92,7 @@ class Speculation(ApiModel):
     draft_lm_head_quantization: DraftHeadQuantization | None = None
     """Precision of the draft's own copy of the target's output head, for methods eagle and mtp: reading it takes less
     time, and the copy takes memory. What the target answers stays the same. Absent: both use one head."""
+
+    xpress_top_c: StrictInt | None = Field(default=None, ge=0, le=1_048_576)
+    """From how many of the likeliest tokens the refiner of an XPress head chooses at each place, for method dflash; 0
+    for all, which takes much memory. Absent: as many as its config.json says, or 512."""

@@ -85,6 +85,7 @@ class SpeculationSettings:
     draft_sampling: DraftSampling | None = None
     adaptive_verification: bool | None = None
     draft_head_quantization: DraftHeadQuantization | None = None
+    xpress_top_c: int | None = None
 
 
 class ContainerVariable(str):

@@ -61,6 +61,7 @@ def _suffix_share(name: str) -> Value:
 
 _SPECULATION = "spec.speculation"
 DRAFT_HEAD_KEY = "draft_lm_head_quantization"
+XPRESS_KEY = "xpress_topc"
 
 SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
     SpeculativeKey("method", f"{_SPECULATION}.method", lambda _s, d, _p: d.method.value),
@@ -112,6 +113,7 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
     SpeculativeKey(
         DRAFT_HEAD_KEY, f"{_SPECULATION}.draftLmHeadQuantization", lambda _s, d, _p: d.draft_head_quantization
     ),
+    SpeculativeKey(XPRESS_KEY, f"{_SPECULATION}.xpressTopC", lambda _s, d, _p: d.xpress_top_c),
 )
 """Every key that the operator writes."""
 

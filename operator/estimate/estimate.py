@@ -145,6 +145,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
         num_speculative_tokens=_num_speculative_tokens(speculative, method),
         samples_drafts=_samples_drafts(speculative),
         draft_head_quantization=_draft_head_quantization(speculative, method),
+        refined_candidates=_refined_candidates(speculative, draft),
         maps_vocabulary=speculative is not None and speculative.flag("use_heterogeneous_vocab"),
         adaptive_verification=speculative is not None and speculative.flag("enable_adaptive_verification"),
         other_draft_lengths=_other_draft_lengths(speculative, method),
@@ -307,6 +308,18 @@ def _draft_head_quantization(speculative: CaseFields | None, method: str) -> str
     if kind not in tuple(DraftHeadQuantization) or method not in METHODS_WITH_TARGETS_HEAD:
         raise speculative.error(key, "use one of fp8, nvfp4, with method eagle or mtp")
     return kind
+
+
+def _refined_candidates(speculative: CaseFields | None, draft: ModelGeometry | None) -> int | None:
+    key = "xpress_topc"
+    asked = None if speculative is None else speculative.values.get(key)
+    if speculative is None or asked is None:
+        return None
+    if draft is None or draft.head is None or draft.head.refiner is None:
+        raise speculative.error(key, "is of XPress heads alone: remove it")
+    if type(asked) is not int or not 0 <= asked <= draft.vocab_size:
+        raise speculative.error(key, f"must be a whole number from 0 to the vocabulary, {draft.vocab_size}")
+    return asked
 
 
 _MTP: Final = "_mtp"

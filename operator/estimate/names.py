@@ -53,6 +53,7 @@ SPECULATIVE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "use_heterogeneous_vocab": (),
     "parallel_drafting": (),
     "draft_lm_head_quantization": (),
+    "xpress_topc": (),
 }
 """Keys of its speculative section that say something of memory, or what else is asked of a draft."""
 

@@ -44,6 +44,7 @@ _FIELDS: Final = {
     "use_heterogeneous_vocab": "speculation.useHeterogeneousVocab",
     "draft_lm_head_quantization": "speculation.draftLmHeadQuantization",
     "enable_adaptive_verification": "speculation.adaptiveVerification",
+    "xpress_topc": "speculation.xpressTopC",
 }
 _PERCENT_FIELDS: Final = {
     "suffix_decoding_max_spec_factor": "speculation.suffix.maxSpecFactorPercent",

@@ -193,6 +193,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "block": BLOCK
     | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2]}},
+    "refined-block": BLOCK
+    | {"architectures": ["Qwen3XPressModel"], "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2]}}
+    | {"xpress_block_size": 8, "xpress_rank": 64, "xpress_mlp_hidden": 64},
     "linked-block": BLOCK
     | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 16, "mask_token_id": 5, "target_layer_ids": [0, 2]},
 }
@@ -229,8 +232,15 @@ IN_PARALLEL = {
         (Method.EAGLE3, "parallel-head3"),
         (Method.EAGLE3, "parallel-speculator"),
     )
+} | {
+    "gpu-xpress": replace(
+        GPU,
+        model="qwen3",
+        tensor_parallel_size=2,
+        speculation=SpeculationSettings(Method.DFLASH, 7, draft_model="refined-block", xpress_top_c=64),
+    )
 }
-"""Drafts that propose all tokens in one pass: PARD and P-EAGLE."""
+"""Drafts that propose all tokens in one pass: PARD and P-EAGLE, and a block that is refined."""
 
 ANOTHER_VOCABULARY = {
     platform: replace(base, speculation=replace(DRAFT_MODEL, draft_model=OTHER_VOCABULARY, maps_vocabulary=True))

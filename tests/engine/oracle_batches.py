@@ -32,6 +32,7 @@ PAIRS = (
     ("Qwen/Qwen3-8B", "dflash", f"{SPECFORGE}qwen3-8b-dflash.json", 7),
     ("Qwen/Qwen3-4B", "dflash", f"{SPECFORGE}qwen3-4b-dflash.json", 15),
     ("Qwen/Qwen3.5-27B", "dflash", f"{SPECFORGE}qwen3.6-27b-dflash.json", 15),
+    ("Qwen/Qwen3-8B", "dflash", "XPress for Qwen3-8B", 7),
     ("Qwen/Qwen3-8B", "eagle3", "P-EAGLE for Qwen3-8B", 4),
     ("meta-llama/Llama-3.1-8B", "draft_model", "PARD of Llama-3.2-1B", 8),
     ("deepseek-ai/DeepSeek-V3", Method.MTP.value, None, 1),

@@ -25,6 +25,10 @@ IN_PARALLEL = {
         {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 151_669},
     ),
     "PARD of Llama-3.2-1B": ("meta-llama/Llama-3.2-1B", {"pard_token": 128_255}),
+    "XPress for Qwen3-8B": (
+        "sgl-project/SpecForge:configs/qwen3-8b-dflash.json",
+        {"architectures": ["Qwen3XPressModel"], "xpress_rank": 128, "xpress_block_size": 8},
+    ),
 }
 """Drafts that propose all tokens in one pass: files of the catalogue, and what such drafts have otherwise."""
 

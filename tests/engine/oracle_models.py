@@ -124,6 +124,9 @@ def draft_loader(stage: Stage) -> Callable[[Any], Any] | None:
     method = speculative.method
     if method in ("eagle", "eagle3", "mtp"):
         return lambda _: eagle_utils.load_eagle_model(stage.target, config)
+    is_xpress = getattr(speculative, "is_xpress", None)
+    if method == "dspark" or (is_xpress and is_xpress()):
+        return lambda build: load_dspark(build, stage)
     if method == "dflash":
         return lambda _: dflash_utils.load_dflash_model(stage.target, config)
     if method == "draft_model":
@@ -131,8 +134,6 @@ def draft_loader(stage: Stage) -> Callable[[Any], Any] | None:
         drafter.vllm_config, drafter.speculative_config = config, speculative
         drafter.draft_model_config = speculative.draft_model_config
         return lambda _: drafter.load_draft_model(stage.target, set())
-    if method == "dspark":
-        return lambda build: load_dspark(build, stage)
     if method == "medusa":
         return lambda build: build(vllm_config=config, model_config=speculative.draft_model_config)
     return None

@@ -18,7 +18,12 @@ from tests.engine.oracle_process import Oracle
 
 RECORDED: Final = Path(__file__).parents[1] / "unit/sizing/engine_answers.jsonl"
 _BUFFERS: Final = "target_buffer_bytes"
-_OF_STAGES: Final = ("target_param_bytes", "draft_param_bytes", "draft_unshared_param_bytes")
+_OF_STAGES: Final = (
+    "target_param_bytes",
+    "draft_param_bytes",
+    "draft_unshared_param_bytes",
+    "draft_copied_bytes",
+)
 
 
 def recorded() -> dict[str, Any]:

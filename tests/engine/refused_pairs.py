@@ -45,6 +45,12 @@ def with_draft(body: Body, **changes: Any) -> Body:
     return body
 
 
+def with_speculation(body: Body, **changes: Any) -> Body:
+    """Return the spec with more said of how it drafts."""
+    body["speculation"] |= changes
+    return body
+
+
 EAGLE3 = config_of(f"{HEADS}/qwen3-8b-eagle3.json")
 MEDUSA: Body = {
     "architectures": ["MedusaModel"],
@@ -56,6 +62,7 @@ MEDUSA: Body = {
     "num_hidden_layers": 1,
     "max_seq_len": 40_960,
 }
+XPRESS = config_of(f"{HEADS}/qwen3-8b-dflash.json", architectures=["Qwen3XPressModel"], xpress_block_size=8)
 CRASHES = "a crash in the workers once weights are loaded, in the first step"
 HEAD_FILE = "vllm/model_executor/models/llama_eagle3.py"
 
@@ -129,6 +136,27 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
     "more tokens than Medusa has heads": (
         pair("medusa", MEDUSA, k=6, engine={"version": "0.32"}),
         Ours("vllm/v1/spec_decode/medusa.py proposes a token a head, whatever K is: fewer than the engine was told"),
+    ),
+    "an XPress head on model runner V1": (pair("dflash", XPRESS, k=7, **ON_CPU), Refused("xpress")),
+    "fewer tokens than an XPress head refines": (
+        pair("dflash", XPRESS),
+        Ours(
+            "vllm/v1/worker/gpu/spec_decode/xpress/kernels.py reads the mixer as one of K + 1 places, whatever it has"
+        ),
+    ),
+    "an XPress head that samples": (
+        with_speculation(pair("dflash", XPRESS, k=7), draftSampling="probabilistic"),
+        Ours(
+            "vllm/v1/worker/gpu/spec_decode/xpress/speculator.py never writes the logits that its drafts are checked by"
+        ),
+    ),
+    "candidates of a head without a refiner": (
+        with_speculation(pair("dflash", config_of(f"{HEADS}/qwen3-8b-dflash.json")), xpressTopC=64),
+        Refused("xpress_topc is only supported by XPress"),
+    ),
+    "more candidates than tokens": (
+        with_speculation(pair("dflash", XPRESS, k=7), xpressTopC=151_937),
+        Refused("xpress_topc must be between 0 and the draft vocabulary size"),
     ),
     "own layers of a model without": (pair("mtp", None, k=1), Refused("Unsupported speculative method: 'mtp'")),
     "a package that the image lacks": (pair("suffix", None), Refused("Arctic Inference is required")),

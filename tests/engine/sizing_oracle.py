@@ -161,6 +161,7 @@ def describe_stage(stage: Stage, *, dump: bool) -> dict[str, Any]:
             "draft_class": type(draft).__name__,
             "draft_param_bytes": size_bytes(stage.draft_shared.values()) + of_places,
             "draft_unshared_param_bytes": size_bytes(own_parameters(draft, target).values()) + of_places,
+            "draft_copied_bytes": copied_bytes(draft),
             "draft_buffer_bytes": buffers,
         }
     if stage.draft_error:
@@ -170,6 +171,19 @@ def describe_stage(stage: Stage, *, dump: bool) -> dict[str, Any]:
         if draft is not None:
             answer["draft_params"] = table([*stage.draft_shared.items(), *draft.named_buffers()])
     return answer
+
+
+def copied_bytes(draft: Any) -> int:
+    """Return the bytes of the weights that a block head keeps a second time, made as after loading."""
+    model = getattr(draft, "model", None)
+    if not hasattr(model, "_build_fused_kv_buffers"):
+        return 0
+    model._build_fused_kv_buffers()
+    copies = [model._fused_kv_weight, model._fused_kv_bias, model._k_norm_weights]
+    if hasattr(model, "xpress_head"):
+        model.xpress_head.build_fused_buffers()
+        copies += model.xpress_head._fused_buf.values()
+    return size_bytes(copy for copy in copies if copy is not None)
 
 
 def summary(specs: dict[str, Any], draft_names: set[str]) -> list[dict[str, Any]]:

@@ -37,6 +37,7 @@ OURS = {
     "schedule without a method": "there is no method that would read it",
     "checking of nothing": "there is no method that would read it",
     "range beyond maxNumSeqs": "such a range never counts: it is a slip of the pen",
+    "XPress without a head": "the engine looks at it beside a draft alone",
     "CPU without cores": "the pod's limit, which the engine does not see",
     "CPU without memory": "the pod's limit, which the engine does not see",
     "CPU without KV cache": "0 GiB is vLLM's word for a default of its own, which sizing does not count on",

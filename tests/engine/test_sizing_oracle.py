@@ -32,7 +32,7 @@ from specdecode_operator.sizing.kv.layout import cache_layout, loads_encoder_eve
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
 from specdecode_operator.sizing.pair.pair import loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
+from specdecode_operator.sizing.weights.weights import copied_bytes, loaded_head_bytes, weight_bytes
 from tests.engine.differences import assert_none, differing_terms
 from tests.engine.oracle_batches import Batch, Subjects, Truth, subjects
 from tests.engine.oracle_cases import (
@@ -195,6 +195,9 @@ def draft_differs(case: Case, answer: Any) -> Iterator[str]:
     last = answer["stages"][-1]
     theirs = (last["draft_param_bytes"], last["draft_unshared_param_bytes"])
     yield from differing_terms({"draft": our_draft(case)}, {"draft": theirs})
+    loaded = loaded_draft(case.pair())
+    copied = copied_bytes(loaded[0], case.tensor) if loaded else 0
+    yield from differing_terms({"copies": copied}, {"copies": last["draft_copied_bytes"]})
     yield from cache_differs(case, answer)
 
 

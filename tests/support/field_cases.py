@@ -142,6 +142,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.adaptiveVerification": at(value=True),
     "speculation.useHeterogeneousVocab": at(value=True),
     "speculation.draftLmHeadQuantization": refused("fp8", "has no copy of the target's output head"),
+    "speculation.xpressTopC": refused(64, "has no XPress refiner"),
     "parallelism.tensor": at(4),
     "parallelism.pipeline": at(2, on=NGRAM),
     "parallelism.data": at(2),

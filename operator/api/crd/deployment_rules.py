@@ -138,6 +138,13 @@ SPECULATION = (
         reason=Reason.FORBIDDEN,
     ),
     Rule(
+        field="xpressTopC",
+        holds="self.method == 'dflash' || !has(self.xpressTopC)",
+        message="method %s has no XPress head: remove it, or use method: dflash with such a head",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="numSpeculativeTokensByBatchSize",
         holds=f"self.method != 'none' || {_NO_SCHEDULE}",
         message="method none proposes nothing: remove it, or choose another method",

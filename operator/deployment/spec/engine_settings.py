@@ -108,4 +108,5 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         draft_sampling=speculation.draft_sampling,
         adaptive_verification=speculation.adaptive_verification,
         draft_head_quantization=speculation.draft_lm_head_quantization,
+        xpress_top_c=speculation.xpress_top_c,
     )

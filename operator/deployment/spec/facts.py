@@ -192,6 +192,7 @@ def _pair(
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
         adaptive_verification=speculation is not None and speculation.adaptive_verification is True,
         draft_head_quantization=speculation.draft_lm_head_quantization if speculation else None,
+        refined_candidates=speculation.xpress_top_c if speculation else None,
     )
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Quantization
+from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, DraftSampling, Quantization
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET
-from specdecode_operator.deployment.spec.runner_rules import draft_is_split_alike, runner_problems
+from specdecode_operator.deployment.spec.runner_rules import draft_is_split_alike, runner_problems, runs_on_v1
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.problems import Problem, shown_or_nothing
 from specdecode_operator.sizing.base.errors import PlanError
@@ -38,6 +38,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_length_problems(spec, method, pair),
         *_state_problems(spec, method, pair.target, profile),
         *_count_problems(pair),
+        *_refiner_problems(spec, pair),
         *_package_problems(spec, method, profile),
         *_split_problems(spec, method, pair),
         *runner_problems(spec, method, pair),
@@ -183,6 +184,29 @@ def _count_problems(pair: Pair) -> Iterator[Problem]:
         loaded_draft(pair)
     except PlanError as error:
         yield Problem(f"spec.{error.field}", shown_or_nothing(error.value), error.message)
+
+
+def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
+    """What an XPress head wants, and what only such a head has (vllm/config/speculative.py, __post_init__)."""
+    speculation, draft = spec.speculation, pair.draft
+    if speculation is None or draft is None:
+        return
+    asked, field = speculation.xpress_top_c, "spec.speculation.xpressTopC"
+    if draft.head is None or draft.head.refiner is None:
+        if asked is not None:
+            yield Problem(field, str(asked), f"{draft.name} has no XPress refiner: remove it")
+        return
+    if asked is not None and asked > draft.vocab_size:
+        message = f"is above the vocabulary of {draft.name}: use {draft.vocab_size} or less, or 0 for all"
+        yield Problem(field, str(asked), message)
+    if pair.samples_drafts:
+        # vllm/v1/worker/gpu/spec_decode/xpress/speculator.py, _jacobi_refine writes no logits to check by.
+        message = f"{draft.name} proposes the likeliest alone, and vLLM would check them as if by chance: remove it"
+        yield Problem("spec.speculation.draftSampling", DraftSampling.PROBABILISTIC, message)
+    if runs_on_v1(spec, pair):
+        # vllm/config/vllm.py, _get_v1_model_runner_unsupported_features.
+        message = "is an XPress head, which needs vLLM's model runner V2, and V1 serves here: use a dflash head without"
+        yield Problem(f"{DRAFT}.model", draft.name, message)
 
 
 def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from specdecode_operator.engine.rules.adaptive_verification import adaptive_prob
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
-from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY
+from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, XPRESS_KEY
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
@@ -45,6 +45,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_parallel_problems(speculation),
         *_vocabulary_problems(settings, speculation, profile),
         *_head_problems(settings, speculation, profile),
+        *_refiner_problems(speculation, profile),
         *_draft_problems(settings, speculation),
         *_path_problems(settings, speculation, profile),
         *_lookup_problems(speculation),
@@ -138,6 +139,13 @@ def _vocabulary_problems(
             "use another engine.version, or a draft of the target's vocabulary"
         )
         yield Problem(field, "true", message)
+
+
+def _refiner_problems(speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """Whether the version has it; whether the head has a refiner, the pair's rules say."""
+    if speculation.xpress_top_c is not None and XPRESS_KEY not in profile.speculative_keys:
+        message = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
+        yield Problem(f"{_SPECULATION}.xpressTopC", str(speculation.xpress_top_c), message)
 
 
 def _head_problems(

@@ -10,6 +10,7 @@ from typing import Final
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.precision_rules import BACKEND_FIELD, generation_of
+from specdecode_operator.sizing.families.heads import XPRESS
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import DeltaNet, LatentAttention, SelectiveScan, SelfAttention, StateSpace
 from specdecode_operator.sizing.pair.pair import Pair
@@ -25,7 +26,7 @@ _OF_LATENT: Final = "MLA"
 _FIRST_CHOICE: Final = "FLASH_ATTN"
 """What vLLM takes before all others but for sinks, which FlashAttention 2 lacks (vllm/platforms/cuda.py)."""
 
-_UNSURE_HEADS: Final = frozenset({"Qwen3XPressModel", "DFlashQwen3XPressModel"})
+_UNSURE_HEADS: Final = frozenset(XPRESS)
 """Heads of dflash that are never asked how sure they are, which vLLM passes over: it ranks by what lies in memory
 (v1/worker/gpu/spec_decode/xpress/speculator.py, _jacobi_refine)."""
 

@@ -1,4 +1,4 @@
-"""Draft heads that propose a whole block in one pass: DFlash and DSpark."""
+"""Draft heads that propose a whole block in one pass: DFlash, with XPress or without, and DSpark."""
 
 from dataclasses import replace
 from typing import Final
@@ -16,11 +16,17 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
 )
 from specdecode_operator.sizing.families.heads import TOKEN_ID_BYTES
-from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
+from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Refiner, Tower
 from specdecode_operator.sizing.model.layers import SelfAttention
 from specdecode_operator.sizing.weights.weights import VOCABULARY_PADDING
 
 _FLOAT32_BYTES: Final = 4
+
+_RANK: Final = 256
+_MLP_WIDTH: Final = 512
+_CANDIDATES: Final = 512
+_STEPS: Final = 15
+"""What files of XPress heads mean that do not say (vLLM, qwen3_xpress.py, Qwen3XPressModel)."""
 
 
 def dflash(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
@@ -37,6 +43,42 @@ def dflash(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     block = fields.size("block_size") if fields.is_set("block_size") else None
     most_tokens = None if block is None else block - (not options.flag("sample_from_anchor"))
     return _block_head(fields, options, architecture, _parts(fields, options, most_tokens=most_tokens))
+
+
+def xpress(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+    """XPress: DFlash whose blocks are refined before they are verified (vLLM, qwen3_xpress.py, XPressRefinerHead).
+
+    The refiner is two tables of ``xpress_rank`` columns, projections into
+    that width, what mixes the places of a block, and an MLP. All but the first
+    table and the projections of hidden states is kept a second time, turned
+    (build_fused_buffers).
+    """
+    options = fields.section("dflash_config") or Fields(fields.model, {})
+    if fields.flag("sample_from_anchor") or options.flag("sample_from_anchor"):
+        raise fields.error("sample_from_anchor", "vLLM does not start with an XPress head that was trained so")
+    vocabulary, size = fields.size("vocab_size"), fields.size("hidden_size")
+    if _draft_vocabulary(fields) != vocabulary:
+        raise fields.error("draft_vocab_size", "vLLM starts with XPress heads of the target's whole vocabulary alone")
+    rank, width = fields.size("xpress_rank", _RANK), fields.size("xpress_mlp_hidden", _MLP_WIDTH)
+    places = fields.size("xpress_block_size", fields.size("num_speculative_steps", _STEPS) + 1)
+    copied = rank * (3 * rank + places * places + 3 * width + vocabulary)
+    parts = _parts(fields, options, most_tokens=places - 1)
+    parts = replace(
+        parts,
+        whole_elements=parts.whole_elements + copied + rank * (vocabulary + 2 * size),
+        refiner=Refiner(rank, places, _candidates(fields, vocabulary), copied),
+    )
+    return _block_head(fields, options, architecture, parts)
+
+
+def _candidates(fields: Fields, vocabulary: int) -> int:
+    """Return from how many tokens it chooses; 0 for all (config/speculative.py, xpress_topc)."""
+    if fields.values.get("xpress_topc") == 0:
+        return 0
+    candidates = fields.size("xpress_topc", min(_CANDIDATES, vocabulary))
+    if candidates > vocabulary:
+        raise fields.error("xpress_topc", f"vLLM refuses more than the vocabulary of {vocabulary}")
+    return candidates
 
 
 def dspark(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:

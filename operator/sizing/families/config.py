@@ -110,6 +110,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "DFlashDraftModel": block_heads.dflash,
     "DSparkDraftModel": block_heads.dspark,
     "Qwen3DSparkModel": block_heads.dspark,
+    **dict.fromkeys(heads.XPRESS, block_heads.xpress),
 }
 """Who reads the config.json of an architecture. Inner models of the wrappers are read by the same functions."""
 

@@ -11,6 +11,9 @@ from specdecode_operator.vocabulary import Method
 _EAGLE3_AUXILIARY_STATES: Final = 3
 """Hidden states of the target that an EAGLE-3 head joins: an early, a middle and a late layer's."""
 
+XPRESS: Final = ("Qwen3XPressModel", "DFlashQwen3XPressModel")
+"""DFlash heads with a refiner, as files name them and as vLLM renames them (config/speculative.py)."""
+
 _METHODS: Final = {
     "EagleLlamaForCausalLM": Method.EAGLE,
     "LlamaForCausalLMEagle": Method.EAGLE,
@@ -23,6 +26,7 @@ _METHODS: Final = {
     "DFlashDraftModel": Method.DFLASH,
     "DSparkDraftModel": Method.DSPARK,
     "Qwen3DSparkModel": Method.DSPARK,
+    **dict.fromkeys(XPRESS, Method.DFLASH),
 }
 """How a head proposes, by the first of its ``architectures``."""
 

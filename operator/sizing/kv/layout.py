@@ -151,7 +151,7 @@ def draft_parts(
         tables = Tables.SHARED if _reaches_embedding(target, draft.head, split) else Tables.OWN_EMBEDDING
     return {
         **weight_parts(draft, precision, split.layer_split, whole_model(draft), tables),
-        "second keys and values": copied_bytes(draft, split.tensor),
+        "second copies": copied_bytes(draft, split.tensor),
         # Equal tables are loaded once (vLLM, rotary_embedding/__init__.py, _ROPE_DICT).
         "rotary table": sum(rope.size_bytes(draft.dtype_bytes) for rope in draft.ropes if rope not in target.ropes),
     }

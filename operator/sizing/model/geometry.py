@@ -38,6 +38,16 @@ class Tower:
 
 
 @dataclass(frozen=True)
+class Refiner:
+    """What chooses the tokens of a proposed block anew, pass by pass (XPress); whole on each rank."""
+
+    rank: int  # Width that it computes in
+    places: int  # Of a block: the one of the token that was verified, and those to fill
+    candidates: int  # Tokens that it chooses from at each place; 0 for all
+    copied_elements: int  # Parameters that the engine keeps a second time, turned
+
+
+@dataclass(frozen=True)
 class HeadParts:
     """What a draft head (EAGLE, MTP) holds beside its layers."""
 
@@ -65,6 +75,7 @@ class HeadParts:
     token_map_bytes: int = 0
     # Width of the target's hidden states that it was made for; None where it is part of the target
     reads_width: int | None = None
+    refiner: Refiner | None = None  # What goes over its blocks again; None where they stay as proposed
 
 
 @dataclass(frozen=True, eq=False)

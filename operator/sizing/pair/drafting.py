@@ -70,12 +70,12 @@ def fitted_draft(
     Raises
     ------
     PlanError
-        When the head cannot propose as many tokens.
+        When the head cannot propose so many tokens.
     """
     parts = draft.head
     if parts is None:
         return draft
-    _refuse_too_many(draft.name, parts, num_speculative_tokens)
+    _refuse_tokens(draft.name, parts, num_speculative_tokens)
     if parts.medusa_heads:
         return replace(draft, head=_built_heads(parts, target.vocab_size, num_speculative_tokens))
     rows = parts.output_rows
@@ -91,9 +91,15 @@ def fitted_draft(
     return replace(draft, head=fitted, ropes=ropes)
 
 
-def _refuse_too_many(name: str, parts: HeadParts, num_speculative_tokens: int) -> None:
+def _refuse_tokens(name: str, parts: HeadParts, num_speculative_tokens: int) -> None:
     if parts.most_tokens is not None and num_speculative_tokens > parts.most_tokens:
         message = f"{name} was trained to propose at most {parts.most_tokens} a step; write {parts.most_tokens} or less"
+        raise PlanError(TOKENS_FIELD, num_speculative_tokens, message)
+    # vLLM reads its mixer of places as one of K + 1, whatever it has
+    # (vllm/v1/worker/gpu/spec_decode/xpress/kernels.py).
+    if parts.refiner is not None and num_speculative_tokens != parts.refiner.places - 1:
+        wanted = parts.refiner.places - 1
+        message = f"{name} refines blocks of {wanted} proposed tokens, no fewer; write {wanted}"
         raise PlanError(TOKENS_FIELD, num_speculative_tokens, message)
 
 

@@ -26,6 +26,9 @@ from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, SIXTEEN_BIT_BYTE
 PIPELINE_FIELD: Final = "parallelism.pipeline"
 """Where users say in how many stages the layers lie."""
 
+DRAFT_FIELD: Final = "speculation.draft.model"
+"""Where users name the draft."""
+
 NO_GRAPHS: Final = "NONE"
 """vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
 
@@ -149,6 +152,8 @@ class Pair:
     adaptive_verification: bool = False
     # To what the engine quantizes the draft's copy of the target's output head: fp8 or nvfp4; None where they share it
     draft_head_quantization: str | None = None
+    # From how many tokens a refiner chooses, 0 for all; None for as many as its file says
+    refined_candidates: int | None = None
 
     def __post_init__(self) -> None:
         """Let both models compute in the engine's type (config/speculative.py: the draft gets the target's)."""
@@ -193,7 +198,7 @@ def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     Raises
     ------
     PlanError
-        When the target has no MTP layers, or the draft cannot propose so many tokens.
+        When the target has no MTP layers, the draft cannot propose so many tokens, or the version does not know it.
     """
     return pair.loaded_draft
 
@@ -203,11 +208,18 @@ def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
         return prediction_draft(pair.target, pair.num_speculative_tokens), pair.target_precision
     if pair.draft is None:
         return None
+    _refuse_refiner(pair.draft, pair.limits.engine_version)
     precision = pair.draft_precision or pair.draft.checkpoint_precision or Precision.BF16
     # Of these heads the engine makes the rotary table as long as requests (config/speculative.py).
     stretched = sizing_facts(pair.limits.engine_version)["positions_like_target"]
     least_positions = pair.limits.max_model_len if pair.method in stretched else 0
     return fitted_draft(pair.draft, pair.target, pair.num_speculative_tokens, least_positions), precision
+
+
+def _refuse_refiner(draft: ModelGeometry, version: str) -> None:
+    if draft.head is not None and draft.head.refiner is not None and not sizing_facts(version)["refines_blocks"]:
+        message = f"vLLM {version} knows no heads with XPress: use 0.33 or later, or name a dflash head without"
+        raise PlanError(DRAFT_FIELD, draft.name, message)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
@@ -258,4 +270,5 @@ def without_speculation(pair: Pair) -> Pair:
         other_draft_lengths=frozenset(),
         adaptive_verification=False,
         draft_head_quantization=None,
+        refined_candidates=None,
     )

@@ -112,11 +112,14 @@ def loaded_head_bytes(
 def copied_bytes(geometry: ModelGeometry, tensor: int) -> int:
     """Return what a draft's second copy of its key and value projections takes: one multiplication fills all layers.
 
-    vLLM, qwen3_dflash.py, _build_context_kv_buffers, made while loading from layers in 16 bits.
+    vLLM, qwen3_dflash.py, _build_context_kv_buffers, made while loading from layers in 16 bits. And that of a refiner,
+    which is never quantized (qwen3_xpress.py, build_fused_buffers).
     """
-    if geometry.head is None or not geometry.head.copies_keys_and_values or geometry.checkpoint is not None:
+    if geometry.head is None or not geometry.head.copies_keys_and_values:
         return 0
-    elements = 0
+    elements = geometry.head.refiner.copied_elements if geometry.head.refiner else 0
+    if geometry.checkpoint is not None:
+        return elements * geometry.dtype_bytes
     for layer, count in geometry.distinct_layers:
         if isinstance(layer.mixer, SelfAttention):
             mixer = layer.mixer

@@ -223,6 +223,11 @@ BAD = {
         "spec.speculation.draftSampling",
         "a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
     ),
+    "XPress without a head": Bad(
+        "speculation: {method: ngram, numSpeculativeTokens: 3, xpressTopC: 64}",
+        "spec.speculation.xpressTopC",
+        "method ngram has no XPress head: remove it, or use method: dflash with such a head",
+    ),
     "output head of a lookup": Bad(
         "speculation: {method: ngram, numSpeculativeTokens: 3, draftLmHeadQuantization: fp8}",
         "spec.speculation.draftLmHeadQuantization",

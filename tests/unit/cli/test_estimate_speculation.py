@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.families.catalogue import find_entry
 from tests.unit.cli.conftest import Specdecode
 
 Estimate = Callable[..., list[dict[str, Any]]]
@@ -49,3 +50,25 @@ def test_a_quantized_copy_of_the_output_head_takes_memory(estimate: Estimate) ->
     rows = 129_280 // 8
     assert copied["per_gpu"]["draft_weights"] - plain["per_gpu"]["draft_weights"] == rows * (7168 + 4)
     assert "use one of fp8, nvfp4" in unknown["error"]
+
+
+def test_a_refiner_that_chooses_among_all_tokens_takes_memory(estimate: Estimate) -> None:
+    entry = find_entry("sgl-project/SpecForge:configs/qwen3-8b-dflash.json")
+    assert entry is not None
+    head = {**entry.config, "architectures": ["Qwen3XPressModel"]}
+    case = {"gpu": "H200", "model": "Qwen/Qwen3-8B", "max_model_len": 8192, "max_num_seqs": 128}
+    refined = {"method": "dflash", "model_config": head, "num_speculative_tokens": 15}
+    own, all_tokens, too_many, plain, old = estimate(
+        {**case, "speculative": refined},
+        {**case, "speculative": {**refined, "xpress_topc": 0}},
+        {**case, "speculative": {**refined, "xpress_topc": 151_937}},
+        {**case, "speculative": {**refined, "model_config": dict(entry.config), "xpress_topc": 64}},
+        {**case, "speculative": refined, "vllm_version": "0.32"},
+    )
+    assert (own["error"], all_tokens["error"]) == (None, None)
+    kept = 128 * 15 * ((2 * 151_936 + 256) * 2 + 38 * 12)
+    assert all_tokens["per_gpu"]["activation"] - own["per_gpu"]["activation"] == kept
+    assert "from 0 to the vocabulary, 151936" in too_many["error"]
+    assert "is of XPress heads alone" in plain["error"]
+    assert "speculative.model" in old["error"]
+    assert "use 0.33 or later" in old["error"]

@@ -7,7 +7,7 @@ from bench.launch_tables import with_launch_tables
 from specdecode_operator.engine import profiles
 from specdecode_operator.engine.arguments import ARGUMENTS
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS
+from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS, XPRESS_KEY
 
 DOCUMENT = Path(__file__).parents[3] / "docs/reference/launch.md"
 ENGINE = Path(profiles.__file__).parent
@@ -36,7 +36,7 @@ def test_every_key_is_one_that_every_version_has_or_that_is_refused_without_it()
     assert keys <= find_profile(KNOWN_VERSIONS[-1]).speculative_keys
     for version in KNOWN_VERSIONS:
         # test_methods.py shows that older versions are not told.
-        assert keys - find_profile(version).speculative_keys <= {DRAFT_HEAD_KEY}
+        assert keys - find_profile(version).speculative_keys <= {DRAFT_HEAD_KEY, XPRESS_KEY}
 
 
 def test_every_version_has_a_row() -> None:

@@ -308,3 +308,13 @@ def test_a_quantized_copy_of_the_output_head_is_told_where_the_engine_has_it(met
     for asked, version in ((settings, "0.32"), (replace(settings, cpu=CPU), "0.33")):
         (problem,) = speculation_problems(asked, find_profile(version))
         assert (problem.field, problem.value) == ("spec.speculation.draftLmHeadQuantization", "fp8")
+
+
+def test_the_candidates_of_a_refiner_are_told_where_the_engine_has_one() -> None:
+    speculation = speculating(Method.DFLASH, xpress_top_c=0)
+    assert config_of(speculation)["xpress_topc"] == 0
+    assert "xpress_topc" not in config_of(speculating(Method.DFLASH))
+    settings = replace(PLAIN, speculation=speculation)
+    assert speculation_problems(settings, find_profile("0.33")) == []
+    (problem,) = speculation_problems(settings, find_profile("0.32"))
+    assert (problem.field, problem.value) == ("spec.speculation.xpressTopC", "0")

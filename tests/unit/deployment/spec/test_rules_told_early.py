@@ -104,6 +104,16 @@ def state_of_old_granite() -> Body:
     return {**spec, "target": {"model": "org/granite", "config": config}}
 
 
+def refining(engine: Body | None = None, **more: Any) -> Body:
+    """A spec with an XPress head that refines blocks of 7 tokens."""
+    entry = find_entry("sgl-project/SpecForge:configs/qwen3-8b-dflash.json")
+    assert entry is not None
+    config = {**entry.config, "architectures": ["Qwen3XPressModel"], "xpress_block_size": 8}
+    spec = drafting("dflash", QWEN, "org/xpress", k=7, engine=engine or {})
+    spec["speculation"] |= {"draft": {"model": "org/xpress", "config": config}} | more
+    return spec
+
+
 def too_many_heads() -> Body:
     """A head that proposes fewer tokens than are asked for."""
     spec = drafting("medusa", QWEN, "org/medusa", k=6)
@@ -197,6 +207,19 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             ),
             "mixes up",
         )
+    ],
+    "an XPress head from 0.33 on, on model runner V2": [
+        (refining({"version": "0.32"}), "use 0.33 or later"),
+        ({**refining({"image": "org/vllm-cpu:1"}), "accelerator": tiny_cpu()["accelerator"]}, "model runner V2"),
+    ],
+    "an XPress head: as many as its blocks have places to fill": [
+        (refining(numSpeculativeTokens=6), "write 7"),
+        (refining(numSpeculativeTokens=8), "write 7"),
+    ],
+    "an XPress head: only greedy": [(refining(draftSampling="probabilistic"), "the likeliest alone")],
+    "dflash with an XPress head; at most its vocabulary": [
+        (refining(xpressTopC=151_937), "use 151936 or less"),
+        (refining(draft={"model": QWEN_HEAD}, method="eagle3", xpressTopC=64), "has no XPress refiner"),
     ],
     "eagle or mtp, on model runner V2, from 0.33 on": [
         (
