@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from specdecode_operator.estimate.fields import CaseFields
-from specdecode_operator.sizing.base.eras import Runner
+from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.choice.other_models import matching_drafts
 from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.versions.table import SIZED_VERSIONS
 from specdecode_operator.vocabulary import ENGINE_DTYPES, Dtype, KvCacheDtype, Method
 
 _KERNEL_BLOCK_TOKENS: Final = 16
@@ -94,8 +95,19 @@ def _refuse_blocks(fields: CaseFields, target: ModelGeometry) -> None:
         raise fields.error("block_size", f"must be a multiple of {_KERNEL_BLOCK_TOKENS}, as attention on GPUs needs it")
 
 
+def _ended_methods(version: str) -> Mapping[str, str]:
+    """Return what to use instead of methods that a version of vLLM has no more."""
+    ended: Mapping[str, str] = sizing_facts(version).get("ended_methods", {})
+    return ended
+
+
 def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
     target, draft = pair.target, pair.draft
+    if instead := _ended_methods(version := pair.limits.engine_version).get(pair.method):
+        last = next(known for known in reversed(SIZED_VERSIONS) if pair.method not in _ended_methods(known))
+        raise speculative.error(
+            "method", f"vLLM {version} has it no more: use {instead}, or vllm_version {last}, the last that has it"
+        )
     if pair.era.runner is Runner.V1 and pair.num_speculative_tokens > _MOST_VERIFIED_TOKENS:
         raise speculative.error(
             "num_speculative_tokens", f"vLLM verifies at most {_MOST_VERIFIED_TOKENS} a request: use that or less"

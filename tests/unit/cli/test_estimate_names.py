@@ -141,3 +141,12 @@ def test_remarks_of_collected_logs_are_passed_over(estimate: Estimate) -> None:
     plain = article("H100", "fp8", "bf16")
     remarks = {"source_url": "https://example.org", "confidence": "high", "observed": {}, "gpu_count": 2, "comment": 1}
     assert estimate({**plain, **remarks}) == estimate(plain)
+
+
+def test_a_method_that_ended_is_sized_where_it_lives(estimate: Estimate) -> None:
+    head = {"model_type": "medusa", "hidden_size": 4096, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 128256}
+    case = {**ONE_GPU, "speculative": {"method": "medusa", "num_speculative_tokens": 3, "model_config": head}}
+    lives, ended = (estimate({**case, "vllm_version": version})[0] for version in ("0.32", "0.33"))
+    assert lives["error"] is None
+    assert ended["error"].startswith("speculative.method: medusa: vLLM 0.33")
+    assert "use eagle3, or vllm_version 0.32" in ended["error"]
