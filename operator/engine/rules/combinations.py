@@ -62,7 +62,7 @@ def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Ite
     if option is not None and option.negated and settings.max_num_batched_tokens < settings.max_model_len:
         message = (
             f"without chunks of prompts this must be at least serving.maxModelLen, {settings.max_model_len}; raise it, "
-            "or remove --no-enable-chunked-prefill"
+            f"or remove {option.name}"
         )
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
 

@@ -77,6 +77,7 @@ def test_a_method_that_a_later_version_adapts_with_names_that_version() -> None:
 )
 def test_what_excludes_it_is_named(changes: dict[str, Any], words: str) -> None:
     assert words in said(adapting(**changes))
+    assert "\n" not in said(adapting(**changes)), "told once"
     settings = adapting(**changes)
     assert settings.speculation is not None
     without = replace(settings, speculation=replace(settings.speculation, adaptive_verification=False))

@@ -62,6 +62,23 @@ def test_flags_have_their_aliases_and_arity() -> None:
     assert flags["--hf-token"].values == "?"
 
 
+def test_a_switch_has_an_opposite_word_from_0_33_on() -> None:
+    """vllm/utils/argparse_utils.py, EnableDisableAction: --disable-x undoes --enable-x, and the other way round."""
+    before, after = find_profile("0.32").flags, find_profile("0.33").flags
+    for name, opposite in (("--enable-lora", "--disable-lora"), ("--disable-cascade-attn", "--enable-cascade-attn")):
+        assert opposite not in before
+        assert after[opposite] is after[name]
+        assert [spelling for spelling in after[name].names if after[name].is_undone_by(spelling)] == [
+            f"--no-{name[2:]}",
+            opposite,
+        ]
+
+
+def test_a_version_that_nobody_knows_is_known_as_the_newest() -> None:
+    assert find_profile("0.99").known_as == NEWEST
+    assert find_profile(KNOWN_VERSIONS[0]).known_as == KNOWN_VERSIONS[0]
+
+
 def test_each_version_has_the_flags_of_its_own_parser() -> None:
     """vllm/engine/arg_utils.py of 0.30 and 0.31: an alias came, one flag was renamed, another went."""
     before, after = find_profile("0.30"), find_profile("0.31")

@@ -212,6 +212,13 @@ def test_dotted_keys_stand_behind_all_json() -> None:
     assert migration.body["spec"]["speculation"] == {"method": "ngram", "numSpeculativeTokens": 2}
 
 
+@pytest.mark.parametrize("spelling", ["--no-enable-expert-parallel", "--disable-expert-parallel", "--disable-expert"])
+def test_a_switch_that_is_turned_off_is_not_taken_for_on(spelling: str) -> None:
+    migration = imported(spelling, version="0.33")
+    assert not migration.decisions, decided(migration)
+    assert "expert" not in migration.body["spec"].get("parallelism", {})
+
+
 def test_a_switch_of_one_spelling_that_is_off_is_nothing() -> None:
     migration = imported("--grpc=false")
     assert not migration.decisions

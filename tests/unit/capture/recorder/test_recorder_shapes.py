@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from enum import Enum, IntEnum
 from typing import Any, Optional
 
@@ -82,6 +82,9 @@ def counting(self: Any, request_ids: Any, internal: bool) -> int: ...
 async def turned_async(self: Any, request_ids: Any, internal: Any) -> None: ...
 
 
+async def answering_in_lists(self: Any) -> list[Any]: ...
+
+
 def turned_sync(self: Any) -> None: ...
 
 
@@ -136,6 +139,10 @@ def with_own_client(classes: EngineClasses) -> EngineClasses:
             with_method("output_processor", "abort_requests", counting),
             "OutputProcessor.abort_requests: return is int, not list[str]",
         ),
+        (
+            with_method("client", "get_output_async", answering_in_lists),
+            "AsyncMPClient.get_output_async: return is list[Any], not EngineCoreOutputs",
+        ),
         (with_own_client, "DPClient has its own get_output_async"),
         (lambda classes: replace(classes, finish_reason=Reasons), "FinishReason is ['0']"),
         (lambda classes: replace(classes, event_type=Events), "EngineCoreEventType is {'QUEUED': 1, 'SCHEDULED': 3"),
@@ -149,6 +156,23 @@ def test_what_is_not_as_it_should_be_is_named(change: Callable[[EngineClasses], 
 def test_a_changed_type_is_named_and_other_spellings_and_further_fields_are_none() -> None:
     problems = unknown_shapes(with_message("EngineCoreOutput", OtherTypes)(engine_classes()))
     assert problems == ["EngineCoreOutput.new_token_ids is bytes, not list[int]"]
+
+
+UNREAD = {
+    "EngineCoreRequest": {"client_index", "prompt_embeds"},
+    "OutputProcessorOutput": {"request_outputs"},
+    "SchedulerStats": {"kv_connector_stats", "num_waiting_reqs"},
+}
+
+
+def test_the_type_of_every_field_that_is_read_matters() -> None:
+    classes = engine_classes()
+    for name, kind in classes.messages.items():
+        fields = kind.__dataclass_fields__ if hasattr(kind, "__dataclass_fields__") else kind.__struct_fields__
+        other = make_dataclass(name, [(field, complex) for field in fields])
+        problems = unknown_shapes(with_message(name, other)(classes))
+        told = {each.partition(" is complex")[0].removeprefix(f"{name}.") for each in problems}
+        assert told == set(fields) - UNREAD.get(name, set())
 
 
 def test_stand_ins_are_as_strict_as_vllm() -> None:

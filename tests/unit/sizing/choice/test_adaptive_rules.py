@@ -65,10 +65,11 @@ def test_states_are_planned_for_whole_drafts_but_of_mamba_2_since_0_33(
     assert (message(adapting(make_pair(), model, "0.33.0")) == "") == (first == "0.33.0")
 
 
-def test_heads_that_nobody_asks_how_sure_they_are_are_refused(make_pair: PairFactory) -> None:
+@pytest.mark.parametrize("architecture", ["Qwen3XPressModel", "DFlashQwen3XPressModel"])
+def test_heads_that_nobody_asks_how_sure_they_are_are_refused(make_pair: PairFactory, architecture: str) -> None:
     pair = adapting(make_pair())
     assert pair.draft is not None
-    refined = replace(pair, method="dflash", draft=replace(pair.draft, architecture="Qwen3XPressModel"))
+    refined = replace(pair, method="dflash", draft=replace(pair.draft, architecture=architecture))
     assert "does not ask" in message(refined)
 
 
