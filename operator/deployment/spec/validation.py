@@ -34,7 +34,7 @@ from specdecode_operator.engine.environment import env_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
-from specdecode_operator.engine.rules.speculation import speculation_problems
+from specdecode_operator.engine.rules.speculation import method_problems, speculation_problems
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import product_refusal
 from specdecode_operator.kube.pod_policy import pod_problems
@@ -48,7 +48,7 @@ from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibratio
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence, spread_problems
 from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
-from specdecode_operator.vocabulary import Dtype
+from specdecode_operator.vocabulary import Dtype, Method
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 
@@ -112,7 +112,8 @@ def check_without_models(
     """
     _raise(_path_problems(unread))
     profile = engine_profile(spec)
-    _raise(_problems_without_models(spec, profile))
+    method = spec.speculation.method if spec.speculation else Method.NONE
+    _raise([*method_problems(method, profile), *_problems_without_models(spec, profile)])
     return profile
 
 

@@ -36,8 +36,8 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
     speculation = settings.speculation
     if speculation is None:
         return []
-    if speculation.method not in profile.runners:
-        return [Problem(f"{_SPECULATION}.method", speculation.method, _unknown_method(speculation.method, profile))]
+    if problems := method_problems(speculation.method, profile):
+        return problems
     return [
         *_count_problems(speculation),
         *_schedule_problems(speculation),
@@ -55,6 +55,13 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_asynchrony_problems(settings, speculation, profile),
         *adaptive_problems(settings, profile),
     ]
+
+
+def method_problems(method: Method, profile: EngineProfile) -> list[Problem]:
+    """Return what is wrong with a method of which the engine has nothing; no model is needed to tell."""
+    if method is Method.NONE or method in profile.runners:
+        return []
+    return [Problem(f"{_SPECULATION}.method", method, _unknown_method(method, profile))]
 
 
 def _unknown_method(method: Method, profile: EngineProfile) -> str:

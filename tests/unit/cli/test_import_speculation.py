@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tests.unit.cli.conftest import Specdecode, WriteObject
-from tests.unit.cli.old_deployments import LLAMA_8B, engine, imported
+from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, engine, imported
 
 SPECULATIVE = {
     "JSON": ["--speculative-config", '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2}'],
@@ -40,6 +40,16 @@ def test_the_method_of_a_head_is_said_or_told_by_its_path(
     speculation = body["spec"]["speculation"]
     assert (speculation["method"], speculation["numSpeculativeTokens"]) == (method, 3)
     assert speculation["draft"]["model"] in " ".join(HEADS[method])
+
+
+def test_a_method_that_ended_is_a_decision_where_no_model_is_known(specdecode: Specdecode, write: WriteObject) -> None:
+    result = specdecode("import", "--engine-version", "0.33", "--", "vllm", "serve", "org/vicuna", *HEADS["medusa"])
+    assert result.exit_code == INVALID
+    assert "spec.speculation.method: medusa: vLLM 0.33 has it no more; use method eagle3" in result.stderr
+    written = write("written.yaml", result.stdout)
+    for command in ("plan", "lint"):
+        refused = specdecode(command, "-f", written)
+        assert (refused.exit_code, "has it no more" in refused.output) == (INVALID, True)
 
 
 def test_old_names_of_mtp_are_mtp(specdecode: Specdecode, write: WriteObject) -> None:
