@@ -56,3 +56,10 @@ def test_old_names_of_mtp_are_mtp(specdecode: Specdecode, write: WriteObject) ->
     arguments = ["-sc", '{"method":"deepseek_mtp","num_speculative_tokens":1}']
     result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
     assert yaml.safe_load(result.stdout)["spec"]["speculation"] == {"method": "mtp", "numSpeculativeTokens": 1}
+
+
+def test_the_candidates_of_a_refiner_become_a_field(specdecode: Specdecode, write: WriteObject) -> None:
+    arguments = ["-sc", '{"method":"dflash","model":"org/xpress","num_speculative_tokens":7,"xpress_topc":0}']
+    result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
+    speculation = yaml.safe_load(result.stdout)["spec"]["speculation"]
+    assert (speculation["method"], speculation["xpressTopC"]) == ("dflash", 0)
