@@ -21,7 +21,7 @@ from specdecode_operator.engine.rules.runners import draft_follows_target, runs_
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, XPRESS_KEY
 from specdecode_operator.problems import Problem
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Dtype, Method
 
 _SPECULATION = "spec.speculation"
 _ASYNCHRONOUS = "--async-scheduling"
@@ -171,6 +171,10 @@ def _head_problems(
         yield Problem(field, asked, message)
     elif runs_on_v1(settings, profile):
         message = "needs vLLM's model runner V2, and V1 serves the engine here; remove it"
+        yield Problem(field, asked, message)
+    elif settings.dtype is Dtype.FLOAT32:
+        # layers/quantization/online/lm_head.py, _quantize_copy, after loading.
+        message = "vLLM makes it of an output head of 16 bits, and serving.dtype is float32; remove one of the two"
         yield Problem(field, asked, message)
 
 

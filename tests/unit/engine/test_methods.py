@@ -21,7 +21,7 @@ from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
 from specdecode_operator.engine.speculative_config import speculative_config
 from specdecode_operator.versions.table import release
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Dtype, Method
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 
 PROFILE = find_profile("0.32")
@@ -305,7 +305,8 @@ def test_a_quantized_copy_of_the_output_head_is_told_where_the_engine_has_it(met
     assert config_of(speculation)["draft_lm_head_quantization"] == "fp8"
     settings = replace(PLAIN, speculation=speculation)
     assert speculation_problems(settings, find_profile("0.33")) == []
-    for asked, version in ((settings, "0.32"), (replace(settings, cpu=CPU), "0.33")):
+    wide = replace(settings, dtype=Dtype.FLOAT32)
+    for asked, version in ((settings, "0.32"), (replace(settings, cpu=CPU), "0.33"), (wide, "0.33")):
         (problem,) = speculation_problems(asked, find_profile(version))
         assert (problem.field, problem.value) == ("spec.speculation.draftLmHeadQuantization", "fp8")
 
