@@ -20,6 +20,8 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.choice.precision_rules import generation_of
+from specdecode_operator.sizing.memory.buffers import latent_logits_bytes
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
@@ -61,6 +63,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_asked_length_warnings(facts),
         *_package_warnings(facts),
         *_uncounted_warnings(facts),
+        *_latent_warnings(facts, tensor),
         *_tokenizer_warnings(facts, known),
         *schedule_warnings(facts.spec, facts.profile, facts.pair),
         *_adaptive_warnings(facts),
@@ -213,6 +216,16 @@ def _uncounted_warnings(facts: Facts) -> Iterator[str]:
     for flag in _UNCOUNTED_FLAGS:
         if flag in given:
             yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs"
+
+
+def _latent_warnings(facts: Facts, tensor: int) -> Iterator[str]:
+    """On Ampere Triton's kernel alone reads latent attention, and it reserves memory of its own."""
+    ampere = [product for product in facts.spec.accelerator.product if generation_of(product) == "Ampere"]
+    if ampere and (reserved := latent_logits_bytes(facts.pair, tensor)):
+        yield (
+            f"latent attention reserves {format_gib(reserved)} GiB on each {ampere[0]}, which the plan does not count:"
+            " the memory left differs; less is reserved with a lower serving.maxModelLen or serving.maxNumSeqs"
+        )
 
 
 def _adaptive_warnings(facts: Facts) -> Iterator[str]:
