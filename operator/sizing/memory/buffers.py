@@ -36,9 +36,10 @@ def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> i
     """Return the buffers that stand before the profiling run, on one pipeline stage; by default the last.
 
     Hidden states and residual that a stage receives (V1 makes them later),
-    embeddings that images are put into, what each level of an encoder adds to
-    them, and on the last stage the buffers of sampler and drafter. Whether
-    they are charged depends on the version.
+    embeddings that images are put into (V1 has room for them with any model),
+    what each level of an encoder adds to them, and on the last stage the
+    buffers of sampler and drafter. Whether they are charged depends on the
+    version.
     """
     if stage is None:
         stage = stages(pair.target, split.pipeline)[-1]
@@ -47,12 +48,12 @@ def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> i
     size_bytes += _level_bytes(pair)
     if not stage.is_first and v2:
         size_bytes += described(2 * _step_states_bytes(pair), "of states from the stage before")
-    if target.tower.item_tokens and (stage.is_first or not v2):
-        size_bytes += described(_step_states_bytes(pair), "of embeddings of images")
+    if not v2 or (target.tower.item_tokens and stage.is_first):
+        size_bytes += described(_step_states_bytes(pair), "of embeddings")
     if stage.is_last:
         size_bytes += (
             _vocabulary_map_bytes(pair)
-            + _hidden_state_bytes(pair)
+            + (_hidden_state_bytes(pair) if v2 else _v1_drafter_bytes(pair))
             + (_draft_logits_bytes(pair) + confidence_state_bytes(pair) if v2 else 0)
         )
     return size_bytes
@@ -132,6 +133,18 @@ def _hidden_state_bytes(pair: Pair) -> int:
     rows = named(min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens), "rows")
     staged = rows * geometry.head.auxiliary_states * pair.target.hidden_size * pair.target.dtype_bytes
     return states + described(staged, "of states staged for its graphs")
+
+
+def _v1_drafter_bytes(pair: Pair) -> int:
+    """Return hidden states and embeddings of one step, which V1 holds for a draft of any kind.
+
+    vLLM, v1/spec_decode/llm_base_proposer.py, __init__; the heads of Medusa have a class of their own, without them.
+    """
+    draft = loaded_draft(pair) if pair.method != Method.MEDUSA else None
+    if draft is None:
+        return 0
+    step = pair.limits.max_num_batched_tokens * draft[0].hidden_size * pair.target.dtype_bytes
+    return described(2 * step, "of hidden states and embeddings for the draft")
 
 
 def _stages_states(pair: Pair) -> bool:
