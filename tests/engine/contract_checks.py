@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.runners import runs_on_v1
@@ -10,7 +12,7 @@ from specdecode_operator.engine.rules.speculation import draft_slots
 from specdecode_operator.engine.settings import EngineSettings, Platform
 from specdecode_operator.sizing.base.eras import ModelTraits, Runner, find_era
 from specdecode_operator.vocabulary import Method
-from tests.engine.contract_cases import with_models_under
+from tests.engine.contract_cases import METHODS, with_models_under
 from tests.engine.oracle_process import Answer, Oracle
 
 BLOCKS = (Method.DFLASH, Method.DSPARK)
@@ -41,6 +43,14 @@ class Vllm:
     def start(self, settings: EngineSettings) -> Answer:
         """Return what its configuration makes of the settings."""
         return self.oracle(settings).ask("start", self.line(settings))
+
+
+def skip_without_package(vllm: Vllm, method: Method) -> None:
+    """Skip where a method needs a package that this build of the engine comes without."""
+    package = vllm.profile.method_packages.get(method)
+    error = vllm.start(METHODS[method]).error if package else None
+    if package and error and package in error:
+        pytest.skip(f"the package index's CPU build of vLLM {vllm.profile.version} comes without {package}")
 
 
 def check_parsed(vllm: Vllm, settings: EngineSettings) -> None:

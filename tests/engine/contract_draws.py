@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from specdecode_operator.api.values import CudagraphMode, DraftSampling, RejectionSampling
+from specdecode_operator.api.values import METHODS_WITH_SAMPLING, CudagraphMode, DraftSampling, RejectionSampling
 from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
 from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method
 from tests.engine.contract_cases import CPU, DRAFT, METHODS, STARTING_EXTRA, TARGET
@@ -60,14 +60,47 @@ any_settings = st.builds(
 )
 
 
-def _with_method(
-    settings: EngineSettings, method: Method, tokens: int, schedule: tuple[ScheduleRange, ...]
-) -> EngineSettings:
-    """Return settings with a method, and models that it drafts for and with."""
-    example = METHODS[method]
-    assert example.speculation is not None
-    speculation = replace(example.speculation, num_speculative_tokens=tokens, schedule=schedule)
-    return replace(settings, model=example.model, speculation=speculation)
+WITHOUT_CPU = (Method.MTP,)
+"""Methods whose example has latent attention: with it an engine on the CPU has blocks and steps of its own sizes."""
 
 
-any_method = st.builds(_with_method, any_settings, st.sampled_from(sorted(METHODS)), st.integers(1, 8), ranges)
+@st.composite
+def _drafting(draw: st.DrawFn, method: Method) -> SpeculationSettings:
+    """Draw how a method drafts."""
+    example = METHODS[method].speculation
+    assert example is not None
+    tokens = draw(st.integers(1, 8))
+    edges = sorted(draw(st.just([]) | st.lists(st.integers(1, 600), max_size=4, unique=True)))
+    lengths = st.integers(0, tokens)
+    schedule = tuple(ScheduleRange(*ends, draw(lengths)) for ends in zip(edges[::2], edges[1::2], strict=False))
+    drafted = replace(example, num_speculative_tokens=tokens, schedule=schedule)
+    if method not in METHODS_WITH_SAMPLING:
+        return drafted
+    return replace(
+        drafted,
+        rejection_sampling=draw(st.none() | st.sampled_from([RejectionSampling.STANDARD, RejectionSampling.BLOCK])),
+        draft_sampling=draw(st.none() | st.sampled_from(DraftSampling)),
+        adaptive_verification=draw(st.none() | st.booleans()),
+    )
+
+
+def _speculating(settings: EngineSettings, speculation: SpeculationSettings) -> EngineSettings:
+    """Return settings that speculate, less the clashes between two of them that most draws have some of."""
+    cpu = None if speculation.method in WITHOUT_CPU else settings.cpu
+    graphs = cpu is None and not settings.enforce_eager
+    largest = settings.max_cudagraph_capture_size if settings.cudagraph_mode is not CudagraphMode.NONE else None
+    return replace(
+        settings,
+        model=METHODS[speculation.method].model,
+        speculation=speculation,
+        max_num_batched_tokens=settings.max_num_batched_tokens + settings.max_num_seqs,
+        block_size=settings.block_size * (1 if cpu is None else 2),
+        cpu=cpu,
+        cudagraph_mode=settings.cudagraph_mode if graphs else None,
+        max_cudagraph_capture_size=largest if graphs else None,
+    )
+
+
+def settings_of(method: Method) -> st.SearchStrategy[EngineSettings]:
+    """Draw settings with a method, and models that it drafts for and with."""
+    return st.builds(_speculating, any_settings, _drafting(method))

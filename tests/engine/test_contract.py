@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, assume, given
-from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import METHODS_WITH_SAMPLING, CudagraphMode
@@ -28,7 +26,6 @@ from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import (
-    EngineSettings,
     Platform,
     ScheduleRange,
     SpeculationSettings,
@@ -61,8 +58,7 @@ from tests.engine.contract_cases import (
     TARGET,
     on_node,
 )
-from tests.engine.contract_checks import Vllm, check_parsed, check_started
-from tests.engine.contract_draws import any_method, any_settings
+from tests.engine.contract_checks import Vllm, check_parsed, check_started, skip_without_package
 from tests.engine.differences import assert_none
 from tests.engine.engine_versions import VERSIONS
 from tests.engine.refusal_cases import drafting
@@ -152,10 +148,7 @@ def test_line_of_every_method_is_taken_for_what_was_meant(vllm: Vllm, method: Me
     if method in vllm.profile.ended_methods:
         assert speculation_problems(METHODS[method], vllm.profile)
         return
-    package = vllm.profile.method_packages.get(method)
-    error = vllm.start(METHODS[method]).error
-    if package and error and package in error:
-        pytest.skip(f"the package index's CPU build of vLLM {vllm.profile.version} comes without {package}")
+    skip_without_package(vllm, method)
     check_started(vllm, METHODS[method])
 
 
@@ -311,15 +304,6 @@ def test_line_of_an_example_is_taken_for_what_was_meant(vllm: Vllm, body: Any) -
         settings = replace(settings, speculation=replace(speculation, draft_model=draft.draft_model))
     check_parsed(vllm, replace(settings, model=target))
     check_started(vllm, replace(settings, model=target))
-
-
-@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(settings=any_settings | any_method)
-def test_what_our_rules_let_pass_the_engine_takes(vllm: Vllm, settings: EngineSettings) -> None:
-    assume(not serving_problems(settings, vllm.profile) + speculation_problems(settings, vllm.profile))
-    assume(not extra_args_problems(settings.extra_args, vllm.profile))
-    check_parsed(vllm, settings)
-    check_started(vllm, settings)
 
 
 def test_a_draft_of_another_vocabulary_is_refused(vllm: Vllm) -> None:
