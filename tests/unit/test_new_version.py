@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.engine.new_version import profile
 from tests.engine.new_version.answers import UNASKED, Difference, Sections, differences
 from tests.engine.new_version.citations import Citation, citations, cited
@@ -192,7 +194,7 @@ def test_the_page_begins_with_what_hurts() -> None:
         "# vLLM 0.34: what to look at, against 0.33",
         "- Tests: 3 passed, 1 failed",
         "- The recorder **does not record**: EngineCoreOutput has no new_token_ids.",
-        "| `test_contract.py test_x[0.34]` | assert 1 == 2 |",
+        "| `test_contract.py test_x[0.34]` | `assert 1 == 2` |",
         "| `--enable-expert-parallel` | `values: 0` | no such | engine/arguments.py",
         "| `SpeculativeConfig.method` | -`c` | +`d` |",
         "further spellings |  | +`--longest` |",
@@ -222,3 +224,18 @@ def test_a_report_of_tests_is_counted_and_failures_are_named(tmp_path: Path) -> 
         '</testcase><testcase classname="c" name="d"><skipped message="no"/></testcase></testsuite></testsuites>'
     )
     assert read(report) == Outcome("1 passed, 1 failed, 1 skipped", (("test_contract.py test_b[0.34]", "E x"),))
+
+
+@pytest.mark.parametrize("wanted", ["0.34.1\n--index-url x", "0.34.1 ; x", "0.34.1/..", "0.34.", "0.34.*"])
+def test_what_is_no_version_is_handed_to_nobody(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setattr(profile, "_compile", lambda asked: pytest.fail(f"asked for {asked}"))
+    with pytest.raises(ValueError, match="is no release of vLLM"):
+        profile.requirement(wanted)
+
+
+def test_words_of_the_engine_and_its_tests_are_shown_as_code() -> None:
+    outcome = Outcome("1 failed", (("test_contract.py test_a[`x`]", "`@overload` | #1\n::error::<img src=x>"),))
+    told = (Difference("targets", "Tiny", "a", "`@triton.jit` b"),)
+    text = page(Findings("0.34", "0.33", told, NOTHING, outcome, ()))
+    assert "| `test_contract.py test_a['x']` | `'@overload' \\| #1 ::error::<img src=x>` |" in text
+    assert "`'@triton.jit' b`" in text

@@ -88,7 +88,7 @@ def _summary(found: Findings, answers: int) -> Iterator[str]:
 def _outcome(outcome: Outcome | None) -> Iterator[str]:
     if outcome and outcome.failures:
         yield "## Tests that fail"
-        yield _table(("test", "what it says"), ((f"`{name}`", _short(said)) for name, said in outcome.failures))
+        yield _table(("test", "what it says"), ((_code(name), _code(said)) for name, said in outcome.failures))
 
 
 def _is_ours(difference: Difference) -> bool:
@@ -140,7 +140,7 @@ def _told(difference: Difference) -> tuple[str, str]:
 
 
 def _value(text: str | None) -> str:
-    return "no such" if text is None else f"`{_short(text)}`"
+    return "no such" if text is None else _code(text)
 
 
 def _rows_of_changes(found: Iterable[Change]) -> Iterator[tuple[str, ...]]:
@@ -200,6 +200,12 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _code(text: str) -> str:
+    """Return a stranger's words as they are: in an issue, @names call people and #numbers link."""
+    shown = _short(text).replace("`", "'")
+    return f"`{shown}`"
 
 
 def _short(text: str) -> str:

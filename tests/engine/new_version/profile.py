@@ -1,6 +1,7 @@
 """The files of a new version: its requirement, its flags, and of its facts what an engine can be asked."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ _COMPILE = (
     "--no-deps",
 )
 _PLAIN = ("--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "./just pins")
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?", re.ASCII)
 _REPLACEMENT = "remove it; nothing replaces it"
 _NEEDS_NO_DRAFT = "ngram"
 
@@ -42,7 +44,11 @@ def requirement(wanted: str) -> str:
     ------
     ClusterError
         Where the index has no such version.
+    ValueError
+        When it is no version: what follows one in a requirement says where packages come from.
     """
+    if not _VERSION.fullmatch(wanted):
+        raise ValueError(f"{wanted!r} is no release of vLLM: write it as 0.34 or 0.34.1")
     said = ""
     exactly = f"=={wanted}" if wanted.count(".") > 1 else f"=={wanted}.*"
     for package in PACKAGES:
