@@ -4,7 +4,7 @@ from pydantic import Field, StrictBool, StrictInt
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.models import Draft
-from specdecode_operator.api.values import DraftHeadQuantization, DraftSampling, RejectionSampling
+from specdecode_operator.api.values import DraftHeadQuantization, DraftSampling, Loss, RejectionSampling
 from specdecode_operator.vocabulary import Method
 
 
@@ -76,8 +76,14 @@ class Speculation(ApiModel):
     """Lookup bounds, for method suffix."""
 
     rejection_sampling: RejectionSampling | None = None
-    """How drafted tokens are checked, the target's distribution kept: one after another (standard), or all of a step
-    together (block), by which more of them pass. Absent: the engine's, standard."""
+    """How drafted tokens are checked. The target's distribution is kept: one after another (standard), or all of a step
+    together (block), by which more of them pass. It is not kept: tokens pass that the target would have rejected, where
+    it was unsure itself and would accept the next ones (fly, of vLLM 0.33 on GPUs; needs lossy). Absent: the engine's,
+    standard."""
+
+    lossy: Loss | None = None
+    """Whether answers may be others than the target's own, which rejectionSampling fly makes them: only what is
+    Accepted here is served so. Absent: they may not."""
 
     draft_sampling: DraftSampling | None = None
     """How a draft picks its tokens: the likeliest ones (greedy), or by chance as the target does (probabilistic), by

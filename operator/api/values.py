@@ -28,10 +28,18 @@ METHODS_WITH_SAMPLING = (Method.DRAFT_MODEL, *METHODS_WITH_HIDDEN_STATES)
 
 
 class RejectionSampling(StrEnum):
-    """How drafted tokens are checked, in vLLM's words. Its third one, synthetic, makes answers up, for benchmarks."""
+    """How drafted tokens are checked, in vLLM's words. One that is left out, synthetic, makes answers up."""
 
     STANDARD = "standard"
     BLOCK = "block"
+    FLY = "fly"
+    """Alone loses what the target would have answered."""
+
+
+class Loss(StrEnum):
+    """Whether answers may be others than the target's own."""
+
+    ACCEPTED = "Accepted"
 
 
 class DraftSampling(StrEnum):

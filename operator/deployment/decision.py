@@ -34,7 +34,7 @@ from specdecode_operator.deployment.spec.validation import (
     refuse_pod_template,
     valid_facts,
 )
-from specdecode_operator.deployment.spec.warnings import plan_warnings, untested_version
+from specdecode_operator.deployment.spec.warnings import lossy_answers, plan_warnings, untested_version
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.plan import Plan
@@ -57,10 +57,12 @@ class _Planned:
     @property
     def conditions(self) -> list[ConditionUpdate]:
         """The conditions that come before those of engines."""
-        untested = untested_version(self.facts)
-        if untested is None:
-            return [_ACCEPTED, self.condition]
-        return [_ACCEPTED, self.condition, ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested))]
+        told = [_ACCEPTED, self.condition]
+        if untested := untested_version(self.facts):
+            told.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
+        if lossy := lossy_answers(self.facts):
+            told.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))
+        return told
 
     @property
     def hindered(self) -> Readiness | None:

@@ -82,6 +82,8 @@ class SpeculationSettings:
     """For method suffix."""
     # None: as the engine does.
     rejection_sampling: RejectionSampling | None = None
+    loss_accepted: bool = False
+    """Whether answers may be others than the target's own; nothing of it is rendered."""
     draft_sampling: DraftSampling | None = None
     adaptive_verification: bool | None = None
     draft_head_quantization: DraftHeadQuantization | None = None

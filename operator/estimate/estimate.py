@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
-from specdecode_operator.api.values import METHODS_WITH_TARGETS_HEAD, DraftHeadQuantization
+from specdecode_operator.api.values import METHODS_WITH_TARGETS_HEAD, DraftHeadQuantization, RejectionSampling
 from specdecode_operator.estimate.fields import CaseError, CaseFields
 from specdecode_operator.estimate.gpu_names import find_named_gpu
-from specdecode_operator.estimate.limits import refuse_unstartable
+from specdecode_operator.estimate.limits import REJECTION_KEY, refuse_unstartable
 from specdecode_operator.estimate.models import model_geometry, target_geometry, wanted_precision
 from specdecode_operator.estimate.names import CASE_NAMES, REMARKS, SPECULATIVE_NAMES, SPECULATIVE_REMARKS
 from specdecode_operator.sizing.base.devices import Device
@@ -148,6 +148,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
         refined_candidates=_refined_candidates(speculative, draft),
         maps_vocabulary=speculative is not None and speculative.flag("use_heterogeneous_vocab"),
         adaptive_verification=speculative is not None and speculative.flag("enable_adaptive_verification"),
+        checks_by_entropy=_checks_by_entropy(speculative),
         other_draft_lengths=_other_draft_lengths(speculative, method),
         limits=_limits(fields, target, version, engine_defaults(version, device)),
     )
@@ -330,6 +331,17 @@ def _samples_drafts(speculative: CaseFields | None) -> bool:
     if speculative is not None and way not in (None, "greedy", "probabilistic"):
         raise speculative.error("draft_sample_method", "is not known: use one of greedy, probabilistic")
     return way == "probabilistic"
+
+
+def _checks_by_entropy(speculative: CaseFields | None) -> bool:
+    way = None if speculative is None else speculative.text(REJECTION_KEY)
+    if speculative is not None and way not in (None, _MADE_UP, *RejectionSampling):
+        raise speculative.error(REJECTION_KEY, f"is not known: use one of {', '.join(RejectionSampling)}")
+    return way == RejectionSampling.FLY
+
+
+_MADE_UP: Final = "synthetic"
+"""A check of drafted tokens that no spec may ask for; it takes what standard takes."""
 
 
 def _other_draft_lengths(speculative: CaseFields | None, method: str) -> frozenset[int]:

@@ -19,6 +19,8 @@ _KERNEL_BLOCK_TOKENS: Final = 16
 _MOST_VERIFIED_TOKENS: Final = 128
 """V1 verifies at most so many tokens a request (v1/sample/rejection_sampler.py, MAX_SPEC_LEN)."""
 
+REJECTION_KEY: Final = "rejection_sample_method"
+
 _NOT_STRETCHED: Final = ('"llama3"', '"longrope"', '"su"')
 """Rotary scalings that the longest sequence includes already, in all versions (config/model.py)."""
 
@@ -112,6 +114,8 @@ def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
         raise speculative.error(
             "num_speculative_tokens", f"vLLM verifies at most {_MOST_VERIFIED_TOKENS} a request: use that or less"
         )
+    if pair.checks_by_entropy:
+        _refuse_entropy(speculative, pair)
     if draft is None or pair.method != Method.DRAFT_MODEL or pair.maps_vocabulary:
         return
     # config/speculative.py, verify_equal_vocab_size_if_draft_model.
@@ -119,3 +123,12 @@ def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
         other = next(iter(matching_drafts(target, draft)), None)
         remedy = f"choose {other.name}" if other else f"choose a draft with {target.vocab_size}"
         raise speculative.error("model", f"{reason}: {remedy}")
+
+
+def _refuse_entropy(speculative: CaseFields, pair: Pair) -> None:
+    """config/speculative.py, RejectionSampleMethod and _verify_args."""
+    version = pair.limits.engine_version
+    if "fly_window_size" not in sizing_facts(version).get("speculative_keys", {}):
+        raise speculative.error(REJECTION_KEY, f"vLLM {version} does not have it: use 0.33 or later")
+    if pair.num_speculative_tokens == 1:
+        raise speculative.error("num_speculative_tokens", "fly looks at tokens after a rejected one: use 2 or more")

@@ -54,12 +54,14 @@ SPECULATIVE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "parallel_drafting": (),
     "draft_lm_head_quantization": (),
     "xpress_topc": (),
+    "rejection_sample_method": (),
 }
 """Keys of its speculative section that say something of memory, or what else is asked of a draft."""
 
 SPECULATIVE_REMARKS: Final = (
-    *("prompt_lookup_min", "prompt_lookup_max", "rejection_sample_method", "disable_padded_drafter_batch"),
+    *("prompt_lookup_min", "prompt_lookup_max", "disable_padded_drafter_batch"),
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
     *("suffix_decoding_min_token_prob", "draft_layers"),
+    *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
 )
 """Keys of vLLM's --speculative-config that change no memory, and one of collected logs."""

@@ -18,8 +18,8 @@ _MESSAGE_LIMIT = 1024
 _ON_THE_WAY = frozenset({"Starting", "Disabled", "NotAccepted"})
 """Reasons of conditions that are False for a while without anything being wrong."""
 
-_BAD_WHILE_TRUE = frozenset({"DriftContested", "EngineDiffers", "EngineUntested"})
-"""Types of conditions that are there only while something is wrong."""
+_BAD_WHILE_TRUE = frozenset({"DriftContested", "EngineDiffers", "EngineUntested", "OutputsDiffer"})
+"""Types of conditions that are there only while something is wrong, or not as people take for granted."""
 
 _logger = logging.getLogger(__name__)
 

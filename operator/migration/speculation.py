@@ -10,7 +10,7 @@ from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.migration.arguments import Argument
-from specdecode_operator.migration.builder import Outcome, SpecBuilder
+from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.serving import OF_MODELS, read_json, read_number
 from specdecode_operator.vocabulary import Method
 
@@ -76,7 +76,8 @@ _SAMPLING: Final = {
 }
 """Keys with the field that says the same, and what it may say."""
 
-_OF_RANGES: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable_by_batch_size"})
+_AFTER_TOKENS: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable_by_batch_size", "fly_window_size"})
+"""Keys whose meaning hangs on the general number of tokens."""
 
 
 @dataclass
@@ -132,8 +133,7 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
         return
     if method != Method.NONE and "num_speculative_tokens" not in config:
         builder.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
-    # Ranges are cut to the general number of tokens, which must be there by then.
-    for key in sorted(config, key=_OF_RANGES.__contains__):
+    for key in sorted(config, key=_AFTER_TOKENS.__contains__):
         if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
             builder.drop(found.written[key], f"is of a draft, and {method} has none")
         elif key not in {"method", "model"}:
@@ -155,7 +155,7 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
     if key == "parallel_drafting" and value is not None:
         builder.note(Outcome.OPERATOR, f"{what} {value}", "the operator says so of each draft whose config.json does")
     elif value is None or (value is False and key in profile.speculative_keys):
-        builder.note(Outcome.OPERATOR, what, "is what holds without it")
+        builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float) and math.isfinite(value):
@@ -229,6 +229,27 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
+def _take_fly(default: Callable[[SpecBuilder], float]) -> Callable[[str, Any, SpecBuilder], None]:
+    """Return how a parameter of fly is taken: vLLM's own holds without it (config/speculative.py), another is lost."""
+
+    def take(what: str, value: Any, builder: SpecBuilder) -> None:
+        own = default(builder)
+        if value == own:
+            builder.note(Outcome.OPERATOR, f"{what} {value}", HOLDS_ANYWAY)
+        elif builder.get("speculation.rejectionSampling") not in {None, RejectionSampling.FLY.value}:
+            builder.drop(f"{what} {value}", "is of rejection_sample_method fly alone")
+        else:
+            message = f"no field means it yet, and {own} would hold: remove it there, or keep the Deployment"
+            builder.decide("spec.speculation.rejectionSampling", f"{what} {value}"[:96], message)
+
+    return take
+
+
+def _own_window(builder: SpecBuilder) -> float:
+    tokens = builder.get("speculation.numSpeculativeTokens")
+    return min(6, tokens - 1) if isinstance(tokens, int) else 6
+
+
 def _most_requests(builder: SpecBuilder) -> int:
     """Return how many requests run at once in the new object."""
     given = builder.get("serving.maxNumSeqs")
@@ -264,5 +285,8 @@ _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
     "draft_tensor_parallel_size": _take_draft_split,
     "num_speculative_tokens_per_batch_size": _take_schedule,
     "disable_by_batch_size": _take_limit,
+    "fly_window_size": _take_fly(_own_window),
+    "fly_entropy_threshold": _take_fly(lambda _: 0.3),
+    "fly_entropy_top_k": _take_fly(lambda _: 3),
 }
 """Keys whose value does not simply become a field's."""

@@ -71,6 +71,14 @@ GOOD = {
     "gpu-not-adaptive": replace(GPU, speculation=replace(DRAFT_MODEL, adaptive_verification=False)),
     "ngram-one-bound": replace(GPU, speculation=SpeculationSettings(Method.NGRAM, 2, prompt_lookup_max=3)),
 }
+LOSSY = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+LOSSY_CHECKS = {
+    "V2": replace(GPU, speculation=LOSSY),
+    "V1": replace(GPU, speculation=replace(LOSSY, draft_model="parallel", drafts_in_parallel=True)),
+    "two tokens": replace(GPU, speculation=replace(LOSSY, num_speculative_tokens=2)),
+    "eight tokens": replace(GPU, speculation=replace(LOSSY, num_speculative_tokens=8)),
+}
+"""Checks of drafted tokens that lose the target's own answers, on both runners."""
 ON_THE_EDGE = {
     "as many tokens as requests": replace(GPU, max_num_batched_tokens=64),
     "as many tokens as a prompt may have": replace(

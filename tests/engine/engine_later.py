@@ -56,6 +56,13 @@ def logits_processors(config: Any) -> None:
     build(config, "cpu", False, False, tuple(config.model_config.logits_processors))
 
 
+def rejection_sampler(config: Any) -> None:
+    """Model runner V1's own: what checks drafted tokens."""
+    device = import_module("torch").device("cpu")
+    sampler = import_module("vllm.v1.sample.rejection_sampler").RejectionSampler
+    sampler(SimpleNamespace(logprobs_mode="raw_logprobs"), config.speculative_config, device)
+
+
 def request(config: Any) -> None:
     """A request that says nothing of sampling."""
     parameters = import_module("vllm.sampling_params").SamplingParams
@@ -105,6 +112,7 @@ CHECKS = {
         block_size,
         graph_sizes,
         logits_processors,
+        rejection_sampler,
         request,
         draft_split,
         draft_positions,

@@ -95,6 +95,7 @@ def start(argv: list[str]) -> dict[str, Any]:
         "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
         "--max-cudagraph-capture-size": config.compilation_config.max_cudagraph_capture_size,
         "rejection_sample_method": speculative.rejection_sample_method if speculative else None,
+        "entropy": [getattr(speculative, f"fly_{name}", None) for name in ("window_size", "entropy_threshold")],
         "draft_sample_method": speculative.draft_sample_method if speculative else None,
         "enable_adaptive_verification": speculative.enable_adaptive_verification if speculative else None,
         "use_heterogeneous_vocab": speculative.use_heterogeneous_vocab if speculative else None,

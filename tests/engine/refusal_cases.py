@@ -19,6 +19,7 @@ from tests.engine.contract_cases import (
     EAGLE_PATH,
     GPU,
     IN_PARALLEL,
+    LOSSY,
     METHODS,
     NGRAM,
     OTHER_VOCABULARY,
@@ -290,6 +291,20 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     "checks in blocks on V1": (
         replace(ON_V1, speculation=replace(PARD, rejection_sampling=RejectionSampling.BLOCK)),
         Ours("vllm/v1/sample/rejection_sampler.py never reads it: it checks token by token, and says nothing"),
+    ),
+    "lossy checks of a version without": (replace(GPU, speculation=LOSSY), Refused("Input should be 'standard'")),
+    "loss that nobody accepted": (
+        replace(GPU, speculation=replace(LOSSY, loss_accepted=False)),
+        Ours("vllm/config/speculative.py warns that outputs may degrade, and goes on: people shall say it twice"),
+    ),
+    "loss of nothing": (
+        replace(GPU, speculation=replace(DRAFT_MODEL, loss_accepted=True)),
+        Ours("nothing is said to vLLM: a word that does nothing would look as if it did"),
+    ),
+    "lossy checks on the CPU": (replace(CPU, speculation=LOSSY), Later("rejection_sampler", "not supported on CPU")),
+    "lossy checks of one token": (
+        replace(GPU, speculation=replace(LOSSY, num_speculative_tokens=1)),
+        Refused("FLy requires num_speculative_tokens to be at least 2"),
     ),
     "samples of a lookup": (
         replace(GPU, speculation=replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)),

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator import engine
+from specdecode_operator.api.values import RejectionSampling
 from specdecode_operator.deployment.spec import pairing_rules, runner_rules
 from specdecode_operator.engine import rules
 from specdecode_operator.engine.arguments import command_line
@@ -29,10 +30,11 @@ from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.engine.speculative_config import FLY_KEY
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import Method
-from tests.engine.contract_cases import FAILING_EXTRA, TARGET, with_models_under
-from tests.engine.contract_checks import Vllm
+from tests.engine.contract_cases import FAILING_EXTRA, LOSSY_CHECKS, TARGET, with_models_under
+from tests.engine.contract_checks import Vllm, check_parsed, check_started
 from tests.engine.contract_draws import any_settings
 from tests.engine.differences import assert_none
 from tests.engine.engine_versions import NEWEST
@@ -114,11 +116,37 @@ def adapts_later(settings: EngineSettings, vllm: Vllm) -> bool:
     return known.methods == {Method.DSPARK} or method in known.later_methods or vllm.profile.runners.get(method) == "V1"
 
 
+def checks_later(settings: EngineSettings, vllm: Vllm) -> bool:
+    """Whether a version has no such check of drafted tokens, and so says nothing of the rest: see below."""
+    is_lossy = settings.speculation is not None and settings.speculation.rejection_sampling is RejectionSampling.FLY
+    return is_lossy and FLY_KEY not in vllm.profile.speculative_keys
+
+
+@pytest.mark.parametrize("name", LOSSY_CHECKS)
+def test_lossy_checks_are_taken_from_the_version_on_that_we_say(vllm: Vllm, name: str) -> None:
+    settings = LOSSY_CHECKS[name]
+    if checks_later(settings, vllm):
+        assert problems(settings, vllm.profile)
+        assert "Input should be 'standard'" in (vllm.start(settings).error or "accepted")
+        return
+    assert problems(settings, vllm.profile) == []
+    check_parsed(vllm, settings)
+    check_started(vllm, settings)
+    assert settings.speculation is not None
+    window, threshold = vllm.start(settings).value["entropy"]
+    assert (window, threshold) == (min(6, settings.speculation.num_speculative_tokens - 1), 0.3)
+
+
+def later(settings: EngineSettings, vllm: Vllm) -> bool:
+    """Whether a version lacks what a case is about."""
+    return adapts_later(settings, vllm) or checks_later(settings, vllm)
+
+
 def of_this_version(vllm: Vllm) -> Iterator[tuple[str, EngineSettings, Verdict]]:
     """Yield the cases that a version's rules refuse, but for flags that only later versions have."""
     for name, (settings, verdict) in REFUSALS.items():
         known = not set(settings.extra_args) & set(vllm.profile.later_flags)
-        if known and problems(settings, vllm.profile) and not adapts_later(settings, vllm):
+        if known and problems(settings, vllm.profile) and not later(settings, vllm):
             yield name, with_models_under(vllm.models, settings), verdict
 
 

@@ -138,6 +138,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.suffix.maxSpecFactorPercent": at(150, on=SUFFIX),
     "speculation.suffix.minTokenProbabilityPercent": at(20, on=SUFFIX),
     "speculation.rejectionSampling": at("block"),
+    "speculation.lossy": refused("Accepted", "nothing is lost without"),
     "speculation.draftSampling": at("probabilistic"),
     "speculation.adaptiveVerification": at(value=True),
     "speculation.useHeterogeneousVocab": at(value=True),

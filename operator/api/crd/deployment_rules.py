@@ -32,6 +32,7 @@ def _is_one_of(methods: tuple[Method, ...], method: str = "self.method") -> str:
 
 _SCHEDULE = "self.numSpeculativeTokensByBatchSize"
 _NO_SCHEDULE = f"!has({_SCHEDULE})"
+_IS_LOSSY = "has(self.rejectionSampling) && self.rejectionSampling == 'fly'"
 
 SPECULATION = (
     Rule(
@@ -115,6 +116,24 @@ SPECULATION = (
         holds="self.method != 'none' || !has(self.rejectionSampling)",
         message="method none proposes nothing to check: remove it, or choose another method",
         reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="lossy",
+        holds=f"!({_IS_LOSSY}) || has(self.lossy)",
+        message="with rejectionSampling fly answers are others than those of the target itself:"
+        " write Accepted if they may be, or use rejectionSampling: block",
+        reason=Reason.REQUIRED,
+    ),
+    Rule(
+        field="lossy",
+        holds=f"{_IS_LOSSY} || !has(self.lossy)",
+        message="nothing is lost without rejectionSampling fly: remove it, or use rejectionSampling: fly",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="numSpeculativeTokens",
+        holds=f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
+        message="is 1, and rejectionSampling fly looks at the tokens after a rejected one: use 2 or more",
     ),
     Rule(
         field="draftSampling",

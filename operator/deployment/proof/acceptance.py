@@ -61,5 +61,6 @@ def _measured_with(facts: Facts) -> str | None:
     models = [facts.spec.target.model, *([draft.model] if draft else [])]
     how = "" if facts.replay is None else "replayed, "
     adapting = ", adaptive verification" if facts.pair.adaptive_verification else ""
+    lossy = ", fly" if facts.pair.checks_by_entropy else ""
     tokens = facts.pair.num_speculative_tokens
-    return f"{how}{facts.method}, K {tokens}{adapting}, {', '.join(models)}"[:_LONGEST]
+    return f"{how}{facts.method}, K {tokens}{adapting}{lossy}, {', '.join(models)}"[:_LONGEST]

@@ -54,6 +54,8 @@ def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
         message += ", or what numSpeculativeTokensByBatchSize says"
     if facts.pair.adaptive_verification:
         message += f"; {LOW_BY_DESIGN}"
+    if facts.pair.checks_by_entropy:
+        message += "; with rejectionSampling fly tokens count as accepted that the target would have rejected"
     return _condition(TRUE, "Drafting", message)
 
 

@@ -105,6 +105,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         if suffix
         else None,
         rejection_sampling=speculation.rejection_sampling,
+        loss_accepted=speculation.lossy is not None,
         draft_sampling=speculation.draft_sampling,
         adaptive_verification=speculation.adaptive_verification,
         draft_head_quantization=speculation.draft_lm_head_quantization,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.replay import Replay
-from specdecode_operator.api.values import AcceleratorType, DraftSampling
+from specdecode_operator.api.values import AcceleratorType, DraftSampling, RejectionSampling
 from specdecode_operator.deployment.spec.checkpoints import (
     choices,
     geometry_of,
@@ -191,6 +191,7 @@ def _pair(
         maps_vocabulary=speculation is not None and speculation.use_heterogeneous_vocab,
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
         adaptive_verification=speculation is not None and speculation.adaptive_verification is True,
+        checks_by_entropy=speculation is not None and speculation.rejection_sampling is RejectionSampling.FLY,
         draft_head_quantization=speculation.draft_lm_head_quantization if speculation else None,
         refined_candidates=speculation.xpress_top_c if speculation else None,
     )

@@ -67,6 +67,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_tokenizer_warnings(facts, known),
         *schedule_warnings(facts.spec, facts.profile, facts.pair),
         *_adaptive_warnings(facts),
+        *filter(None, [lossy_answers(facts)]),
     ]
 
 
@@ -235,6 +236,17 @@ def _adaptive_warnings(facts: Facts) -> Iterator[str]:
             "with speculation.adaptiveVerification acceptance reads low, for drafted tokens that are left unverified"
             " count as not accepted: compare mean acceptance length and goodput instead"
         )
+
+
+def lossy_answers(facts: Facts) -> str | None:
+    """Return that answers are others than the target's own, where they are (vllm/config/speculative.py warns, too)."""
+    if not facts.pair.checks_by_entropy or facts.replay is not None:
+        return None
+    return (
+        f"with speculation.rejectionSampling fly outputs differ from those of {facts.spec.target.model} itself, as"
+        " speculation.lossy accepts: tokens pass that it would have rejected; compare the quality of answers, and use"
+        " block where it suffers"
+    )
 
 
 def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:

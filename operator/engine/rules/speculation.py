@@ -12,6 +12,7 @@ from specdecode_operator.api.values import (
     METHODS_WITH_SAMPLING,
     METHODS_WITH_TARGETS_HEAD,
     DraftSampling,
+    Loss,
     RejectionSampling,
 )
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
@@ -19,7 +20,7 @@ from specdecode_operator.engine.rules.adaptive_verification import adaptive_prob
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
-from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, XPRESS_KEY
+from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, FLY_KEY, XPRESS_KEY
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Dtype, Method
 
@@ -50,6 +51,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_path_problems(settings, speculation, profile),
         *_lookup_problems(speculation),
         *_sampling_problems(settings, speculation, profile),
+        *_loss_problems(settings, speculation, profile),
         *_split_problems(settings, speculation, profile),
         *_slot_problems(settings, speculation, profile),
         *_asynchrony_problems(settings, speculation, profile),
@@ -256,6 +258,32 @@ def _sampling_problems(
     if samples and speculation.method not in METHODS_WITH_SAMPLING:
         message = f"method {speculation.method} has no draft that could sample; remove it"
         yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
+
+
+def _loss_problems(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/speculative.py, _verify_args; on the CPU vllm/v1/sample/rejection_sampler.py, __init__."""
+    field, asked = f"{_SPECULATION}.rejectionSampling", RejectionSampling.FLY
+    if speculation.rejection_sampling is not RejectionSampling.FLY:
+        if speculation.loss_accepted:
+            message = "nothing is lost without rejectionSampling fly; remove it, or use rejectionSampling fly"
+            yield Problem(f"{_SPECULATION}.lossy", Loss.ACCEPTED, message)
+        return
+    if not speculation.loss_accepted:
+        message = (
+            "with rejectionSampling fly answers are others than those of the target itself; write Accepted if they may"
+            " be, or use rejectionSampling block"
+        )
+        yield Problem(f"{_SPECULATION}.lossy", "absent", message)
+    if FLY_KEY not in profile.speculative_keys:
+        message = f"vLLM {profile.version} does not have it; remove it and lossy, or set engine.version 0.33 or later"
+        yield Problem(field, asked, message)
+    elif settings.platform is Platform.CPU:
+        yield Problem(field, asked, "vLLM has it on GPUs alone, and the engine runs on the CPU; remove it and lossy")
+    elif speculation.num_speculative_tokens == 1:
+        message = "looks at the tokens after a rejected one, and one is proposed; set numSpeculativeTokens to 2 or more"
+        yield Problem(field, asked, message)
 
 
 def _split_problems(

@@ -42,7 +42,9 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     request. A draft that samples leaves its probabilities there, through the
     whole next step (v1/worker/gpu_model_runner.py, _draft_probs), and those of
     the rows that are verified are gathered (_get_spec_decode_draft_probs); V2
-    keeps logits, which are part of its state.
+    keeps logits, which are part of its state. Entropy (v1/spec_decode/fly.py,
+    compute_fly_entropy) copies such a piece once more, in logsumexp; on V1 it
+    reads the softmax that is there.
     """
     vocabulary, proposed = pair.target.vocab_size, pair.num_speculative_tokens
     if not proposed:
@@ -51,7 +53,8 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     logits = rows * vocabulary * pair.target.dtype_bytes
     if pair.era.runner is Runner.V2:
         gathered = 2 * logits if tensor > 1 else logits
-        return gathered + ceil_div(logits, tensor) + min(rows * vocabulary * _FLOAT32_BYTES, _LARGEST_PIECE_BYTES)
+        piece = min(rows * vocabulary * _FLOAT32_BYTES, _LARGEST_PIECE_BYTES)
+        return gathered + ceil_div(logits, tensor) + (2 * piece if pair.checks_by_entropy else piece)
     requests = ceil_div(rows, proposed + 1)
     verified = _v1_rejection_bytes(pair, requests, proposed * requests)
     gathered = _v1_probabilities_bytes(pair, proposed * requests)

@@ -150,6 +150,8 @@ class Pair:
     other_draft_lengths: frozenset[int] = frozenset()
     # Whether each step verifies only as many proposed tokens as are worth it
     adaptive_verification: bool = False
+    # Whether tokens pass that the target would have rejected, by its entropy
+    checks_by_entropy: bool = False
     # To what the engine quantizes the draft's copy of the target's output head: fp8 or nvfp4; None where they share it
     draft_head_quantization: str | None = None
     # From how many tokens a refiner chooses, 0 for all; None for as many as its file says
@@ -269,6 +271,7 @@ def without_speculation(pair: Pair) -> Pair:
         samples_drafts=False,
         other_draft_lengths=frozenset(),
         adaptive_verification=False,
+        checks_by_entropy=False,
         draft_head_quantization=None,
         refined_candidates=None,
     )

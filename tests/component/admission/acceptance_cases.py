@@ -56,6 +56,10 @@ speculation:
   useHeterogeneousVocab: true
   draftSampling: greedy
 """,
+    "loss": """
+target: {model: Qwen/Qwen3-8B}
+speculation: {method: ngram, numSpeculativeTokens: 4, rejectionSampling: fly, lossy: Accepted}
+""",
     "ranks on CPU": """
 target: {model: target}
 speculation: {method: draft_model, numSpeculativeTokens: 4, draft: {model: draft}, draftSampling: probabilistic}

@@ -200,7 +200,27 @@ BAD = {
     "made-up acceptance": Bad(
         speculation("numSpeculativeTokens: 5, rejectionSampling: synthetic"),
         "spec.speculation.rejectionSampling",
-        'Unsupported value: "synthetic": supported values: "standard", "block"',
+        'Unsupported value: "synthetic": supported values: "standard", "block", "fly"',
+    ),
+    "loss that nobody accepted": Bad(
+        speculation("numSpeculativeTokens: 5, rejectionSampling: fly"),
+        "spec.speculation.lossy",
+        "with rejectionSampling fly answers are others than those of the target itself: write Accepted if they may be",
+    ),
+    "loss of nothing": Bad(
+        speculation("numSpeculativeTokens: 5, rejectionSampling: block, lossy: Accepted"),
+        "spec.speculation.lossy",
+        "nothing is lost without rejectionSampling fly: remove it",
+    ),
+    "loss in other words": Bad(
+        speculation("numSpeculativeTokens: 5, rejectionSampling: fly, lossy: maybe"),
+        "spec.speculation.lossy",
+        'Unsupported value: "maybe": supported values: "Accepted"',
+    ),
+    "a check of the tokens after the only one": Bad(
+        speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: Accepted"),
+        "spec.speculation.numSpeculativeTokens",
+        "is 1, and rejectionSampling fly looks at the tokens after a rejected one: use 2 or more",
     ),
     "sampling without a draft": Bad(
         "speculation: {method: ngram, numSpeculativeTokens: 3, draftSampling: probabilistic}",

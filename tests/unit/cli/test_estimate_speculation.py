@@ -72,3 +72,21 @@ def test_a_refiner_that_chooses_among_all_tokens_takes_memory(estimate: Estimate
     assert "is of XPress heads alone" in plain["error"]
     assert "speculative.model" in old["error"]
     assert "use 0.33 or later" in old["error"]
+
+
+def test_a_lossy_check_takes_memory_where_the_version_has_it(estimate: Estimate) -> None:
+    speculative = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 8}
+    block, fly = ({**speculative, "rejection_sample_method": way} for way in ("block", "fly"))
+    full = {"max_num_seqs": 1024, "max_num_batched_tokens": 16_384, "gpu_memory_utilization": 0.95}
+    exact, lossy, early, single, unknown = estimate(
+        {**OF_8B, **full, "max_model_len": 8192, "vllm_version": "0.33", "speculative": block},
+        {**OF_8B, **full, "max_model_len": 8192, "vllm_version": "0.33", "speculative": {**fly, "fly_window_size": 3}},
+        {**OF_8B, "vllm_version": "0.32", "speculative": fly},
+        {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "num_speculative_tokens": 1}},
+        {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "rejection_sample_method": "typical"}},
+    )
+    assert (exact["error"], lossy["error"]) == (None, None)
+    assert (exact["verdict"], lossy["verdict"]) == ("Fits", "Tight"), "what runs beside the KV cache is 1 GiB more"
+    assert "vLLM 0.32 does not have it" in early["error"]
+    assert "use 2 or more" in single["error"]
+    assert "use one of standard, block, fly" in unknown["error"]

@@ -32,6 +32,7 @@ OTHER_WORDS = {
         "SettingsInForce",
         "EngineDiffers",
         "EngineUntested",
+        "OutputsDiffer",
         "Succeeded",
         "WaitingForGPUs",
         "True",

@@ -129,7 +129,37 @@ def test_sampling_is_said_in_the_engines_words() -> None:
     assert not {"rejection_sample_method", "draft_sample_method"} & set(config_of(DRAFT_MODEL))
 
 
+def test_a_lossy_check_is_said_by_its_name_alone() -> None:
+    speculation = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+    config = config_of(speculation)
+    assert config["rejection_sample_method"] == "fly"
+    assert [key for key in config if key.startswith("fly_")] == [], "vLLM's own parameters"
+    assert speculation_problems(replace(PLAIN, speculation=speculation), find_profile("0.33")) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "sentence"),
+    [
+        ("0.32", {}, "set engine.version 0.33 or later"),
+        ("0.33", {"cpu": CPU}, "on GPUs alone"),
+        ("0.33", {"speculation": replace(DRAFT_MODEL, num_speculative_tokens=1)}, "2 or more"),
+    ],
+)
+def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dict[str, Any], sentence: str) -> None:
+    asked = changes.get("speculation", DRAFT_MODEL)
+    speculation = replace(asked, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+    settings = replace(PLAIN, **{**changes, "speculation": speculation})
+    (problem,) = speculation_problems(settings, find_profile(version))
+    assert (problem.field, problem.value) == ("spec.speculation.rejectionSampling", "fly")
+    assert sentence in problem.message
+
+
 REFUSED = [
+    (
+        {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, loss_accepted=True)},
+        "spec.speculation.lossy",
+        "nothing is lost without",
+    ),
     ({"speculation": DRAFT_MODEL, "pipeline_parallel_size": 2}, "spec.parallelism.pipeline", "of one stage"),
     (
         {"speculation": replace(NGRAM, schedule=(ScheduleRange(1, 8, 2),)), "data_parallel_size": 2},

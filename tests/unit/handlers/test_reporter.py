@@ -20,6 +20,7 @@ from specdecode_operator.handlers.reporter import Reporter
         ("EngineDiffers", "True", "Warning"),
         ("EngineUntested", "True", "Warning"),
         ("DriftContested", "True", "Warning"),
+        ("OutputsDiffer", "True", "Warning"),
         ("BudgetAccurate", "True", "Normal"),
         ("BudgetAccurate", "False", "Warning"),
     ],

@@ -361,3 +361,17 @@ def test_keys_of_a_draft_that_is_none_are_told(method: str) -> None:
     assert "draft" not in decided(migration)
     assert migration.body["spec"]["speculation"] == {"method": method, "numSpeculativeTokens": 3}
     assert all(f"--speculative-config {key}: is of a draft" in told(migration) for key in (*keys, "quantization"))
+
+
+def test_a_lossy_check_is_asked_for_and_its_parameters_are_not_lost() -> None:
+    fly = {"method": "ngram", "num_speculative_tokens": 5, "rejection_sample_method": "fly"}
+    plain = imported("-sc", json.dumps(fly | {"fly_window_size": 4, "fly_entropy_threshold": 0.3}))
+    assert plain.body["spec"]["speculation"]["rejectionSampling"] == "fly"
+    assert [each.field for each in plain.decisions] == ["spec.speculation.lossy"]
+    assert "write Accepted if they may be" in decided(plain)
+    other = imported("-sc", json.dumps({"fly_entropy_top_k": 9, "fly_window_size": 2} | fly))
+    assert "fly_entropy_top_k 9" in decided(other)
+    assert "and 4 would hold" in decided(other)
+    block = imported("-sc", json.dumps(fly | {"rejection_sample_method": "block", "fly_entropy_top_k": 9}))
+    assert not block.decisions
+    assert "is of rejection_sample_method fly alone" in told(block)

@@ -155,6 +155,7 @@ def _drafting(  # noqa: PLR0913 (what is drawn)
     *,
     adaptive: bool,
     chance: bool,
+    entropy: bool,
 ) -> Pair:
     target, method, draft = named
     models = [None if each is None else OWN.get(each) or find_geometry(each) for each in (target, draft)]
@@ -169,6 +170,7 @@ def _drafting(  # noqa: PLR0913 (what is drawn)
         replace(limits, engine_version=version),
         samples_drafts=chance,
         adaptive_verification=adaptive and method is not Method.NONE,
+        checks_by_entropy=entropy and method is not Method.NONE,
     )
 
 
@@ -181,6 +183,7 @@ def _drafting(  # noqa: PLR0913 (what is drawn)
         st.sampled_from(SIZED_VERSIONS),
         limits,
         adaptive=st.booleans(),
+        entropy=st.booleans(),
         chance=st.booleans(),
     ),
     devices,

@@ -120,3 +120,19 @@ def test_acceptance_of_whole_drafts_is_none_of_drafts_that_are_verified_in_part(
     known = after(None, adapting(wanted=True), serving)
     assert known.acceptance is not None
     assert known.acceptance.measured_with.startswith("draft_model, K 5, adaptive verification, ")
+
+
+def test_acceptance_of_checks_that_lose_answers_is_told_apart() -> None:
+    lossy = pair_70b()
+    lossy["speculation"] |= {"rejectionSampling": "fly", "lossy": "Accepted"}
+    serving = Observation(SERVING, [], PROVEN)
+    exact, told = after(None, pair_70b(), serving), after(None, lossy, serving)
+    assert told.acceptance is not None
+    assert told.acceptance.measured_with.startswith("draft_model, K 5, fly, ")
+    assert "tokens count as accepted that the target would have rejected" in active(told)
+    assert "rejectionSampling" not in active(exact)
+    assert after(exact, lossy, Observation(SERVING, [], IDLE)).acceptance is None
+    (condition,) = (each for each in told.conditions if each.type == "OutputsDiffer")
+    assert (condition.status, condition.reason) == ("True", "LossyRejectionSampling")
+    assert "outputs differ from those of meta-llama/Llama-3.1-70B-Instruct itself" in condition.message
+    assert not [each for each in exact.conditions if each.type == "OutputsDiffer"]

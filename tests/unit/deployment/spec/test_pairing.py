@@ -294,6 +294,13 @@ def test_what_adaptive_verification_makes_of_acceptance_is_told() -> None:
     assert "acceptance" not in planned(adaptive=False)
 
 
+def test_answers_that_are_not_the_targets_own_are_told() -> None:
+    lossy = {"rejectionSampling": "fly", "lossy": "Accepted"}
+    message = planned_message(pair_70b(speculation=pair_70b()["speculation"] | lossy))
+    assert "outputs differ from those of meta-llama/Llama-3.1-70B-Instruct itself" in message
+    assert "outputs differ" not in planned_message(pair_70b())
+
+
 def test_a_split_of_the_draft_without_effect_is_told() -> None:
     message = planned_message(pair_70b(parallelism={"tensor": 2, "draftTensor": 1}))
     assert "parallelism.draftTensor 1 has no effect" in message

@@ -122,6 +122,8 @@ def too_many_heads() -> Body:
     return spec
 
 
+LOSSY = pair_70b()["speculation"] | {"rejectionSampling": "fly", "lossy": "Accepted"}
+
 BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "ranges start at 1 or later, are sorted and do not overlap; no negative number of tokens": [
         (speculating(ranges((0, 8, 1))), "at least 1"),
@@ -257,6 +259,10 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "no `block` on model runner V1: on the CPU, and with medusa and suffix": [
         (by_cpu(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
         (speculating(replace(NGRAM, method=Method.SUFFIX, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
+    ],
+    "`fly` from 0.33 on, on GPUs, with at least 2 proposed tokens, and only beside `lossy: Accepted`": [
+        (speculating(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)), "0.33 or"),
+        (pair_70b(speculation=LOSSY | {"numSpeculativeTokens": 1}), "2 or more"),
     ],
     "a method whose draft has a distribution to sample from": [
         (speculating(replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)), "no draft that could sample")

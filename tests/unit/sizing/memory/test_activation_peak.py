@@ -166,6 +166,16 @@ def test_verification_beyond_the_profile(make_pair: PairFactory) -> None:
     assert five == 256 * 128_256 * 4 * (2 + 4 + 4 + 4)
 
 
+def test_entropy_takes_a_copy_of_a_float32_piece_on_v2(make_pair: PairFactory) -> None:
+    checking = replace(make_pair(), checks_by_entropy=True)
+    assert verification_bytes(checking, 2) - verification_bytes(make_pair(), 2) == 256 * 6 * 128_256 * 4
+    full_step = make_pair(max_num_seqs=2048)
+    more = verification_bytes(replace(full_step, checks_by_entropy=True), 1) - verification_bytes(full_step, 1)
+    assert more == GIB, "a piece is no larger"
+    on_v1 = make_pair(engine_version=V1)
+    assert verification_bytes(replace(on_v1, checks_by_entropy=True), 2) == verification_bytes(on_v1, 2)
+
+
 def test_probabilities_of_a_draft_that_samples_on_v1(make_pair: PairFactory) -> None:
     """256 requests x 5 tokens x 128,256 in float32: kept while the next step runs, and gathered when it is verified.
 
