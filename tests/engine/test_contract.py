@@ -280,7 +280,7 @@ def test_experts_of_a_dense_model_are_refused(vllm: Vllm) -> None:
 
 def test_targets_can_do_what_we_say(vllm: Vllm) -> None:
     limits = vllm.profile.targets
-    heads = ("Eagle", "Medusa", "DFlash", "DSpark")
+    heads = ("Eagle", "Medusa", "DFlash", "DSpark", "XPress")
     known = [name for name in READERS if not any(word in name for word in heads)]
     traits = vllm.cpu.ask("target_traits", known).value
     without = limits.without_hidden_states | limits.later_with_hidden_states
