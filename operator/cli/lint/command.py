@@ -72,7 +72,9 @@ def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
     else:
         for finding in findings:
             place = f"{finding.file}:{finding.line}" if finding.line is not None else finding.file
-            say_line(f"{place}: {finding.level}: {finding.message} [{finding.rule}]")
+            # What several files lack is of none of them.
+            said = f"{finding.level}: {finding.message} [{finding.rule}]"
+            say_line(f"{place}: {said}" if place else said)
         counts = Counter(finding.level.value for finding in findings)
         say_line(f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}")
 

@@ -198,3 +198,9 @@ def test_standard_input_has_no_lines(specdecode: Specdecode) -> None:
     result = specdecode("lint", "-", "-o", "json", stdin=BROKEN)
     assert result.exit_code == 2
     assert {each["line"] for each in json.loads(result.stdout)["findings"]} == {None}
+
+
+def test_what_no_single_file_lacks_is_said_without_a_place(specdecode: Specdecode, write: WriteObject) -> None:
+    result = specdecode("lint", write("a.yaml", ""))
+    assert result.exit_code == 2
+    assert result.stdout.startswith("error: ")
