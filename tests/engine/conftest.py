@@ -86,9 +86,19 @@ def vllm(request: pytest.FixtureRequest, engine: Engine, tmp_path_factory: pytes
 
 
 @pytest.fixture(scope="session")
-def truth(h100: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Truth:
-    """Return vLLM's answers to the cases of sizing."""
+def newest_truth(h100: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """Return the newest vLLM's answers to the cases of sizing."""
     return Truth(h100, tmp_path_factory.mktemp("truth"))
+
+
+@pytest.fixture(scope="session")
+def truth(vllm: Vllm, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """Return a version's answers."""
+    if vllm.profile.version == NEWEST:
+        answers: Truth = request.getfixturevalue("newest_truth")
+        return answers
+    version = f"{vllm.profile.version}.0"
+    return Truth(vllm.h100, tmp_path_factory.mktemp(f"truth-{version}"), version)
 
 
 FIRST_DIVIDING = (0, 32)
@@ -160,5 +170,5 @@ def begun_ahead(request: pytest.FixtureRequest) -> None:
         for name in BEGUN_AHEAD:
             if name in wanted:
                 request.getfixturevalue(name)
-        if "truth" in wanted:
-            request.getfixturevalue("truth").ask(quick=True)
+        if wanted & {"truth", "newest_truth"}:
+            request.getfixturevalue("newest_truth").ask(quick=True)

@@ -1,15 +1,17 @@
 """What sizing and the real vLLM are asked about, by subject, and vLLM's answers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from specdecode_operator.vocabulary import Method
 from tests.engine.oracle_cases import TENSORS, Case, distinct_targets, representatives, splits, why_unsized
 from tests.engine.oracle_process import Oracle
+from tests.engine.oracle_rules import set_apart
 from tests.engine.quantized_models import QUANTIZED_MODELS
 from tests.engine.run_oracle import Asked
 
@@ -144,18 +146,23 @@ class Subjects:
 
 
 @cache
-def subjects(*, quick: bool) -> Subjects:
-    """Return what is asked in every run, or the rest."""
+def subjects(*, quick: bool, version: str = NEWEST_VERSION) -> Subjects:
+    """Return what is asked of a version in every run, or the rest."""
     kinds = (target_batches(), expert_parallel_batches(), pair_batches())
-    return Subjects(*(tuple(batch for batch in kind if batch.quick is quick) for kind in kinds))
+    return Subjects(*(tuple(_of(batch, version) for batch in kind if batch.quick is quick) for kind in kinds))
+
+
+def _of(batch: Batch, version: str) -> Batch:
+    cases = (replace(case, version=version) for case in batch.cases)
+    return replace(batch, cases=tuple(case for case in cases if not set_apart(case)))
 
 
 class Truth:
-    """What vLLM answers, asked for together with all others of the same kind of run."""
+    """What a version of vLLM answers, asked for together with all others of the same kind of run."""
 
-    def __init__(self, oracle: Oracle, folder: Path) -> None:
+    def __init__(self, oracle: Oracle, folder: Path, version: str = NEWEST_VERSION) -> None:
         """Ask nothing yet."""
-        self._oracle, self._folder = oracle, folder
+        self._oracle, self._folder, self.version = oracle, folder, version
         self._asked: dict[bool, list[tuple[list[Case], Asked]]] = {}
         self._answers: dict[Case, Any] = {}
 
@@ -163,7 +170,7 @@ class Truth:
         """Ask for the answers of one kind of run, and do not wait for them."""
         if quick in self._asked:
             return
-        batches = subjects(quick=quick).all
+        batches = subjects(quick=quick, version=self.version).all
         # All of a model in one process, which then imports its module once.
         parts = [[case for batch in batches[first::PROCESSES] for case in batch.cases] for first in range(PROCESSES)]
         self._asked[quick] = [

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -47,6 +47,7 @@ class Case:
     draft: str | None = None
     num_speculative_tokens: int = 0
     expert_parallel: bool = False
+    version: str = field(default=NEWEST_VERSION, repr=False)
 
     @property
     def max_model_len(self) -> int:
@@ -107,6 +108,7 @@ class Case:
             memory_utilization_percent=92,
             enforce_eager=False,
             min_concurrency=1,
+            engine_version=self.version,
         )
         return Pair(
             self.geometry,
@@ -121,7 +123,7 @@ class Case:
     def refused_by_sizing(self) -> bool:
         """Whether sizing would not propose it."""
         models = [self.geometry, *([self.draft_geometry] if self.draft_geometry else [])]
-        return any(tensor_problems(model, self.tensor, None, NEWEST_VERSION) for model in models)
+        return any(tensor_problems(model, self.tensor, None, self.version) for model in models)
 
 
 def config_of(model: str) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,18 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.gpu.spec_decode.dflash import utils as dflash_utils
 from vllm.v1.worker.gpu.spec_decode.dspark import utils as dspark_utils
 from vllm.v1.worker.gpu.spec_decode.eagle import utils as eagle_utils
-from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator as standalone
+
+V2_DRAFTERS = "vllm.v1.worker.gpu.spec_decode"
+DRAFTERS = (
+    (f"{V2_DRAFTERS}.standalone_ar", "speculator", "StandaloneARSpeculator"),  # from 0.32 on
+    (f"{V2_DRAFTERS}.draft_model", "speculator", "PlainDraftModelSpeculator"),  # 0.31
+    ("vllm.v1.spec_decode", "draft_model", "DraftModelProposer"),  # of model runner V1, which served them before
+)
+"""What loads a draft model, by package, module and class: the first that a version has."""
+
+DRAFTER_MODULE, DRAFTER = next(
+    (import_module(f"{package}.{module}"), name) for package, module, name in DRAFTERS if find_spec(package)
+)
 
 
 class Group:
@@ -99,7 +112,7 @@ def build_draft(stage: Stage) -> None:
         stage.draft_shared = own_parameters(stage.draft, None)
         return stage.draft
 
-    for module in (eagle_utils, dflash_utils, standalone):
+    for module in (eagle_utils, dflash_utils, DRAFTER_MODULE):
         module.get_model = remember
         module._should_share = same_shape
     try:
@@ -130,13 +143,21 @@ def draft_loader(stage: Stage) -> Callable[[Any], Any] | None:
     if method == "dflash":
         return lambda _: dflash_utils.load_dflash_model(stage.target, config)
     if method == "draft_model":
-        drafter = standalone.StandaloneARSpeculator.__new__(standalone.StandaloneARSpeculator)
-        drafter.vllm_config, drafter.speculative_config = config, speculative
-        drafter.draft_model_config = speculative.draft_model_config
-        return lambda _: drafter.load_draft_model(stage.target, set())
+        return lambda _: load_draft_model(stage)
     if method == "medusa":
         return lambda build: build(vllm_config=config, model_config=speculative.draft_model_config)
     return None
+
+
+def load_draft_model(stage: Stage) -> Any:
+    """Build it with the drafter's own method, of an object that holds no more than that reads."""
+    kind = getattr(DRAFTER_MODULE, DRAFTER)
+    drafter = kind.__new__(kind)
+    drafter.vllm_config, drafter.speculative_config = stage.config, stage.config.speculative_config
+    drafter.draft_model_config = drafter.speculative_config.draft_model_config
+    if hasattr(drafter, "load_draft_model"):
+        return drafter.load_draft_model(stage.target, set())
+    return drafter._get_model()
 
 
 def load_dspark(build: Callable[..., Any], stage: Stage) -> Any:

@@ -20,6 +20,7 @@ from specdecode_operator.sizing.model.precision import Method, WeightFormat
 from specdecode_operator.sizing.weights.linear_bytes import linear_bytes, takes_marlin
 from specdecode_operator.sizing.weights.rank_layers import ROUTER, LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.stages import Stage
+from specdecode_operator.versions.table import release
 from specdecode_operator.vocabulary import Precision
 from tests.engine.oracle_cases import Case
 
@@ -88,6 +89,81 @@ WEIGHT_RULES = (
         quantized_routers,
     ),
 )
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Cases that older versions are not asked about.
+
+    Attributes
+    ----------
+    last
+        The newest version that the rule holds for.
+    why
+        What keeps the answer from being compared, and where vLLM says so.
+    holds
+        Whether a case is one of them.
+    """
+
+    last: str
+    why: str
+    holds: Callable[[Case], bool]
+
+
+def is_gptq(case: Case) -> bool:
+    """Whether the checkpoint is one of GPTQ."""
+    return case.geometry.checkpoint is not None and case.geometry.checkpoint.method is Method.GPTQ
+
+
+def has_compressed_integer_experts(case: Case) -> bool:
+    """Whether compressed-tensors holds experts in integers."""
+    stored = case.geometry.checkpoint
+    compressed = stored is not None and stored.method is Method.COMPRESSED_TENSORS
+    return compressed and case.geometry.has_experts and stored.precision in (Precision.INT4, Precision.INT8)
+
+
+def sees_in_stages(case: Case) -> bool:
+    """Whether it is Qwen3-VL on several pipeline stages."""
+    return case.geometry.architecture.startswith("Qwen3VL") and case.pipeline > 1
+
+
+def refines(case: Case) -> bool:
+    """Whether the draft is an XPress head."""
+    return (case.draft or "").startswith("XPress")
+
+
+APART = (
+    Apart("0.32", "config/speculative.py, is_xpress: from 0.33 on", refines),
+    Apart(
+        "0.31",
+        "utils/gptq_utils.py: where no file says which layers are quantized, as here, none is; 0.32 takes all for it",
+        is_gptq,
+    ),
+    Apart(
+        "0.29",
+        "compressed_tensors_moe_wna16.py, create_weights: orders of activation, which go once the files have none; "
+        "integers of 8 bits, and of 4 with a scale a channel, are refused, which sizing does not know",
+        has_compressed_integer_experts,
+    ),
+    Apart("0.28", "qwen3_vl.py: the stages after the first are refused, which sizing does not know", sees_in_stages),
+)
+
+_LONGER_TABLES = ("0.31", "Qwen3_5", 4)
+"""Up to when, for which models and how often as long as sizing counts: 96 MiB, which is less than its margin. From 0.32
+on qwen3_5.py, mrope_positions_factor, has tables of as many positions as tokens."""
+
+
+def set_apart(case: Case) -> bool:
+    """Whether its version is not asked about it."""
+    return any(release(case.version) <= release(f"{rule.last}.0") and rule.holds(case) for rule in APART)
+
+
+def longer_table_bytes(case: Case) -> int:
+    """Return what the rotary tables of older versions have more than sizing counts."""
+    last, models, times = _LONGER_TABLES
+    if release(case.version) > release(f"{last}.0") or not case.geometry.architecture.startswith(models):
+        return 0
+    return (times - 1) * max(rope.size_bytes(case.geometry.dtype_bytes) for rope in case.geometry.ropes)
 
 
 def meant_difference_bytes(case: Case, stage: Stage) -> int:

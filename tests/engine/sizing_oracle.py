@@ -33,12 +33,12 @@ from vllm.model_executor.layers import rotary_embedding
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import _CONFIG_REGISTRY
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
+from vllm.v1.attention.backends import utils as backends_utils
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+from vllm.v1.worker import worker_base
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
-from vllm.v1.worker.worker_base import get_current_attn_backends
 
 PLAIN_FLAGS = {
     "block_size": "--block-size",
@@ -250,7 +250,7 @@ def settings(config: Any) -> dict[str, Any]:
         "runner": "V2" if config.use_v2_model_runner else "V1",
         "max_concurrent_batches": config.max_concurrent_batches,
         "mamba_cache_mode": config.cache_config.mamba_cache_mode,
-        "kv_cache_layout": config.cache_config.kv_cache_layout,
+        "kv_cache_layout": getattr(config.cache_config, "kv_cache_layout", None),
         "kv_cache_dtype": config.cache_config.cache_dtype,
         "method": speculative.method if speculative else None,
     }
@@ -278,13 +278,18 @@ def answer(parser: Any, case: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def resolve_layouts(stages: list[Stage], specs: list[Any]) -> None:
-    """Choose the KV cache layout as the engine core does, from what the backends of every stage support."""
+    """Choose the KV cache layout as the engine core does, from what the backends of every stage support.
+
+    Before 0.29 there is nothing to choose.
+    """
+    if not hasattr(backends_utils, "resolve_kv_cache_layout"):
+        return
     supported = []
     for stage in stages:
         with set_current_vllm_config(stage.config):
-            backends = get_current_attn_backends(stage.config)
-            supported.append([layout.name for layout in get_supported_kv_cache_layouts(backends)])
-    layout = resolve_kv_cache_layout(stages[0].config, supported, specs)
+            backends = worker_base.get_current_attn_backends(stage.config)
+            supported.append([layout.name for layout in backends_utils.get_supported_kv_cache_layouts(backends)])
+    layout = backends_utils.resolve_kv_cache_layout(stages[0].config, supported, specs)
     for stage in stages:
         stage.config.cache_config.kv_cache_layout = layout.name
 
