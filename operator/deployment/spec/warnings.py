@@ -20,7 +20,7 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
-from specdecode_operator.sizing.choice.precision_rules import generation_of
+from specdecode_operator.sizing.choice.precision_rules import reads_latent_by_triton
 from specdecode_operator.sizing.memory.buffers import latent_logits_bytes
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.pair.pair import longest_sequence
@@ -221,10 +221,10 @@ def _uncounted_warnings(facts: Facts) -> Iterator[str]:
 
 def _latent_warnings(facts: Facts, tensor: int) -> Iterator[str]:
     """On Ampere Triton's kernel alone reads latent attention, and it reserves memory of its own."""
-    ampere = [product for product in facts.spec.accelerator.product if generation_of(product) == "Ampere"]
-    if ampere and (reserved := latent_logits_bytes(facts.pair, tensor)):
+    products = [product for product in facts.spec.accelerator.product if reads_latent_by_triton(product)]
+    if products and (reserved := latent_logits_bytes(facts.pair, tensor)):
         yield (
-            f"latent attention reserves {format_gib(reserved)} GiB on each {ampere[0]}, which the plan does not count:"
+            f"latent attention reserves {format_gib(reserved)} GiB on each {products[0]}, which the plan does not count:"
             " the memory left differs; less is reserved with a lower serving.maxModelLen or serving.maxNumSeqs"
         )
 

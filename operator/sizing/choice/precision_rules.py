@@ -244,3 +244,8 @@ def _width(mixer: SelfAttention | LatentAttention) -> int:
 def generation_of(product: str) -> str | None:
     """Return the generation of a product; None where no rule here is about it."""
     return next((name for start, name in GENERATIONS.items() if product.startswith(start)), None)
+
+
+def reads_latent_by_triton(product: str) -> bool:
+    """Whether Triton's kernel alone reads latent attention on a product (vllm/platforms/cuda.py)."""
+    return generation_of(product) == "Ampere"
