@@ -224,8 +224,8 @@ def _latent_warnings(facts: Facts, tensor: int) -> Iterator[str]:
     products = [product for product in facts.spec.accelerator.product if reads_latent_by_triton(product)]
     if products and (reserved := latent_logits_bytes(facts.pair, tensor)):
         yield (
-            f"latent attention reserves {format_gib(reserved)} GiB on each {products[0]}, which the plan does not count:"
-            " the memory left differs; less is reserved with a lower serving.maxModelLen or serving.maxNumSeqs"
+            f"latent attention reserves {format_gib(reserved)} GiB on each {products[0]}, which the plan does not"
+            " count: the memory left differs; less is reserved with a lower serving.maxModelLen or serving.maxNumSeqs"
         )
 
 

@@ -223,7 +223,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (refining(xpressTopC=151_937), "use 151936 or less"),
         (refining(draft={"model": QWEN_HEAD}, method="eagle3", xpressTopC=64), "has no XPress refiner"),
     ],
-    "eagle or mtp, on model runner V2, from 0.33 on": [
+    "eagle or mtp, on model runner V2, from 0.33 on; not with `dtype: float32`": [
         (
             speculating(replace(NGRAM, draft_head_quantization=DraftHeadQuantization.FP8)),
             "no copy of the target's output head",
