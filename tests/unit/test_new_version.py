@@ -65,6 +65,14 @@ def test_what_moved_is_found_and_what_is_gone_is_told(tmp_path: Path) -> None:
     assert found.beside == {"v1/old.py": ("+kept",), "v1/gone.py": ("the file is gone",)}
 
 
+def test_what_several_files_have_now_has_no_home(tmp_path: Path) -> None:
+    text = "def same():\n    return 1\n"
+    before = package(tmp_path / "a", old=text)
+    now = package(tmp_path / "b", one=text, other=text)
+    (change,) = compare(before, now, [named("old.py", "same")], "new").named
+    assert change.what == "**gone**"
+
+
 def test_a_method_is_meant_rather_than_its_class_and_the_rest_of_the_file_stands_beside(tmp_path: Path) -> None:
     text = "class Spec:\n    def pages(self):\n        return {}\n\n    def size(self):\n        return {}\n"
     before = package(tmp_path / "a", v1__spec=text.format(1, 1))
@@ -167,6 +175,7 @@ def test_the_page_begins_with_what_hurts() -> None:
         [
             Difference("flags", "--enable-expert-parallel", "values: 0", None),
             Difference("flags", "--expert-parallel", None, "values: 0"),
+            Difference("flags", "--enforce-eager", "values: 0", "values: 1"),
             Difference("flags", "--max-model-len", "values: 1", "values: 1, --longest"),
             Difference(
                 "fields of configurations",
@@ -196,6 +205,7 @@ def test_the_page_begins_with_what_hurts() -> None:
         "- The recorder **does not record**: EngineCoreOutput has no new_token_ids.",
         "| `test_contract.py test_x[0.34]` | `assert 1 == 2` |",
         "| `--enable-expert-parallel` | `values: 0` | no such | engine/arguments.py",
+        "| `--enforce-eager` | `values: 0` | `values: 1` |",
         "| `SpeculativeConfig.method` | -`c` | +`d` |",
         "further spellings |  | +`--longest` |",
         "| `b.py` `g` | **gone** | kv_cache (0.28, 0.30) |",

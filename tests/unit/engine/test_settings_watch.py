@@ -81,11 +81,17 @@ def test_of_several_api_servers_each_tells_what_any_process_logged(tmp_path: Pat
     said = page(tmp_path, shared=shared)
     assert changed(said) == {"draft_graphs", "schedule_with_data_parallel"}
     assert said.count("max_model_len") == 1
+    assert said.count(" 1.0\n") == 2, "each is 1, however many processes tell of it"
 
 
 def test_the_words_of_a_request_are_not_taken_for_the_engines(tmp_path: Path) -> None:
     quoted = ("vllm.entrypoints", "Received request %s", [RANKS[1]])
     assert changed(page(tmp_path, quoted)) == frozenset()
+
+
+def test_what_is_logged_again_and_again_is_noted_once(tmp_path: Path) -> None:
+    page(tmp_path, RANKS, RANKS, RANKS)
+    assert (tmp_path / "noted").read_text() == "schedule_with_data_parallel\n"
 
 
 def test_an_engine_may_configure_its_logging_twice(tmp_path: Path) -> None:

@@ -74,5 +74,14 @@ def test_what_the_plan_counts_with_is_no_news() -> None:
     ngram = tiny_cpu(speculation={"method": "ngram", "numSpeculativeTokens": 3})
     planned = engine("async_scheduling", "model_runner", "cudagraph_mode_with_schedule")
     assert condition(planned, spec=ngram).status == "True"
+    short = pair_70b(serving={"maxModelLen": 8192, "maxNumSeqs": 512, "maxNumBatchedTokens": 2048})
+    assert condition(engine("max_num_seqs"), spec=short).status == "True"
+    stages = {
+        "target": {"model": "Qwen/Qwen3-30B-A3B"},
+        "speculation": {"method": "none"},
+        "parallelism": {"tensor": 1, "pipeline": 2},
+        "engine": {"version": "0.28"},
+    }
+    assert condition(engine("async_scheduling"), spec=stages).status == "True"
     assert condition(engine("async_scheduling")).reason == "NotAsynchronous"
     assert condition(engine("model_runner")).reason == "RunnerChanged"

@@ -9,6 +9,7 @@ from specdecode_operator.sizing.choice.adaptive_rules import adaptive_problem
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.plan import plan_on_gpus
 from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.pair.pair import Pair
 from tests.unit.sizing.conftest import PairFactory
 
@@ -71,6 +72,16 @@ def test_heads_that_nobody_asks_how_sure_they_are_are_refused(make_pair: PairFac
     assert pair.draft is not None
     refined = replace(pair, method="dflash", draft=replace(pair.draft, architecture=architecture))
     assert "does not ask" in message(refined)
+
+
+def test_a_target_without_attention_needs_no_kernel_for_it(make_pair: PairFactory) -> None:
+    config = {
+        "architectures": ["Mamba2ForCausalLM"],
+        **{"hidden_size": 2560, "num_heads": 80, "head_dim": 64, "n_groups": 1, "state_size": 128},
+        **{"num_hidden_layers": 2, "vocab_size": 50_288},
+    }
+    pair = replace(make_pair(), target=geometry_from_config("states", config))
+    assert message(adapting(pair), A100) == ""
 
 
 def test_versions_before_it_do_not_have_it(make_pair: PairFactory) -> None:

@@ -65,6 +65,20 @@ def test_it_takes_places_for_its_tokens_and_runs_on_v1(
     assert draft_bytes(pair) - draft_bytes(plain) == (0 if method == "draft_model" else 3 * 4096 * 2)
 
 
+def test_a_state_of_a_place_is_as_wide_as_the_target() -> None:
+    narrow = PEAGLE | {"hidden_size": 2048, "head_dim": 128, "target_hidden_size": 4096}
+    plain = {key: value for key, value in narrow.items() if key != "ptd_token_id"}
+    in_one_pass, one_by_one = (head_from_config("draft", config, "eagle3") for config in (narrow, plain))
+    sizes = [weight_bytes(head, Precision.BF16, Split(1)) for head in (in_one_pass, one_by_one)]
+    assert sizes[0] - sizes[1] == 3 * 4096 * 2
+
+
+def test_a_model_with_a_mask_token_alone_was_not_trained_to_draft_in_one_pass() -> None:
+    """vLLM would fill places with it if it were told to; ordinary models may have one."""
+    masked = config_of("meta-llama/Llama-3.2-1B") | {"mask_token_id": 128_255}
+    assert not head_from_config("draft", masked, "draft_model").drafts_in_parallel
+
+
 def test_a_file_of_the_speculators_library_has_the_layers_that_its_section_says(limits: EngineLimits) -> None:
     pair = drafting(limits, QWEN, "eagle3", SPECULATOR)
     assert pair.drafts_in_parallel
