@@ -65,6 +65,15 @@ def test_what_moved_is_found_and_what_is_gone_is_told(tmp_path: Path) -> None:
     assert found.beside == {"v1/old.py": ("+kept",), "v1/gone.py": ("the file is gone",)}
 
 
+def test_a_name_that_may_mean_anything_means_nothing(tmp_path: Path) -> None:
+    many = "".join(f"class C{number}:\n    def run(self):\n        return {{0}}\n\n\n" for number in range(5))
+    before = package(tmp_path / "a", many=many.format(1), v1__m="def f():\n    return 1\n", v2__m="kept = 1\n")
+    now = package(tmp_path / "b", many=many.format(2), v1__m="def f():\n    return 2\n", v2__m="kept = 1\n")
+    found = compare(before, now, [named("many.py", "run"), named("m.py", "f")], "new")
+    assert found.named == ()
+    assert [*found.beside] == ["many.py"]
+
+
 def test_what_several_files_have_now_has_no_home(tmp_path: Path) -> None:
     text = "def same():\n    return 1\n"
     before = package(tmp_path / "a", old=text)
@@ -134,6 +143,14 @@ def test_facts_that_an_engine_tells_are_written_with_their_source() -> None:
         1:
     ]
     assert fewer[0]["extra_draft_slots"] == {"dflash": {"fixed": -1, "each_token": 1}}
+
+
+def test_of_defaults_those_are_written_that_we_know() -> None:
+    before = answers(0, ahead=True, runner="V2", traits="stages")
+    plain = {"no flags at all, --max-num-seqs": "2048", "no flags at all, --other": "1"}
+    now = {**before, "configuration of an engine": {**before["configuration of an engine"], **plain}}
+    asked = json.loads(profile.facts(before, now, "0.34", "0.33"))[-1]
+    assert asked == {"source": profile.ASKED, "defaults": {"--max-num-seqs": "2048"}}
 
 
 def test_files_that_a_person_has_worked_on_stay(tmp_path: Path) -> None:
@@ -231,9 +248,12 @@ def test_a_report_of_tests_is_counted_and_failures_are_named(tmp_path: Path) -> 
     report.write_text(
         '<testsuites><testsuite><testcase classname="tests.engine.test_contract" name="test_a[0.34]"/>'
         '<testcase classname="tests.engine.test_contract" name="test_b[0.34]"><failure message="E x">long</failure>'
-        '</testcase><testcase classname="c" name="d"><skipped message="no"/></testcase></testsuite></testsuites>'
+        '</testcase><testcase classname="c" name="d"><skipped message="no"/></testcase>'
+        '<testcase classname="tests.engine.test_kv_oracle" name="test_c"><error message="E y">long</error></testcase>'
+        "</testsuite></testsuites>"
     )
-    assert read(report) == Outcome("1 passed, 1 failed, 1 skipped", (("test_contract.py test_b[0.34]", "E x"),))
+    failures = (("test_contract.py test_b[0.34]", "E x"), ("test_kv_oracle.py test_c", "E y"))
+    assert read(report) == Outcome("1 passed, 2 failed, 1 skipped", failures)
 
 
 @pytest.mark.parametrize("wanted", ["0.34.1\n--index-url x", "0.34.1 ; x", "0.34.1/..", "0.34.", "0.34.*"])

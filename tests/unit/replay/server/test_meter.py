@@ -12,22 +12,24 @@ from specdecode_operator.replay.server.meter import Answer, Meter
 
 @dataclass
 class Waited:
-    """Waited for 12 ms."""
+    """Waited for so long."""
 
     ticket: Ticket
+    ms: float
 
     def cancel(self) -> None:
         self.ticket.cancel()
 
     def waited_ms(self) -> float:
-        return 12.0
+        return self.ms
 
 
 class Engine:
     """Gives one answer: 1, 3 and 2 tokens at 30, 40 and 52.5 ms."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: VirtualClock, waited_ms: float) -> None:
         self.clock = clock
+        self.waited_ms = waited_ms
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
         assert request.prompt_tokens == 20
@@ -37,7 +39,7 @@ class Engine:
             (52.5, Burst(tokens=2, drafted=4, accepted=3, finish_reason="length")),
         ):
             ticket = self.clock.call_at(at_ms, lambda burst=burst: sink(burst))
-        return Waited(ticket)
+        return Waited(ticket, self.waited_ms)
 
     def load(self) -> Load:
         return Load(
@@ -45,10 +47,10 @@ class Engine:
         )
 
 
-def metrics(load_factor: float) -> dict[str, float]:
+def metrics(load_factor: float, waited_ms: float = 12.0) -> dict[str, float]:
     """Return the value of each metric after the answer, by its name without ``vllm:`` and its own label."""
     clock = VirtualClock()
-    engine, meter = Engine(clock), Meter(clock, 4)
+    engine, meter = Engine(clock, waited_ms), Meter(clock, 4)
     Answer(meter, engine, Incoming(request_id="r", prompt_tokens=20, max_tokens=6), lambda _: None)
     clock.run()
     page = Exposition(meter, engine, "tiny", load_factor, {}).text().decode()
@@ -93,6 +95,11 @@ def test_each_metric_is_what_its_name_says() -> None:
         **{f"spec_decode_num_accepted_tokens_per_pos_total {place}": count for place, count in enumerate((2, 2, 1, 0))},
     }
     assert {name: found[name] for name in expected} == expected
+
+
+def test_no_answer_waited_beyond_its_first_token() -> None:
+    found = metrics(1.0, waited_ms=31.0)
+    assert (found["request_queue_time_seconds_sum"], found["request_prefill_time_seconds_sum"]) == (0.03, 0)
 
 
 def test_no_cache_is_fuller_than_full() -> None:

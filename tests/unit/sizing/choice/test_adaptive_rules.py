@@ -77,8 +77,13 @@ def test_heads_that_nobody_asks_how_sure_they_are_are_refused(make_pair: PairFac
 def test_a_target_without_attention_needs_no_kernel_for_it(make_pair: PairFactory) -> None:
     config = {
         "architectures": ["Mamba2ForCausalLM"],
-        **{"hidden_size": 2560, "num_heads": 80, "head_dim": 64, "n_groups": 1, "state_size": 128},
-        **{"num_hidden_layers": 2, "vocab_size": 50_288},
+        "hidden_size": 2560,
+        "num_heads": 80,
+        "head_dim": 64,
+        "n_groups": 1,
+        "state_size": 128,
+        "num_hidden_layers": 2,
+        "vocab_size": 50_288,
     }
     pair = replace(make_pair(), target=geometry_from_config("states", config))
     assert message(adapting(pair), A100) == ""
