@@ -8,7 +8,7 @@ from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.adaptive import adaptive_graphs, cost_profile_s, profiled_steps
 from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.memory.captures import decode_graphs
+from specdecode_operator.sizing.memory.captures import captured_sizes, decode_graphs
 from specdecode_operator.sizing.memory.overhead import graph_bytes, runtime_overrun_bytes, slack_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, without_speculation
 from tests.unit.sizing.conftest import PairFactory
@@ -71,6 +71,13 @@ def test_each_size_is_timed_five_times_and_doubled_up_to_a_full_step(adaptive: P
     assert steps[:5] == (1,) * 5
     assert [*dict.fromkeys(steps)][-6:] == [512, 768, 1024, 2048, 4096, 8192]
     assert len(steps) == 5 * (51 + 5)
+
+
+def test_a_short_full_step_is_captured_and_sizes_that_are_asked_for_stay_in_steps_of_8(fixed: Pair) -> None:
+    short = replace(fixed, limits=replace(fixed.limits, max_num_batched_tokens=100))
+    assert captured_sizes(short)[-2:] == (96, 100)
+    asked = replace(fixed, num_speculative_tokens=4, limits=replace(fixed.limits, max_graph_tokens=32))
+    assert captured_sizes(asked) == (1, 2, 4, 8, 16, 24, 32)
 
 
 def test_the_start_takes_longer_by_the_profile(fixed: Pair, adaptive: Pair) -> None:
