@@ -227,10 +227,11 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         ),
     ),
     "another vocabulary on V2": (ANOTHER_VOCABULARY["gpu"], Changed("runner", "V2")),
-    "XPress before 0.33": (
-        drafting(Method.DFLASH, xpress_top_c=64),
-        Refused("xpress_topc"),
+    "another vocabulary of a lookup": (
+        replace(GPU, speculation=replace(NGRAM, maps_vocabulary=True)),
+        Refused("use_heterogeneous_vocab only works with method='draft_model'"),
     ),
+    "XPress before 0.33": (drafting(Method.DFLASH, xpress_top_c=64), Refused("xpress_topc")),
     "quantized head of a lookup": (
         replace(GPU, speculation=replace(NGRAM, draft_head_quantization=DraftHeadQuantization.FP8)),
         Refused("draft_lm_head_quantization"),

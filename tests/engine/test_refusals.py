@@ -48,6 +48,7 @@ NOT_OF_THE_ENGINE = {
     "profiles._unknown": "versions that nobody here knows",
     "serving.image_problems": "images of versions that nobody here knows",
     "config_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
+    "speculation._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
     "extra_args.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""

@@ -33,7 +33,6 @@ PLACES = (Models, ModelVolume, HostPath, Engine)
 OURS = {
     "K without a method": "there is no method that would read it",
     "head with checkpoints": "what vLLM makes of a head while loading is not known to sizing",
-    "vocabulary of a lookup": "there is no draft whose tokens could be others",
     "schedule without a method": "there is no method that would read it",
     "checking of nothing": "there is no method that would read it",
     "range beyond maxNumSeqs": "such a range never counts: it is a slip of the pen",

@@ -51,8 +51,9 @@ def plan_command(  # noqa: PLR0913  each is an option
     specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
-    input, 3 with --strict when one is tight or its vLLM in doubt, 4 when one does not fit, 5 when
-    a model is unknown here, which the operator would read in a cluster.
+    input, 3 with --strict when one is tight or its vLLM in doubt, 4 when
+    one does not fit, 5 when a model is unknown here, which the operator
+    would read in a cluster.
     """
     # Sizing and the API's models take longer to load than the rest of the command line,
     # and a tenth longer where garbage is looked for meanwhile.

@@ -139,6 +139,12 @@ def _vocabulary_problems(
     if not speculation.maps_vocabulary:
         return
     field = f"{_SPECULATION}.useHeterogeneousVocab"
+    if speculation.method is not Method.DRAFT_MODEL:
+        message = (
+            f"method {speculation.method} drafts in the vocabulary of the target; remove it, or use method draft_model"
+        )
+        yield Problem(field, "true", message)
+        return
     if speculation.draft_sampling is DraftSampling.PROBABILISTIC:
         message = "a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab"
         yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
@@ -282,8 +288,8 @@ def _loss_problems(
     elif settings.platform is Platform.CPU:
         yield Problem(field, asked, "vLLM has it on GPUs alone, and the engine runs on the CPU; remove it and lossy")
     elif speculation.num_speculative_tokens == 1:
-        message = "looks at the tokens after a rejected one, and one is proposed; set numSpeculativeTokens to 2 or more"
-        yield Problem(field, asked, message)
+        message = "is 1, and rejectionSampling fly looks at the tokens after a rejected one; use 2 or more"
+        yield Problem(f"{_SPECULATION}.numSpeculativeTokens", "1", message)
 
 
 def _split_problems(

@@ -13,7 +13,7 @@ from tests.unit.cli.test_explain import figures
 GIB = 2**30
 TARGET, DRAFT = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 ENTRY = CalibrationEntry(
-    H100, "0.32", "V2", 2, False, 256, 8192, "draft_model", 5, f"{TARGET} + {DRAFT}", "FP8", "BF16", GIB
+    H100, "0.33", "V2", 2, False, 256, 8192, "draft_model", 5, f"{TARGET} + {DRAFT}", "FP8", "BF16", GIB
 )
 FP8 = {"target": {"model": TARGET, "quantization": "FP8"}}
 
