@@ -113,7 +113,8 @@ def check_without_models(
     _raise(_path_problems(unread))
     profile = engine_profile(spec)
     method = spec.speculation.method if spec.speculation else Method.NONE
-    _raise([*method_problems(method, profile), *_problems_without_models(spec, profile)])
+    of_method = [] if method is Method.NONE else method_problems(method, profile)
+    _raise([*of_method, *_problems_without_models(spec, profile)])
     return profile
 
 

@@ -61,7 +61,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
 
 def method_problems(method: Method, profile: EngineProfile) -> list[Problem]:
     """Return what is wrong with a method of which the engine has nothing; no model is needed to tell."""
-    if method is Method.NONE or method in profile.runners:
+    if method in profile.runners:
         return []
     return [Problem(f"{_SPECULATION}.method", method, _unknown_method(method, profile))]
 
