@@ -131,9 +131,9 @@ SPECULATION = (
         reason=Reason.FORBIDDEN,
     ),
     Rule(
-        field="numSpeculativeTokens",
+        field="rejectionSampling",
         holds=f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
-        message="is 1, and rejectionSampling fly looks at the tokens after a rejected one: use 2 or more",
+        message="fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
     ),
     Rule(
         field="draftSampling",

@@ -288,8 +288,8 @@ def _loss_problems(
     elif settings.platform is Platform.CPU:
         yield Problem(field, asked, "vLLM has it on GPUs alone, and the engine runs on the CPU; remove it and lossy")
     elif speculation.num_speculative_tokens == 1:
-        message = "is 1, and rejectionSampling fly looks at the tokens after a rejected one; use 2 or more"
-        yield Problem(f"{_SPECULATION}.numSpeculativeTokens", "1", message)
+        message = "looks at the tokens after a rejected one, and one is proposed; set numSpeculativeTokens to 2 or more"
+        yield Problem(field, asked, message)
 
 
 def _split_problems(

@@ -219,8 +219,8 @@ BAD = {
     ),
     "a check of the tokens after the only one": Bad(
         speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: Accepted"),
-        "spec.speculation.numSpeculativeTokens",
-        "is 1, and rejectionSampling fly looks at the tokens after a rejected one: use 2 or more",
+        "spec.speculation.rejectionSampling",
+        "fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
     ),
     "sampling without a draft": Bad(
         "speculation: {method: ngram, numSpeculativeTokens: 3, draftSampling: probabilistic}",

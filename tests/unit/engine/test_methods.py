@@ -142,10 +142,12 @@ def test_a_lossy_check_is_said_by_its_name_alone() -> None:
     [
         ("0.32", {}, "set engine.version 0.33 or later"),
         ("0.33", {"cpu": CPU}, "on GPUs alone"),
+        ("0.33", {"speculation": replace(DRAFT_MODEL, num_speculative_tokens=1)}, "2 or more"),
     ],
 )
 def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dict[str, Any], sentence: str) -> None:
-    speculation = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+    asked = changes.get("speculation", DRAFT_MODEL)
+    speculation = replace(asked, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
     settings = replace(PLAIN, **{**changes, "speculation": speculation})
     (problem,) = speculation_problems(settings, find_profile(version))
     assert (problem.field, problem.value) == ("spec.speculation.rejectionSampling", "fly")
@@ -153,18 +155,6 @@ def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dic
 
 
 REFUSED = [
-    (
-        {
-            "speculation": replace(
-                DRAFT_MODEL,
-                num_speculative_tokens=1,
-                rejection_sampling=RejectionSampling.FLY,
-                loss_accepted=True,
-            )
-        },
-        "spec.speculation.numSpeculativeTokens",
-        "use 2 or more",
-    ),
     (
         {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, loss_accepted=True)},
         "spec.speculation.lossy",
