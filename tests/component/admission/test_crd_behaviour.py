@@ -9,6 +9,7 @@ import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from tests.component.admission.acceptance_cases import GOOD, LLAMA, MINIMAL
 from tests.support.kubectl import Kubectl
 
@@ -44,7 +45,7 @@ def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
         },
         "objective": "Quality",
         "replicas": 1,
-        "engine": {"version": "0.32"},
+        "engine": {"version": KNOWN_VERSIONS[-1]},
         "suspend": False,
     }
 
@@ -159,6 +160,7 @@ def status() -> dict[str, Any]:
     }
     observed = {
         "engines": 1,
+        "engineVersion": "0.32.0",
         "kvCacheTokens": 238_000,
         "kvCacheResidualBytes": 205_520_896,
         "kvCacheResidual": "+0.4%",

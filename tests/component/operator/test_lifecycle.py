@@ -239,4 +239,5 @@ def test_pods_that_a_kubelet_rejects_are_told_and_no_more_are_made(kubectl: Kube
     assert made <= 6, "three, and what was made before the operator looked"
     assert "in a row" in wait_for(kubectl, "tiny", "Ready", "PodRejected")
     wait_for_all(kubectl, "tiny", Ready="Unknown", Reconciling="True", Available="False")
-    assert len(kubectl.objects("pods", ENGINES)) == made
+    # The last of them may have been going when they were counted.
+    assert len(kubectl.objects("pods", ENGINES)) <= made
