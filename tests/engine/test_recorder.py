@@ -30,8 +30,9 @@ def test_records_what_the_engine_did(small_cache: Server) -> None:
     server = small_cache
     streams = [repetitive(f"stream-{number}", number, max_tokens=150) for number in range(24)]
     odd = [
-        # At once: a client that gets no processor for a while would leave when all is said.
-        repetitive("leaver", max_tokens=900, leaves_after=1),
+        # At once, and with an answer that no draft shortens: a client that gets no processor for a while would leave
+        # when all is said.
+        repetitive("leaver", max_tokens=900, temperature=1.0, leaves_after=1),
         repetitive("stopped", max_tokens=400, stop=["5454"], include_stop_str_in_output=True),
         repetitive("twins", n=2, temperature=1.0),
         Question("too-long", prompt(2000)),
