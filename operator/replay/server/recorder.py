@@ -94,7 +94,9 @@ class CaptureRecorder:
         if self.failure is not None:
             return
         step = self._step
-        if step is None:
+        # A late event loop may have two steps in one of its turns: the second one is not as early as the first.
+        if step is None or step.end_ms != now_ms:
+            self._end_step()
             step = self._step = _Step(now_ms)
             asyncio.get_running_loop().call_soon(self._end_step)
         live = self._live.get(answer)

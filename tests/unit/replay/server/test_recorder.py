@@ -95,6 +95,19 @@ async def test_a_step_prefills_all_prompts_that_have_their_first_token_in_it(tmp
     assert found == {7: [50, 0], 20: [0, 0], 30: [0, 0]}
 
 
+async def test_two_steps_in_one_turn_of_a_late_event_loop_have_a_moment_each(tmp_path: Path) -> None:
+    recording = read_recording(write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=5.0, itl_ms=[45.0, 10.0])]))
+    clock, out = VirtualClock(), tmp_path / "out"
+    engine = StepsEngine(recording, clock, matcher(Matching.ARRIVAL, recording.requests), StepsSettings())
+    written = recorder.CaptureRecorder(out, recording.meta, engine, 4)
+    Answer(Meter(clock, 4, written), engine, Incoming(request_id="a", prompt_tokens=7, max_tokens=99), lambda _: None)
+    clock.run(until_ms=80)
+    await asyncio.sleep(0)
+    written.close()
+    (line,) = lines(out / TRACE)[1:]
+    assert (line["ttft_ms"], line["itl_ms"]) == (5.0, [45.0, 10.0])
+
+
 async def test_every_end_is_recorded_as_what_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
     endless = record(ttft_ms=1.0, itl_ms=[60_000.0, 1.0])
