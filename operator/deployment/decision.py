@@ -34,7 +34,7 @@ from specdecode_operator.deployment.spec.validation import (
     refuse_pod_template,
     valid_facts,
 )
-from specdecode_operator.deployment.spec.warnings import lossy_answers, plan_warnings, untested_version
+from specdecode_operator.deployment.spec.warnings import lossy_answers, plan_notes, plan_warnings, untested_version
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.plan import Plan
@@ -172,8 +172,8 @@ def _planned(parent: Parent, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, .
     matrix = full_matrix(facts, nodes, plan)
     facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
-    warnings = plan_warnings(facts, known, plan.chosen.tensor)
-    condition = replace(condition, message="; ".join([condition.message, *warnings]))
+    remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *plan_notes(facts)]
+    condition = replace(condition, message="; ".join([condition.message, *remarks]))
     return _Planned(parent, facts, plan, matrix, condition, plan_status(facts, plan))
 
 

@@ -59,7 +59,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     levels = {finding.level for finding in findings}
     if Level.ERROR in levels:
         raise typer.Exit(ExitCode.INVALID)
-    raise typer.Exit(ExitCode.TIGHT if strict and levels else ExitCode.OK)
+    raise typer.Exit(ExitCode.TIGHT if strict and Level.WARNING in levels else ExitCode.OK)
 
 
 def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
@@ -76,7 +76,8 @@ def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
             said = f"{finding.level}: {finding.message} [{finding.rule}]"
             say_line(f"{place}: {said}" if place else said)
         counts = Counter(finding.level.value for finding in findings)
-        say_line(f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}")
+        notes = f", notes: {counts['note']}" if counts["note"] else ""
+        say_line(f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}{notes}")
 
 
 def _data(finding: "Finding") -> dict[str, Any]:

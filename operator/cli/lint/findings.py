@@ -15,12 +15,13 @@ from specdecode_operator.cli.render.objects import NotRenderedError, render_capt
 from specdecode_operator.deployment.spec.admission import admitted_capture, admitted_object
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings, version_doubts
+from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings, version_doubts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED
 
 UNREADABLE: Final = "Unreadable"
 PLAN_WARNING: Final = "PlanWarning"
+PLAN_NOTE: Final = "PlanNote"
 """Rules that are no reason of a condition: of a file that holds no object of ours, and of what `Planned` mentions."""
 
 _LATER: Final = (
@@ -33,6 +34,7 @@ class Level(StrEnum):
 
     ERROR = "error"
     WARNING = "warning"
+    NOTE = "note"  # Nothing to mend
 
 
 Configs = Mapping[str, dict[str, Any]]
@@ -97,6 +99,8 @@ def _in_deployment(document: Document, configs: Configs, options: Options) -> It
     doubts = {str(doubt): doubt for doubt in version_doubts(facts)}
     for warning in plan_warnings(facts, known, tensor):
         yield Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning))
+    for note in plan_notes(facts):
+        yield Level.NOTE, PLAN_NOTE, Problem("", "", note)
 
 
 def _in_capture(

@@ -25,7 +25,7 @@ from specdecode_operator.deployment.spec.admission import admitted_object
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels
 from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings, version_doubts
+from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device
@@ -92,15 +92,11 @@ class Answer:
     # Target, draft and KV cache in every precision, on every product and split, where they were asked for
     precisions: tuple[MatrixRow, ...] = ()
     choice: str = ""  # Why these precisions; empty where there was nothing to choose
-    advice: tuple[str, ...] = ()  # What is worth knowing although it is no error
+    warnings: tuple[str, ...] = ()  # What of it has no effect, or puts figures in doubt
+    advice: tuple[str, ...] = ()  # What is worth knowing although it is no error, warnings too
     problems: tuple[Problem, ...] = ()  # What is invalid, or unknown
     unknown: tuple[UnknownModel, ...] = ()  # Models that only the cluster can read
     known: KnownModels = field(default_factory=dict)  # Models that were read from the hub
-
-    @property
-    def doubts(self) -> tuple[Problem, ...]:
-        """What is doubtful about the version of the engine."""
-        return () if self.facts is None else tuple(version_doubts(self.facts))
 
 
 @dataclass(frozen=True)
@@ -213,6 +209,7 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
     best: dict[str, Row] = {}
     for row in plan.rows:
         best.setdefault(row.product, row)
+    warnings = plan_warnings(chosen, known, plan.chosen.tensor)
     candidates = tuple(_judged(_candidate(row, labels, facts), facts, plan, nodes) for row in best.values())
     return Answer(
         document=document,
@@ -222,9 +219,11 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
         candidates=candidates,
         matrix=tuple(_candidate(row, labels, facts) for row in plan.rows),
         choice=plan.choice,
+        warnings=tuple(warnings),
         advice=(
             *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
-            *plan_warnings(chosen, known, plan.chosen.tensor),
+            *warnings,
+            *plan_notes(chosen),
             *(_BY_MEMORY.format(product) for product in best if (gpu := find_device(product)) and not gpu.known),
         ),
     )

@@ -26,9 +26,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail (3) also where it is tight, or the vLLM in doubt.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings: tight is one.")] = False,
     output: Annotated[TableOrData, typer.Option("--output", "-o", help="table, json or yaml.")] = TableOrData.TABLE,
     allow_pod_template: options.AllowPodTemplateOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the memory of each candidate: FILE.png or FILE.svg.")] = None,
@@ -51,9 +49,9 @@ def plan_command(  # noqa: PLR0913  each is an option
     specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
-    input, 3 with --strict when one is tight or its vLLM in doubt, 4 when
-    one does not fit, 5 when a model is unknown here, which the operator
-    would read in a cluster.
+    input, 3 with --strict when there are warnings, 4 when one does not fit,
+    5 when a model is unknown here, which the operator would read in a
+    cluster.
     """
     # Sizing and the API's models take longer to load than the rest of the command line,
     # and a tenth longer where garbage is looked for meanwhile.

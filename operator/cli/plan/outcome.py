@@ -24,15 +24,15 @@ def say_what_is_missing(errors: "Iterable[DocumentError]", unknown: "Sequence[Un
 
 
 def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
-    """Return what the shell gets; says on standard error what is tight or in doubt."""
+    """Return what the shell gets; says on standard error what is tight, and all warnings."""
     from specdecode_operator.cli.plan import answers  # noqa: PLC0415
 
     for answer in result.answers:
         if answer.verdict == answers.TIGHT:
             say_line(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
-    doubts = [(answer.document.name, doubt) for answer in result.answers for doubt in answer.doubts]
-    for name, doubt in doubts:
-        say_line(f"{'error: --strict' if strict else 'warning'}: {name}: {doubt}", err=True)
+    warnings = [(answer.document.name, warning) for answer in result.answers for warning in answer.warnings]
+    for name, warning in warnings:
+        say_line(f"{'error: --strict' if strict else 'warning'}: {name}: {warning}", err=True)
     codes = {
         answers.FITS: ExitCode.OK,
         answers.TIGHT: ExitCode.TIGHT if strict else ExitCode.OK,
@@ -41,4 +41,4 @@ def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
         answers.INVALID: ExitCode.INVALID,
     }
     code = codes[result.verdict]
-    return ExitCode.TIGHT if strict and doubts and code is ExitCode.OK else code
+    return ExitCode.TIGHT if strict and warnings and code is ExitCode.OK else code

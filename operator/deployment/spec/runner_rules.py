@@ -57,7 +57,7 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
         yield Problem(f"{DRAFT}.model", draft.name, message)
 
 
-def schedule_warnings(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair: Pair) -> list[str]:
+def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair: Pair) -> list[str]:
     """Return what lengths that change with the number of requests mean for graphs, and for what is drafted."""
     speculation = spec.speculation
     if speculation is None or not pair.other_draft_lengths:

@@ -1,4 +1,4 @@
-"""Everything that is worth knowing of a spec although its engine starts, in one list."""
+"""Everything that is worth knowing of a spec although its engine starts: what its author may mend, and what is just so."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
 from specdecode_operator.deployment.spec.pairing_rules import GETS_LONGER
-from specdecode_operator.deployment.spec.runner_rules import runs_on_v1, schedule_warnings
+from specdecode_operator.deployment.spec.runner_rules import runs_on_v1, schedule_notes
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from specdecode_operator.engine.rules.config_overrides import positions_of
@@ -49,9 +49,10 @@ _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 
 
 def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
-    """Return a sentence for each warning about facts at the precisions that a plan chose.
+    """Return a sentence for each thing that another spec would not have: it has no effect, or puts figures in doubt.
 
-    ``known`` is what was read of the models, ``tensor`` the tensor parallelism of the plan.
+    ``facts`` are those at the precisions that a plan chose, ``known`` is what was read of the models, ``tensor`` the
+    tensor parallelism of the plan.
     """
     return [
         *_replay_warnings(facts),
@@ -61,12 +62,19 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_draft_tensor_warnings(facts, tensor),
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
-        *_package_warnings(facts),
         *_uncounted_warnings(facts),
         *_latent_warnings(facts, tensor),
         *_tokenizer_warnings(facts, known),
-        *schedule_warnings(facts.spec, facts.profile, facts.pair),
-        *_adaptive_warnings(facts),
+    ]
+
+
+def plan_notes(facts: Facts) -> list[str]:
+    """Return a sentence for each thing to know that comes with what was asked for, however well it is asked."""
+    return [
+        *_package_notes(facts),
+        *_graphs_notes(facts),
+        *schedule_notes(facts.spec, facts.profile, facts.pair),
+        *_adaptive_notes(facts),
         *filter(None, [lossy_answers(facts)]),
     ]
 
@@ -199,17 +207,20 @@ def _asked_length_warnings(facts: Facts) -> Iterator[str]:
     yield f"speculation.draft.maxModelLen {asked} is not what vLLM {facts.profile.version} does: it {then}; remove it"
 
 
-def _package_warnings(facts: Facts) -> Iterator[str]:
+def _package_notes(facts: Facts) -> Iterator[str]:
     package = facts.profile.method_packages.get(facts.method)
     if package is not None:
         yield f"the engine image must hold {package}, or vLLM refuses method {facts.method} when it starts"
 
 
-def _uncounted_warnings(facts: Facts) -> Iterator[str]:
-    """What takes memory in ways that the plan does not follow."""
+def _graphs_notes(facts: Facts) -> Iterator[str]:
     mode = facts.spec.serving.cudagraph_mode
     if mode in _COUNTED_AS_USUAL:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
+
+
+def _uncounted_warnings(facts: Facts) -> Iterator[str]:
+    """What takes memory in ways that the plan does not follow."""
     asked = options(facts.spec.engine.extra_args, facts.profile)
     given = {option.flag.name for option in asked if not option.negated}
     for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
@@ -229,7 +240,7 @@ def _latent_warnings(facts: Facts, tensor: int) -> Iterator[str]:
         )
 
 
-def _adaptive_warnings(facts: Facts) -> Iterator[str]:
+def _adaptive_notes(facts: Facts) -> Iterator[str]:
     """What a figure means then: vllm/v1/core/sched/scheduler.py counts what was scheduled, verified or not."""
     if facts.pair.adaptive_verification and facts.replay is None:
         yield (

@@ -11,6 +11,7 @@ import pytest
 from tests.support.golden import EXAMPLES
 from tests.support.objects import TINY_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+from tests.unit.cli.test_plan import H100, only
 from tests.unit.cli.test_render import CAPTURE
 
 BROKEN = """\
@@ -115,6 +116,33 @@ def test_what_the_plan_would_mention_is_a_warning(specdecode: Specdecode, write:
     (found,) = findings(specdecode, write("a.yaml", body), code=0)
     assert found["rule"] == "PlanWarning"
     assert "is vLLM 0.30 by its name" in found["message"]
+
+
+ADAPTIVE = {"method": "eagle3", "numSpeculativeTokens": 3, "adaptiveVerification": True} | {
+    "draft": {"model": "AngelSlim/Qwen3-8B_eagle3"}
+}
+
+
+def test_what_comes_with_a_correct_setting_is_a_note_and_blocks_nobody(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    path = write("a.yaml", manifest("a", **only(H100), target={"model": "Qwen/Qwen3-8B"}, speculation=ADAPTIVE))
+    (found,) = findings(specdecode, path, "--strict", code=0)
+    assert (found["level"], found["rule"]) == ("note", "PlanNote")
+    assert "acceptance reads low" in found["message"]
+    assert specdecode("lint", path).stdout.splitlines()[-1] == "objects: 1, errors: 0, warnings: 0, notes: 1"
+    planned = specdecode("plan", "-f", path, "--strict")
+    assert (planned.exit_code, planned.stderr) == (0, "")
+    assert "acceptance reads low" in " ".join(planned.stdout.split())
+
+
+def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: WriteObject) -> None:
+    body = manifest("a", **only(H100), engine={"extraArgs": ["--enable-lora"]}, speculation=None)
+    path = write("a.yaml", body)
+    (found,) = findings(specdecode, path, "--strict", code=3)
+    assert found["level"] == "warning"
+    planned = specdecode("plan", "-f", path, "--strict")
+    assert (planned.exit_code, planned.stderr) == (3, f"error: --strict: a: {found['message']}\n")
 
 
 @pytest.mark.parametrize(

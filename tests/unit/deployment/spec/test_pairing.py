@@ -9,7 +9,7 @@ from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.runner_rules import schedule_warnings
+from specdecode_operator.deployment.spec.runner_rules import schedule_notes
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
@@ -362,14 +362,14 @@ def test_heads_draft_fewer_from_0_32_on(version: str, told: str) -> None:
     spec = head("eagle3", None, engine={"version": version})
     spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
     facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
-    assert told in " ".join(schedule_warnings(facts.spec, facts.profile, facts.pair))
+    assert told in " ".join(schedule_notes(facts.spec, facts.profile, facts.pair))
 
 
 def test_a_lookup_with_ranges_has_only_graphs_to_tell_of() -> None:
     spec = without_draft("ngram", QWEN, 3, serving={"enforceEager": True, "maxModelLen": 8192})
     spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
     facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
-    assert schedule_warnings(facts.spec, facts.profile, facts.pair) == []
+    assert schedule_notes(facts.spec, facts.profile, facts.pair) == []
 
 
 @pytest.mark.parametrize(
