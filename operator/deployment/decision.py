@@ -58,7 +58,7 @@ class _Planned:
     def conditions(self) -> list[ConditionUpdate]:
         """The conditions that come before those of engines."""
         told = [_ACCEPTED, self.condition]
-        if untested := untested_version(self.facts):
+        if untested := untested_version(self.facts.spec, self.facts.profile):
             told.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
         if lossy := lossy_answers(self.facts):
             told.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))

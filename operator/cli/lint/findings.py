@@ -88,7 +88,8 @@ def _in_deployment(document: Document, configs: Configs, options: Options) -> It
         for each in unknown:
             yield Level.WARNING, MODEL_UNKNOWN, replace(each.problem, message=f"{each.why}; {_LATER}")
         if unknown:
-            check_without_models(spec, {each.field: each.source for each in unknown})
+            profile = check_without_models(spec, {each.field: each.source for each in unknown})
+            yield from ((Level.WARNING, PLAN_WARNING, doubt) for doubt in version_doubts(spec, profile))
             return
         facts = valid_facts(spec, known)
     except InvalidSpecError as error:
@@ -96,7 +97,7 @@ def _in_deployment(document: Document, configs: Configs, options: Options) -> It
         return
     tensor = spec.parallelism.tensor or spec.parallelism.draft_tensor or 1
     # Those that have a field have a line, too.
-    doubts = {str(doubt): doubt for doubt in version_doubts(facts)}
+    doubts = {str(doubt): doubt for doubt in version_doubts(facts.spec, facts.profile)}
     for warning in plan_warnings(facts, known, tensor):
         yield Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning))
     for note in plan_notes(facts):

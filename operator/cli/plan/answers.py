@@ -25,7 +25,7 @@ from specdecode_operator.deployment.spec.admission import admitted_object
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.model_sources import KnownModels
 from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings
+from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings, version_doubts
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import find_device
@@ -188,10 +188,13 @@ def answer(  # noqa: PLR0913  each is an option
             refuse_pod_template(spec, allowed)
         known, unknown = look_up(spec, models)
         if unknown:
-            check_without_models(spec, {each.field: each.source for each in unknown})
+            profile = check_without_models(spec, {each.field: each.source for each in unknown})
+            warnings = tuple(map(str, version_doubts(spec, profile)))
             problems = tuple(each.problem for each in unknown)
             explanation = "; ".join(map(str, problems))
-            return Answer(document, UNKNOWN, explanation, problems=problems, unknown=unknown, known=known)
+            return Answer(
+                document, UNKNOWN, explanation, warnings=warnings, problems=problems, unknown=unknown, known=known
+            )
         facts = valid_facts(spec, known, calibration)
         present = assumed_nodes(facts, products) if nodes is None else nodes
         plan = make_plan(facts, present, None, groups=True)

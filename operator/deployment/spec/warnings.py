@@ -1,21 +1,23 @@
-"""Everything that is worth knowing of a spec although its engine starts: what its author may mend, and what is just so."""
+"""Everything worth knowing of a spec although its engine starts: what its author may mend, and what is just so."""
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import ServedModel
 from specdecode_operator.api.replay import ReplayMode
 from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.spec.checkpoints import config_of
-from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.facts import Facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
 from specdecode_operator.deployment.spec.pairing_rules import GETS_LONGER
 from specdecode_operator.deployment.spec.runner_rules import runs_on_v1, schedule_notes
 from specdecode_operator.engine.image_version import version_of_image
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.engine.rules.config_overrides import positions_of
 from specdecode_operator.engine.rules.extra_args import options, unknown_flags
+from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
@@ -56,7 +58,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     """
     return [
         *_replay_warnings(facts),
-        *map(str, version_doubts(facts)),
+        *map(str, version_doubts(facts.spec, facts.profile)),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
@@ -89,27 +91,28 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
         yield f"{fields} are vLLM's, and a replay does without them"
 
 
-def version_doubts(facts: Facts) -> list[Problem]:
+def version_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
     """Return why it is not certain which vLLM runs and how it behaves; nothing of it keeps an engine from starting."""
-    return [doubt for doubt in (untested_version(facts), _contradicting_image(facts)) if doubt is not None]
+    doubts = untested_version(spec, profile), _contradicting_image(spec, profile)
+    return [doubt for doubt in doubts if doubt is not None]
 
 
-def untested_version(facts: Facts) -> Problem | None:
+def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
     """Return that the version is newer than all that are known, where it is."""
-    if facts.profile.tested:
+    if profile.tested:
         return None
     newest = KNOWN_VERSIONS[-1]
     more = format_gib(memory_coefficients().unknown_version_margin_bytes)
-    margin = "" if facts.on_cpu else f", with {more} GiB more kept back on each GPU"
+    margin = "" if platform_of(spec) is Platform.CPU else f", with {more} GiB more kept back on each GPU"
     message = (
         f"is untested: it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; write"
         f" {newest}, or watch its first start"
     )
-    return Problem("spec.engine.version", facts.profile.version, message)
+    return Problem("spec.engine.version", profile.version, message)
 
 
-def _contradicting_image(facts: Facts) -> Problem | None:
-    version, image = facts.profile.version, facts.spec.engine.image
+def _contradicting_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
+    version, image = profile.version, spec.engine.image
     named = version_of_image(image) if image else None
     if named in (None, version):
         return None

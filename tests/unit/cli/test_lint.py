@@ -103,6 +103,16 @@ def test_a_model_that_nobody_knows_is_a_warning_and_hides_nothing(specdecode: Sp
     assert [each["level"] for each in findings(specdecode, write("a.yaml", body))] == ["warning", "error"]
 
 
+def test_a_version_in_doubt_is_told_beside_a_model_that_nobody_knows(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    body = manifest("a", target={"model": "acme/new"}, speculation=None, engine={"version": "0.99", "image": "i:1"})
+    path = write("a.yaml", body)
+    found = {each["field"]: each["message"] for each in findings(specdecode, path, code=0)}
+    assert set(found) == {"spec.target.model", "spec.engine.version"}
+    assert f"warning: a: {found['spec.engine.version']}" in specdecode("plan", "-f", path).stderr
+
+
 def test_a_config_that_is_given_makes_a_model_known(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", target={"model": "acme/new"}, speculation=None, serving={"maxModelLen": 9999})
     config = {**TINY_CONFIG, "max_position_embeddings": 2048}
