@@ -82,6 +82,8 @@ METHODS_WITH_DRAFT: Final = (
 METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 """Methods whose draft reads the target's hidden states."""
 
+METHODS_OF_BLOCKS: Final = (Method.DFLASH, Method.DSPARK)
+"""Methods whose draft proposes all tokens of a block in one pass."""
 METHODS_IN_PARALLEL: Final = (Method.DRAFT_MODEL, Method.EAGLE3)
 """Methods whose draft may be one that proposes all tokens in one pass (PARD, P-EAGLE); dflash and dspark always do."""
 

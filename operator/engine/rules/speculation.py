@@ -22,7 +22,7 @@ from specdecode_operator.engine.rules.runners import draft_follows_target, runs_
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, FLY_KEY, XPRESS_KEY
 from specdecode_operator.problems import Problem
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Dtype, Method
+from specdecode_operator.vocabulary import METHODS_OF_BLOCKS, METHODS_WITH_DRAFT, Dtype, Method
 
 _SPECULATION = "spec.speculation"
 _ASYNCHRONOUS = "--async-scheduling"
@@ -341,7 +341,7 @@ def _slot_problems(
     never verify a whole draft (vllm/v1/core/sched/scheduler.py schedule).
     """
     needed = speculation.num_speculative_tokens + 1 + draft_slots(speculation, profile)
-    if speculation.method in (Method.DFLASH, Method.DSPARK):
+    if speculation.method in METHODS_OF_BLOCKS:
         # Their own pass takes K + 1 tokens of a step, and must leave one.
         needed = max(needed, speculation.num_speculative_tokens + 2)
     if settings.max_num_batched_tokens < needed:

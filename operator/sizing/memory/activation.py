@@ -11,6 +11,7 @@ from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import described
 from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
+from specdecode_operator.sizing.memory.proposing import proposing_bytes
 from specdecode_operator.sizing.memory.refining import refining_bytes, refining_scratch_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
@@ -52,9 +53,9 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
         drafting = _draft_pass_bytes(pair, draft, split) + states_bytes + given
         sampling = profiled_sampling_bytes(pair, split.tensor)
         peak = max(peak, described(drafting, "in the draft's step"), described(sampling, "in sampling"))
-        if draft is not None and draft[0].head is not None and draft[0].head.refiner is not None:
-            refining = refining_bytes(pair, draft[0], split.tensor) + states_bytes + given
-            peak = max(peak, described(refining, "in refining what is proposed"))
+        if draft is not None and pair.era.runner is Runner.V2:
+            proposing = _proposing_bytes(pair, draft[0], split.tensor) + states_bytes + given
+            peak = max(peak, described(proposing, "in proposing"))
             kept += refining_scratch_bytes(pair, draft[0])
     kept = described(kept, "held beside it")
     if not target.tower.item_tokens:
@@ -70,6 +71,13 @@ def _draft_pass_bytes(pair: Pair, draft: _Draft | None, split: Parallelism) -> i
         return 0
     geometry, precision = draft
     return forward_bytes(pair, geometry, whole_model(geometry), precision, split)
+
+
+def _proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
+    """Return what proposing takes after the draft's pass, which V1 leaves out of the profiling run."""
+    if draft.head is not None and draft.head.refiner is not None:
+        return refining_bytes(pair, draft, tensor)
+    return proposing_bytes(pair, draft, tensor)
 
 
 def _expert_bytes(pair: Pair, draft: _Draft | None, split: Parallelism, stage: Stage) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from specdecode_operator.sizing.memory.adaptive import confidence_state_bytes
 from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages
-from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method
+from specdecode_operator.vocabulary import METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
 
 INT32_BYTES: Final = 4
 INT64_BYTES: Final = 8
@@ -25,8 +25,6 @@ NGRAM_PAGE_BYTES: Final = 8
 """The token table of ngram keeps a pointer for so many tokens (vLLM, spec_decode/ngram/speculator.py)."""
 
 _WITH_TOKEN_TABLE: Final = (Method.NGRAM, Method.NGRAM_GPU)
-
-_METHODS_OF_BLOCKS: Final = (Method.DFLASH, Method.DSPARK)
 
 _PIECES: Final = "PIECEWISE"
 """The mode without graphs of whole steps (config/compilation.py, CUDAGraphMode)."""
@@ -97,13 +95,18 @@ def _draft_logits_bytes(pair: Pair) -> int:
     """Return the logits that a draft which samples keeps until they are checked.
 
     vLLM, v1/worker/gpu/spec_decode/speculator.py: draft_logits of every
-    request, proposed token and vocabulary entry, in the head's type.
+    request, proposed token and vocabulary entry, in the head's type; where
+    DSpark has a vocabulary of its own one place more, in which its logits are
+    spread over the target's (dspark/speculator.py, _draft_scatter_buf).
     """
     draft = loaded_draft(pair) if pair.samples_drafts else None
     if draft is None:
         return 0
-    requests, tokens = pair.limits.max_num_seqs, pair.num_speculative_tokens
-    return described(requests * tokens * draft[0].vocab_size * pair.target.dtype_bytes, "of draft logits")
+    requests, places = pair.limits.max_num_seqs, pair.num_speculative_tokens
+    head = draft[0].head
+    if pair.method == Method.DSPARK and head is not None and head.output_rows != draft[0].vocab_size:
+        places += 1
+    return described(requests * places * draft[0].vocab_size * pair.target.dtype_bytes, "of draft logits")
 
 
 def _vocabulary_map_bytes(pair: Pair) -> int:
@@ -128,7 +131,7 @@ def _hidden_state_bytes(pair: Pair) -> int:
     states = described(
         limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes, "of hidden states for the draft"
     )
-    if pair.method not in _METHODS_OF_BLOCKS or geometry.head is None or not _stages_states(pair):
+    if pair.method not in METHODS_OF_BLOCKS or geometry.head is None or not _stages_states(pair):
         return states
     rows = named(min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens), "rows")
     staged = rows * geometry.head.auxiliary_states * pair.target.hidden_size * pair.target.dtype_bytes

@@ -6,7 +6,7 @@ from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner, Sampler
 from specdecode_operator.sizing.base.formula import Named, named
 from specdecode_operator.sizing.base.units import GIB, ceil_div
-from specdecode_operator.sizing.pair.pair import Pair, loaded_draft
+from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, profiled_requests
 from specdecode_operator.sizing.weights.weights import padded_vocabulary
 
 _FLOAT32_BYTES: Final = 4
@@ -23,8 +23,7 @@ def profiled_sampling_bytes(pair: Pair, tensor: int) -> int:
 
     vLLM, v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py, _dummy_sampler_run.
     """
-    limits, target = pair.limits, pair.target
-    tokens, requests = limits.max_num_batched_tokens, _requests(pair)
+    target, tokens, requests = pair.target, pair.limits.max_num_batched_tokens, profiled_requests(pair)
     state_bytes = target.hidden_size * target.dtype_bytes
     if pair.era.runner is Runner.V2:
         # The rows are picked out once.
@@ -125,15 +124,21 @@ def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
 def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:
     """Return the logits under V2 (v1/worker/gpu/sample/sampler.py).
 
-    While they are gathered: this rank's part, the gathered rows and their
-    copy in order (base_device_communicator.py, all_gather). The profiling run
-    filters nothing up to 0.32; then it takes a second pass with all that a
-    request can ask for: in float32, masked, and their softmax.
+    The profiling run filters nothing up to 0.32; then it takes a second pass
+    with all that a request can ask for: in float32, masked, and their softmax.
     """
     vocabulary = pair.target.vocab_size
     logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
-    gathering = 2 * logits + ceil_div(logits, tensor) if tensor > 1 else logits
+    gathering = gathered_logits_bytes(logits, tensor)
     if pair.era.copies_logits_to_float32:
         copies = _FLOAT32_COPIES if pair.era.sampler is Sampler.FLASHINFER else 1
         return max(gathering, logits + copies * requests * vocabulary * _FLOAT32_BYTES)
     return gathering
+
+
+def gathered_logits_bytes(logits_bytes: int, tensor: int) -> int:
+    """Return what logits take while they are gathered: this rank's part, the gathered rows and their copy in order.
+
+    vLLM, distributed/device_communicators/base_device_communicator.py, all_gather; a rank alone has nothing to gather.
+    """
+    return 2 * logits_bytes + ceil_div(logits_bytes, tensor) if tensor > 1 else logits_bytes

@@ -9,6 +9,7 @@ from specdecode_operator.sizing.base.eras import (
     NEWEST_VERSION,
     Era,
     ModelTraits,
+    Runner,
     find_era,
     multiplies_yarn,
     sizing_facts,
@@ -21,7 +22,7 @@ from specdecode_operator.sizing.model.rope import stretched_length
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, SIXTEEN_BIT_BYTES, Method, Precision
+from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, METHODS_OF_BLOCKS, SIXTEEN_BIT_BYTES, Method, Precision
 
 PIPELINE_FIELD: Final = "parallelism.pipeline"
 """Where users say in how many stages the layers lie."""
@@ -257,6 +258,25 @@ def effective_batch(pair: Pair) -> int:
     limits = pair.limits
     per_request = pair.num_speculative_tokens + 1 + extra_slots(pair)
     return min(limits.max_num_seqs, limits.max_num_batched_tokens // per_request)
+
+
+def profiled_requests(pair: Pair) -> int:
+    """Return the requests of the profiling run: one for each that may run, with at least a token.
+
+    On model runner V2 from 0.31 on no more than there is room for their blocks, where the draft proposes such (vLLM,
+    v1/worker/gpu/model_runner.py, _dummy_run, num_query_per_req).
+    """
+    limits = pair.limits
+    requests = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    if pair.method not in METHODS_OF_BLOCKS or pair.era.runner is Runner.V1:
+        return requests
+    fits = sizing_facts(limits.engine_version)["profiles_whole_blocks"]
+    return min(requests, limits.max_num_batched_tokens // block_places(pair)) if fits else requests
+
+
+def block_places(pair: Pair) -> int:
+    """Return the places of a block that DFlash or DSpark proposes: DFlash has one for the token that was verified."""
+    return pair.num_speculative_tokens + (pair.method == Method.DFLASH)
 
 
 def without_speculation(pair: Pair) -> Pair:
