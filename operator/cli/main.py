@@ -17,6 +17,7 @@ class _Commands(LazyGroup):
         "crds": "crds:crds_command",
         "plan": "plan.command:plan_command",
         "estimate": "estimate:estimate_command",
+        "advise": "advise.command:advise_command",
         "explain": "plan.explain:explain_command",
         "render": "render.command:render_command",
         "init": "init:init_command",

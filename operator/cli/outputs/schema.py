@@ -13,10 +13,11 @@ class Printed(StrEnum):
     PLAN = "plan"
     EXPLAIN = "explain"
     ESTIMATE = "estimate"
+    ADVISE = "advise"
 
 
 def schema_command(command: Annotated[Printed, typer.Argument(help="Whose output it describes.")]) -> None:
-    """Print the JSON schema of what a command prints: plan and explain with -o json, estimate a line a case."""
+    """Print the JSON schema of what a command prints: plan, explain and advise with -o json, estimate a line a case."""
     typer.echo(schema_text(command), nl=False)
 
 
@@ -24,6 +25,7 @@ def schema_text(command: Printed) -> str:
     """Return the schema of a command's output."""
     from pydantic import BaseModel  # noqa: PLC0415  only this command needs them
 
+    from specdecode_operator.cli.outputs.advise import AdviseOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.estimate import EstimateOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.explain import ExplainOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.plan import PlanOutput  # noqa: PLC0415
@@ -32,6 +34,7 @@ def schema_text(command: Printed) -> str:
         Printed.PLAN: PlanOutput,
         Printed.EXPLAIN: ExplainOutput,
         Printed.ESTIMATE: EstimateOutput,
+        Printed.ADVISE: AdviseOutput,
     }
     described = models[command].model_json_schema(mode="serialization")
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}

@@ -1,0 +1,154 @@
+"""The answer of `advise`: numbers in, figures with what they take for granted out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdecode_operator.cli.outputs.advise import AdviseOutput, LoadOutput, PositionOutput
+from specdecode_operator.cli.plan.tables import aligned
+from specdecode_operator.payoff.acceptance import Acceptance
+from specdecode_operator.payoff.speed_up import (
+    Load,
+    best_k,
+    break_even_rate,
+    break_even_tokens,
+    crossover,
+    memory_bound_speed_up,
+    speed_up,
+)
+from specdecode_operator.payoff.step_cost import StepCosts
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: None is not known."""
+
+    k: int
+    acceptance: Acceptance | None = None
+    costs: StepCosts | None = None
+    loads: tuple[Load, ...] = ()
+    size_ratio: float | None = None
+
+
+def answer(question: Question) -> AdviseOutput:
+    """Return all figures that the numbers allow."""
+    k, acceptance = question.k, question.acceptance
+    tokens = None if acceptance is None else acceptance.expected_tokens(k)
+    ratio = question.size_ratio
+    return AdviseOutput(
+        num_speculative_tokens=k,
+        acceptance=[] if acceptance is None else list(_positions(acceptance, k)),
+        acceptance_rate=None if acceptance is None else acceptance.rate(k),
+        expected_tokens=tokens,
+        memory_bound_speed_up=None if tokens is None or ratio is None else memory_bound_speed_up(tokens, k, ratio),
+        loads=[_at(load, question.costs, question) for load in question.loads] if question.costs else [],
+        crossover_batch=_crossover(question),
+        assumptions=list(_assumptions(question)),
+    )
+
+
+def _positions(acceptance: Acceptance, k: int) -> Iterator[PositionOutput]:
+    for position, (conditional, reached) in enumerate(
+        zip(acceptance.conditional_to(k), acceptance.reached(k), strict=True), start=1
+    ):
+        yield PositionOutput(
+            position=position,
+            conditional=conditional,
+            of_all_drafts=reached,
+            expected_tokens=acceptance.expected_tokens(position),
+            known=position <= len(acceptance.conditional),
+        )
+
+
+def _at(load: Load, costs: StepCosts, question: Question) -> LoadOutput:
+    k, acceptance = question.k, question.acceptance
+    needed = break_even_tokens(costs, k, load)
+    best = None if acceptance is None else best_k(acceptance, costs, load)
+    return LoadOutput(
+        batch=load.batch,
+        batch_alone=load.batch_alone,
+        context_tokens=load.context_tokens,
+        full_cache=load.full_cache,
+        plain_step_ms=costs.step_ms(load.batch_alone, 0, load.context_tokens),
+        step_ms=costs.step_ms(load.batch, k, load.context_tokens),
+        break_even_tokens=needed,
+        break_even_acceptance=break_even_rate(needed, k),
+        speed_up=None if acceptance is None else speed_up(acceptance, costs, k, load),
+        best_k=best,
+        best_speed_up=None if acceptance is None or best is None else speed_up(acceptance, costs, best, load),
+    )
+
+
+def _crossover(question: Question) -> int | None:
+    if question.acceptance is None or question.costs is None or not question.loads:
+        return None
+    return crossover(question.acceptance, question.costs, question.k, question.loads[0].context_tokens)
+
+
+def _assumptions(question: Question) -> Iterator[str]:
+    acceptance, costs = question.acceptance, question.costs
+    if acceptance is not None and len(acceptance.conditional) < question.k:
+        yield f"positions after {len(acceptance.conditional)} are accepted as that one, of the drafts that got so far"
+    if acceptance is not None and costs is not None:
+        yield "the best K takes later positions to be accepted as the last one known, of the drafts that got so far"
+    if costs is not None:
+        if len(costs.target.points) == 1:
+            yield "a step of the target takes equally long whatever is in it: true of few requests (--verify-step-ms)"
+        yield "requests decode all the time: prefill, and steps that a finished request leaves early, are not counted"
+        yield "acceptance is the same at every load, and adaptive verification is off: under it acceptance reads low"
+    if question.size_ratio is not None:
+        yield "MBSU: a step takes as long as reading the weights of each pass; nothing else takes time"
+
+
+def advise_text(found: AdviseOutput) -> str:
+    """Return the answer for people."""
+    parts = [_acceptance_text(found), _loads_text(found)]
+    if found.memory_bound_speed_up is not None:
+        parts.append(f"MBSU: {found.memory_bound_speed_up:.2f}x")
+    if found.crossover_batch is not None:
+        parts.append(f"K {found.num_speculative_tokens} no longer pays from {found.crossover_batch:,} requests on")
+    parts += [f"note: {each}" for each in found.assumptions]
+    return "\n".join(part for part in parts if part)
+
+
+def _acceptance_text(found: AdviseOutput) -> str:
+    if found.expected_tokens is None or found.acceptance_rate is None:
+        return f"K {found.num_speculative_tokens}: acceptance is not known"
+    head = (
+        f"K {found.num_speculative_tokens}: {found.expected_tokens:.2f} tokens a step expected, acceptance "
+        f"{100 * found.acceptance_rate:.0f} %"
+    )
+    rows = [("POSITION", "OF ALL DRAFTS", "OF THOSE THAT GOT THERE", "TOKENS A STEP")]
+    for each in found.acceptance:
+        assumed = "" if each.known else " (assumed)"
+        shares = (f"{100 * each.of_all_drafts:.1f} %", f"{100 * each.conditional:.1f} %{assumed}")
+        rows.append((str(each.position), *shares, f"{each.expected_tokens:.2f}"))
+    return "\n".join([head, *aligned(rows)])
+
+
+def _loads_text(found: AdviseOutput) -> str:
+    if not found.loads:
+        return ""
+    k = found.num_speculative_tokens
+    rows = [
+        ("REQUESTS", "CONTEXT", "PLAIN STEP", f"STEP WITH K {k}", "BREAK-EVEN", "SPEED-UP", "BEST K", "ITS SPEED-UP")
+    ]
+    for each in found.loads:
+        requests = f"{each.batch:.4g}" if not each.full_cache else f"{each.batch:.4g} of {each.batch_alone:.4g} (full)"
+        needed = each.break_even_acceptance
+        rows.append(
+            (
+                requests,
+                f"{each.context_tokens:,.0f}" if each.context_tokens else "-",
+                f"{each.plain_step_ms:.2f} ms",
+                f"{each.step_ms:.2f} ms",
+                "none" if needed is None else f"{100 * needed:.0f} %",
+                _times(each.speed_up),
+                "-" if each.best_k is None else str(each.best_k),
+                _times(each.best_speed_up),
+            )
+        )
+    return "\n".join(aligned(rows))
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"

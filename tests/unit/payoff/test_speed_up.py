@@ -1,0 +1,128 @@
+"""Speed-up, break-even and the best K, held against engines that throw dice and against published shapes."""
+
+import pytest
+
+from specdecode_operator.payoff.acceptance import Acceptance, PayoffError
+from specdecode_operator.payoff.speed_up import (
+    Load,
+    best_k,
+    break_even_rate,
+    break_even_tokens,
+    crossover,
+    full_cache,
+    memory_bound_speed_up,
+    speed_up,
+)
+from specdecode_operator.payoff.step_cost import Curve, StepCosts
+from tests.unit.payoff.simulation import decoded
+
+TARGET = Curve(((1, 20.0), (64, 24.0), (512, 60.0)))
+COSTS = StepCosts(
+    TARGET, Curve(((1, 1.5), (256, 4.0))), target_ms_per_1000_context=0.02, draft_ms_per_1000_context=0.01
+)
+NGRAM = StepCosts(TARGET)
+HALF = Acceptance((0.7, 0.6, 0.5))
+
+
+@pytest.mark.parametrize("one_pass", [False, True])
+@pytest.mark.parametrize(("batch", "context"), [(1, 0), (16, 4000), (200, 500)])
+def test_speed_up_is_that_of_an_engine_that_throws_dice(one_pass: bool, batch: int, context: int) -> None:
+    costs = StepCosts(TARGET, COSTS.draft, one_pass, 0.02, 0.01)
+    counted = decoded(HALF.conditional, costs, batch, context)
+    plain = batch / (TARGET.ms(batch) + 0.02 * batch * context / 1000)
+    found = speed_up(HALF, costs, 3, Load.same(batch, context))
+    assert found == pytest.approx(counted.tokens / counted.ms / plain, rel=0.02)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("batch", [1, 32, 300])
+def test_at_break_even_speculation_is_as_fast_as_none(batch: int, k: int) -> None:
+    rate = break_even_rate(break_even_tokens(COSTS, k, Load.same(batch)), k)
+    if rate is None:
+        assert speed_up(Acceptance((1.0,)), COSTS, k, Load.same(batch)) < 1
+    else:
+        assert speed_up(Acceptance.of_rate(rate, k), COSTS, k, Load.same(batch)) == pytest.approx(1)
+
+
+def test_a_full_cache_asks_for_the_share_that_the_draft_takes() -> None:
+    """Where a step takes equally long, 3 requests for 4 are worth it with 4/3 tokens a step."""
+    flat = StepCosts(Curve(((1, 20.0),)))
+    load = full_cache(300_000, 400_000, 10_000)
+    assert (load.batch, load.batch_alone) == (30, 40)
+    assert break_even_tokens(flat, 3, load) == pytest.approx(4 / 3)
+    assert break_even_rate(4 / 3, 3) == pytest.approx(1 / 9)
+
+
+def test_the_best_k_is_the_fastest_and_none_is_better_than_a_loss() -> None:
+    for batch in (1, 16, 128, 512):
+        load = Load.same(batch)
+        best = best_k(HALF, COSTS, load)
+        assert speed_up(HALF, COSTS, best, load) == max(speed_up(HALF, COSTS, k, load) for k in range(33))
+    assert best_k(Acceptance((0.05,)), COSTS, Load.same(1)) == 0
+
+
+def test_more_requests_make_it_pay_less_until_it_costs() -> None:
+    """Published: 2.8 and 1.5 times faster at 1 request/s, 1.4 and 1.8 times slower at saturation; good, then a loss."""
+    loads = [speed_up(HALF, NGRAM, 3, Load.same(batch)) for batch in (1, 8, 64, 256, 1024, 4096)]
+    assert loads == sorted(loads, reverse=True)
+    assert loads[0] > 1.5
+    # Where each token of a step costs, K + 1 are paid for the tokens that are kept.
+    assert loads[-1] == pytest.approx(HALF.expected_tokens(3) / 4, rel=0.05)
+    found = crossover(HALF, NGRAM, 3)
+    assert found is not None
+    assert speed_up(HALF, NGRAM, 3, Load.same(found)) < 1 <= speed_up(HALF, NGRAM, 3, Load.same(found - 1))
+
+
+def test_one_acceptance_pays_at_one_load_and_costs_at_another() -> None:
+    """Published (vllm-project/vllm#26504): acceptance stays at 0.86 to 0.91, and the right action flips."""
+    steady = Acceptance.of_rate(0.88, 5)
+    assert speed_up(steady, COSTS, 5, Load.same(1)) > 1.2
+    busy = StepCosts(Curve(((1, 20.0), (32, 21.0), (64, 40.0))), Curve(((1, 2.0),)))
+    assert speed_up(steady, busy, 5, Load.same(32)) < 1
+
+
+def test_what_always_pays_has_no_crossover() -> None:
+    assert crossover(HALF, StepCosts(Curve(((1, 20.0),))), 3) is None
+
+
+@pytest.mark.parametrize("k", [1, 4, 9])
+@pytest.mark.parametrize("ratio", [0.0, 0.02, 0.3])
+def test_mbsu_is_the_speed_up_where_time_is_reading_weights(ratio: float, k: int) -> None:
+    """The other form in circulation, c tau / (c K + 1), says a draft that costs nothing is worth nothing."""
+    conditional = (0.8,) * k
+    reading = StepCosts(Curve(((1, 1.0),)), Curve(((1, ratio),)))
+    counted = decoded(conditional, reading, batch=1)
+    tokens = counted.tokens / counted.drafts
+    assert memory_bound_speed_up(tokens, k, ratio) == pytest.approx(counted.tokens / counted.ms)
+    assert ratio * tokens / (ratio * k + 1) != pytest.approx(counted.tokens / counted.ms, rel=0.1)
+
+
+def test_times_between_measured_ones_are_on_a_line_and_never_fall_beyond() -> None:
+    assert [TARGET.ms(tokens) for tokens in (0.5, 1, 32.5, 64, 512)] == pytest.approx([20, 20, 22, 24, 60])
+    assert TARGET.ms(960) == pytest.approx(96)
+    assert Curve(((1, 20.0), (2, 10.0))).ms(100) == 10
+
+
+@pytest.mark.parametrize(
+    "points", [(), ((0, 1.0),), ((1, -1.0),), ((2, 1.0), (1, 2.0)), ((1, 1.0), (1, 2.0)), ((1, float("nan")),)]
+)
+def test_what_is_no_curve_is_refused(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(PayoffError):
+        Curve(points)
+
+
+@pytest.mark.parametrize(("batch", "alone"), [(2, 1), (0, 1), (float("nan"), 1)])
+def test_loads_that_cannot_be_are_refused(batch: float, alone: float) -> None:
+    with pytest.raises(PayoffError):
+        Load(batch, alone)
+
+
+@pytest.mark.parametrize("context", [0, 101])
+def test_a_cache_that_holds_no_request_is_refused(context: float) -> None:
+    with pytest.raises(PayoffError):
+        full_cache(100, 200, context)
+
+
+def test_a_target_whose_steps_take_no_time_is_refused() -> None:
+    with pytest.raises(PayoffError):
+        StepCosts(Curve(((1, 0.0),)))
