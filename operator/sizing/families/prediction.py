@@ -22,6 +22,9 @@ _MIMO_V2: Final = "MiMoV2"
 _SPLIT_PROJECTION: Final = ("Qwen3Next", "Qwen3_5", "NemotronH")
 """Families with one projection for all modules, split over the ranks, and the norms once."""
 
+_EMBEDDING_IMAGES: Final = "Qwen3_5"
+"""The family whose class takes images (SupportsMultiModal); other drafts here see the placeholders alone."""
+
 
 def with_prediction(model: ModelGeometry, fields: Fields) -> ModelGeometry:
     """Return the model with the modules for multi-token prediction that its checkpoint holds."""
@@ -112,4 +115,5 @@ def _head_parts(target: ModelGeometry) -> HeadParts:
         shares_on_last_stage=False,
         whole_elements=norms if once else count * (projection + norms),
         split_elements=projection if once else 0,
+        embeds_images=target.architecture.startswith(_EMBEDDING_IMAGES) and bool(target.tower.item_tokens),
     )

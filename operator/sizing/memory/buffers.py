@@ -131,6 +131,9 @@ def _hidden_state_bytes(pair: Pair) -> int:
     states = described(
         limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes, "of hidden states for the draft"
     )
+    if geometry.head is not None and geometry.head.embeds_images:
+        # vLLM, target_dependent_ar/speculator.py, load_model.
+        states += described(_step_states_bytes(pair), "of embeddings for the draft")
     if pair.method not in METHODS_OF_BLOCKS or geometry.head is None or not _stages_states(pair):
         return states
     rows = named(min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens), "rows")

@@ -75,6 +75,7 @@ class HeadParts:
     token_map_bytes: int = 0
     # Width of the target's hidden states that it was made for; None where it is part of the target
     reads_width: int | None = None
+    embeds_images: bool = False  # Whether images reach it, put into the embeddings of a step
     refiner: Refiner | None = None  # What goes over its blocks again; None where they stay as proposed
 
 

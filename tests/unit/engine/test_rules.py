@@ -13,7 +13,7 @@ from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.problems import Problem
 from specdecode_operator.versions.table import release
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vocabulary import Dtype, Method
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile(KNOWN_VERSIONS[-1])
@@ -264,6 +264,19 @@ def test_runner_v1_captures_no_whole_steps_whose_length_changes(mode: CudagraphM
     refused = mode.startswith("FULL") and profile.runners[Method.DRAFT_MODEL] == "V1"
     assert [(problem.field, problem.value) for problem in problems] == [(MODE, mode.value)] * refused
     assert all("write PIECEWISE" in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+def test_from_0_33_on_a_cache_in_bfloat16_wants_a_model_in_it(version: str, dtype: Dtype) -> None:
+    settings = replace(PLAIN, dtype=dtype, kv_cache_dtype="bfloat16")
+    problems = serving_problems(settings, find_profile(version))
+    refused = release(version) >= (0, 33) and dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
+    assert [(problem.field, problem.value) for problem in problems] == [
+        ("spec.serving.kvCacheDtype", "bfloat16")
+    ] * refused
+    assert all(dtype in problem.message and "write auto" in problem.message for problem in problems)
+    assert serving_problems(replace(settings, kv_cache_dtype="fp8"), find_profile(version)) == []
 
 
 def test_an_image_is_asked_for_where_none_is_known() -> None:
