@@ -13,6 +13,7 @@ from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.sources import Source
 from specdecode_operator.sizing.base.units import GIB, format_gib
+from specdecode_operator.sizing.choice.break_even import BreakEven, break_even
 from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.choice.precision_rules import served_precision
 from specdecode_operator.sizing.kv.capacity import pool_capacity
@@ -202,21 +203,37 @@ def _target_memory(case: _Case) -> Iterator[Advice]:
 def _draft_kv(case: _Case) -> Iterator[Advice]:
     """Say how many tokens the target alone would hold. The draft's weights and its part of each block both count."""
     try:
-        tokens_alone = estimate(without_speculation(case.pair), case.device, case.split).kv_cache_tokens
+        alone = estimate(without_speculation(case.pair), case.device, case.split)
     except PlanError:
         return
+    tokens_alone = alone.kv_cache_tokens
     if tokens_alone == 0:
         return
     tokens = case.budget.kv_cache_tokens
     percent = 100 * (1 - tokens / tokens_alone)
     if percent >= NOTABLE_KV_PERCENT:
+        pays, numbers = _pays_from(break_even(case.pair, case.budget, alone))
         yield Advice(
             "draft-kv",
             f"the draft takes {percent:.0f} % of the token capacity: {tokens:,} tokens{case.split.each_copy} are left "
-            f"of the {tokens_alone:,} that the target would have alone; speculation has to earn that",
-            (("lost_percent", percent), ("tokens", tokens), ("tokens_alone", tokens_alone)),
+            f"of the {tokens_alone:,} that the target would have alone{pays}",
+            (("lost_percent", percent), ("tokens", tokens), ("tokens_alone", tokens_alone), *numbers),
             sources.SHARED_BLOCKS,
         )
+
+
+def _pays_from(needed: BreakEven | None) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """Return what acceptance pays for a share of the KV cache, as a part of a sentence and as numbers."""
+    if needed is None:
+        return "", ()
+    shares = (("break_even_full_percent", needed.full_cache), ("break_even_few_percent", needed.few_requests))
+    numbers = tuple((name, 100 * share) for name, share in shares if share is not None)
+    given = "where a step takes as long as reading weights and KV cache"
+    if needed.full_cache is None:
+        return f"; not even 100 % acceptance pays for that while the cache is full, {given}", numbers
+    least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
+    few = "" if needed.few_requests is None else f" ({100 * needed.few_requests:.0f} % with few requests)"
+    return f"; it takes {least}{few}, {given}", numbers
 
 
 def _target_precision(case: _Case) -> Iterator[Advice]:

@@ -97,7 +97,16 @@ def test_the_draft_costs_44_percent_of_the_tokens(make_pair: PairFactory) -> Non
     advice = _advice(make_pair("FP8"))["draft-kv"]
     assert dict(advice.numbers)["lost_percent"] == pytest.approx(44, abs=1)
     assert "44 %" in advice.sentence
-    assert "speculation has to earn that" in advice.sentence
+    assert "at least 48 % acceptance to pay for that while the cache is full (22 % with few" in advice.sentence
+    assert dict(advice.numbers)["break_even_full_percent"] == pytest.approx(48, abs=0.5)
+    assert dict(advice.numbers)["break_even_few_percent"] == pytest.approx(22, abs=0.5)
+
+
+def test_where_no_acceptance_pays_for_the_draft_that_is_said(make_pair: PairFactory) -> None:
+    pair = replace(make_pair("FP8"), num_speculative_tokens=1)
+    advice = _advice(pair, device=replace(H100, total_bytes=64 * GIB))["draft-kv"]
+    assert "not even 100 % acceptance pays for that while the cache is full" in advice.sentence
+    assert "break_even_full_percent" not in dict(advice.numbers)
 
 
 def test_a_small_draft_costs_too_few_tokens_to_mention(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:

@@ -1,0 +1,50 @@
+"""From which acceptance on a draft pays for what it takes of the KV cache, by the bytes that a step reads."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from specdecode_operator.payoff.speed_up import Load, break_even_rate, break_even_tokens, full_cache
+from specdecode_operator.payoff.step_cost import Curve, StepCosts
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.memory.budget import Budget
+from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
+
+_ONE_REQUEST: Final = Load.same(1)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Acceptance, accepted over drafted tokens; None where even all of them are too few."""
+
+    few_requests: float | None  # While the KV cache has room, and is read in no time
+    full_cache: float | None  # Once requests wait for room in it
+
+
+def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
+    """Return the break-even of a pair whose steps take as long as reading memory; None where it cannot be said.
+
+    A step reads the weights and all of a full KV cache once, of the draft as often as it has passes. Reckoned in GiB in
+    place of milliseconds, since only their ratio counts; how long requests are does not matter, where all of the cache
+    is read.
+    """
+    k, tokens = pair.num_speculative_tokens, budget.kv_cache_tokens
+    if k < 1 or not 0 < tokens <= alone.kv_cache_tokens or alone.target_weights_bytes <= 0:
+        return None
+    of_draft = max(0, budget.kv_bytes_per_token - alone.kv_bytes_per_token)
+    costs = StepCosts(
+        target=_reading(alone.target_weights_bytes),
+        draft=_reading(budget.draft_weights_bytes),
+        one_pass=pair.drafts_in_parallel or pair.method in METHODS_OF_BLOCKS,
+        target_ms_per_1000_context=1000 * alone.kv_bytes_per_token / GIB,
+        draft_ms_per_1000_context=1000 * of_draft / GIB,
+    )
+    full = full_cache(tokens, alone.kv_cache_tokens, context_tokens=1)
+    return BreakEven(
+        few_requests=break_even_rate(break_even_tokens(costs, k, _ONE_REQUEST), k),
+        full_cache=break_even_rate(break_even_tokens(costs, k, full), k),
+    )
+
+
+def _reading(weights_bytes: int) -> Curve:
+    return Curve(((1, weights_bytes / GIB),))
