@@ -13,7 +13,6 @@ from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
-from specdecode_operator.versions.table import release
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both
@@ -101,10 +100,6 @@ def truth(vllm: Vllm, request: pytest.FixtureRequest, tmp_path_factory: pytest.T
     return Truth(vllm.h100, tmp_path_factory.mktemp(f"truth-{version}"), version)
 
 
-FIRST_DIVIDING = (0, 32)
-"""The oldest version whose division of KV caches kv_oracle.py can ask."""
-
-
 def begin_dividing(h100: Oracle, folder: Path, version: str) -> tuple[Copy, Path]:
     """Return what divides the KV caches of all draws, and where the answers will be."""
     answers = folder / "answers.json"
@@ -124,8 +119,6 @@ def kv_answers(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Return how a version of vLLM divides the KV caches of all draws."""
     version = f"{vllm.profile.version}.0"
-    if release(version) < FIRST_DIVIDING:
-        pytest.skip("its private functions take other arguments")
     if version == NEWEST_VERSION:
         copy, answers = request.getfixturevalue("kv_begun")
     else:

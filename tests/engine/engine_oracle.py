@@ -156,9 +156,13 @@ def schedule(ranges: list[list[int]], max_num_seqs: int, num_speculative_tokens:
 
 
 def default_cpu_block_size(argv: list[str]) -> int:
-    """Return the block size on the CPU where none is given: from 0.33 on, workers choose it once layers are there."""
+    """Return the block size on the CPU where none is given: from 0.33 on, workers choose it once layers are there.
+
+    Up to 0.30 a platform knows no list of backends, and asks nobody for a model without states.
+    """
     config = engine_config(argv)
-    with mock.patch.object(type(current_platform), "_find_non_ssm_backends", return_value=[CPUAttentionBackend]):
+    backends = [CPUAttentionBackend]
+    with mock.patch.object(type(current_platform), "_find_non_ssm_backends", return_value=backends, create=True):
         current_platform.update_block_size_for_backend(config)
     return int(config.cache_config.block_size)
 

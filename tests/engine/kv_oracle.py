@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import vllm.config.vllm as main_config
-from kv_planning import PLANNING, divided
+from kv_planning import PLANNING, bytes_per_block, divided, layout, on_hopper, stored_checkpoints
 from vllm import platforms
 from vllm.config import SpeculativeConfig
 from vllm.model_executor.layers.mamba.abstract import MambaBase
@@ -41,7 +41,6 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.kv_cache_layout import KVCacheLayout
 
 ELEMENTS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
 
@@ -136,9 +135,10 @@ def configuration(case: dict[str, Any]) -> SimpleNamespace:
             kv_cache_dtype_skip_layers=None,
             mamba_cache_mode="align" if said["prefix_caching"] else "none",
             mamba_page_size_padded=None,
+            user_specified_mamba_block_size=False,
             num_gpu_blocks_override=None,
             prefix_cache_retention_interval=None,
-            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
+            get_resolved_kv_cache_layout=layout,
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
         model_config=SimpleNamespace(
@@ -157,7 +157,8 @@ def configuration(case: dict[str, Any]) -> SimpleNamespace:
         use_v2_model_runner=said["v2_runner"],
     )
     for name in ("max_concurrent_batches", "max_in_flight_tokens", "num_prefill_lookahead_tokens"):
-        setattr(config, name, getattr(main_config.VllmConfig, name).fget(config))
+        if found := getattr(main_config.VllmConfig, name, None):  # the last from 0.31 on
+            setattr(config, name, found.fget(config))
     exec(statements_on_manager(), vars(main_config) | {"self": config, "current_platform": platforms.current_platform})
     return config
 
@@ -189,11 +190,6 @@ def raise_blocks(config: Any, layers: list[dict[str, Any]]) -> None:
     Gpu._align_hybrid_block_size(config, Backend)
 
 
-def exports_delta_state(layer: dict[str, Any]) -> bool:
-    """Whether this version stores states of gated delta nets from inside a prefill."""
-    return bool(layer["delta_rule"] and hasattr(MambaBase, "get_prefill_checkpoint_alignment"))
-
-
 def attention_spec(layer: dict[str, Any], block_size: int) -> Any:
     """Return the engine's specification of one attention layer."""
     shape = {
@@ -201,6 +197,7 @@ def attention_spec(layer: dict[str, Any], block_size: int) -> Any:
         "num_kv_heads": int(Fraction(layer["token_bytes"], 2 * layer["head_width"] * layer["element_bytes"])) or 1,
         "head_size": layer["head_width"],
         "dtype": ELEMENTS[layer["element_bytes"]],
+        **on_hopper(),
     }
     if layer["kind"] == "latent":
         return MLAAttentionSpec(**shape | {"num_kv_heads": 1})
@@ -220,7 +217,7 @@ def layer_spec(layer: dict[str, Any], config: Any) -> KVCacheSpec:
             dtypes=(torch.uint8,),
             page_size_padded=config.cache_config.mamba_page_size_padded,
             num_speculative_blocks=config.num_speculative_tokens,
-            num_prefill_checkpoint_blocks=int(layer["exports_checkpoint"] or exports_delta_state(layer)),
+            **stored_checkpoints(layer),
         )
     spec = attention_spec(layer, config.cache_config.block_size)
     assert spec.page_size_bytes == config.cache_config.block_size * layer["token_bytes"], layer
@@ -250,7 +247,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
         "num_blocks": caches[0].num_blocks,
         "group_layers": [sorted(len(group.layer_names) for group in cache.kv_cache_groups) for cache in caches],
         "groups_of_draft": max(1, sum(bool(of_draft & set(group.layer_names)) for group in caches[-1].kv_cache_groups)),
-        "bytes_per_block": [PLANNING._pool_bytes_per_block(config, cache.kv_cache_groups) for cache in caches],
+        "bytes_per_block": [bytes_per_block(config, cache.kv_cache_groups) for cache in caches],
         "tokens": tokens,
         "max_concurrency": concurrency,
         "starts": all(fits for fits, _ in verdicts),

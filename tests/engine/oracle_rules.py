@@ -145,7 +145,12 @@ APART = (
         "integers of 8 bits, and of 4 with a scale a channel, are refused, which sizing does not know",
         has_compressed_integer_experts,
     ),
-    Apart("0.28", "qwen3_vl.py: the stages after the first are refused, which sizing does not know", sees_in_stages),
+    Apart(
+        "0.29",
+        "qwen3_vl.py, __init__: the language model of several stages has no architecture, and the engine ends; sizing "
+        "does not know",
+        sees_in_stages,
+    ),
 )
 
 _LONGER_TABLES = ("0.31", "Qwen3_5", 4)

@@ -97,24 +97,29 @@ def equal_pages(pages: list[Page], settings: KvSettings) -> list[Page] | None:
     """Return the pages raised to the largest; None where the engine cannot.
 
     kv_cache_utils.py, unify_kv_cache_spec_page_size: more tokens where the
-    page divides the largest, padding where not. Latent caches cannot be padded.
+    page divides the largest, padding where not.
     """
-    rules = kv_rules(settings.version)
     largest = max(page.page_bytes for page in pages)
     raised = []
     for page in pages:
-        is_state = page.layer.kind is CacheKind.STATE
+        kind = page.layer.kind
         if page.page_bytes == largest:
             raised.append(page)
-        elif not is_state and largest % page.page_bytes == 0:
+        elif kind is not CacheKind.STATE and largest % page.page_bytes == 0:
             raised.append(Page(page.layer, page.block_size * (largest // page.page_bytes), largest))
-        elif page.layer.kind is CacheKind.LATENT:
-            return None
-        elif rules.pads_state_pages if is_state else rules.pads_attention_pages:
+        elif _can_be_padded(kind, settings):
             raised.append(replace(page, page_bytes=largest))
         else:
             return None
     return raised
+
+
+def _can_be_padded(kind: CacheKind, settings: KvSettings) -> bool:
+    """Decide whether a page may be longer than what its layer keeps."""
+    rules = kv_rules(settings.version)
+    if kind is CacheKind.STATE:
+        return rules.pads_state_pages
+    return rules.pads_latent_pages if kind is CacheKind.LATENT else rules.pads_attention_pages
 
 
 def falls_back_to_full(pages: Sequence[Page], settings: KvSettings) -> bool:

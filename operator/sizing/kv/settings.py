@@ -15,6 +15,7 @@ class KvRules:
     groups_tolerate_half: bool
     tokens_by_concurrency: bool
     pads_attention_pages: bool
+    pads_latent_pages: bool
     batches_in_flight: bool
     pads_state_pages: bool
     full_allocation_fallback: bool

@@ -148,6 +148,17 @@ def test_a_window_beside_latent_caches_that_cannot_be_padded_is_kept_whole() -> 
         kv_groups(layers, replace(NEWEST, version="0.26.0"))
 
 
+def test_latent_pages_are_padded_in_0_28_alone() -> None:
+    layers = runs((4, latent()), (4, sliding(8, 128, 2048)))
+    padded = kv_groups(layers, replace(NEWEST, version="0.28.0")).groups
+    assert [(group.kind, group.block_size, group.block_bytes) for group in padded] == [
+        (CacheKind.LATENT, 16, 262_144),
+        (CacheKind.SLIDING, 16, 262_144),
+    ]
+    (whole,) = kv_groups(layers, replace(NEWEST, version="0.29.0")).groups
+    assert whole.num_layers == 8
+
+
 @pytest.mark.parametrize(
     ("layers", "first_version", "before"),
     [
