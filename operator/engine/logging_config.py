@@ -6,8 +6,8 @@ and the cause is lost. So errors of the core and its workers go to the
 container's termination log too, of which 4096 bytes are kept. A core that is killed says nothing: then
 the API server's only word of it is a warning, and it ends with exit code 0, of which no log is kept at all.
 
-Of settings that vLLM changes by itself it tells in its log alone, which the operator may not read. So a handler notes
-those that are known by name, and they stand at /metrics (settings_watch.py).
+Of settings that vLLM changes by itself, and of how it speculates in the end, it tells in its log alone, which the
+operator may not read. So a handler notes what is known by name, and it stands at /metrics (settings_watch.py).
 https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
 """
 
@@ -18,6 +18,7 @@ from typing import Final
 
 from specdecode_operator.engine import settings_watch
 from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
+from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
 
 LOGGING_CONFIG_VARIABLE: Final = "VLLM_LOGGING_CONFIG_PATH"
 LOGGING_LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
@@ -101,6 +102,6 @@ def logging_config(
 
 
 def _watch(noted: str) -> Mapping[str, object]:
-    """Return the handler that notes what vLLM changes."""
+    """Return the handler that notes what vLLM changes, and how it speculates."""
     made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
-    return {"settingsWatch": {"()": made_by, "changes": dict(CHANGED_SETTINGS), "path": noted}}
+    return {"settingsWatch": {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}}

@@ -1,8 +1,9 @@
 """What a running engine says about itself at /metrics."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,7 +11,8 @@ from prometheus_client.samples import Sample
 
 from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
 from specdecode_operator.engine.profiles import EngineProfile, MetricNames
-from specdecode_operator.engine.settings_watch import LABEL, METRIC
+from specdecode_operator.engine.settings_watch import KEY, LABEL, METRIC, SPECULATION, VALUE
+from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
 
 _UNSET = "None"
 """How vLLM writes a setting that has no value, as a label."""
@@ -18,6 +20,10 @@ _UNSET = "None"
 _MOST_LINES = 10_000
 _LONGEST_LINE = 16 * 1024
 """Far more than engines say, and little to read: a line with thousands of labels takes seconds."""
+
+_WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)
+_MOST_VALUES = 3
+"""Of one setting: ranks of an engine are configured alike, and pods may say anything."""
 
 _Samples = Mapping[str, list[Sample]]
 
@@ -69,6 +75,11 @@ class SpeculationReading:
             return None
         return 1 + self.accepted_tokens / self.drafts
 
+    @property
+    def mean_draft_length(self) -> float | None:
+        """Tokens of a draft on average; None before the first."""
+        return self.draft_tokens / self.drafts if self.drafts else None
+
 
 @dataclass(frozen=True)
 class EngineReading:
@@ -93,6 +104,10 @@ class EngineReading:
     """What the engine changed by itself at its start, by the names that are known; None where it does not say."""
     version: str | None = None
     """As the engine says it at /version; None where it does not."""
+    decode_steps: int | None = None
+    """Steps of single requests after their first token; None where the engine does not say."""
+    speculation_settings: Mapping[str, str] = field(default_factory=dict)
+    """How the engine said at its start that it speculates, by vLLM's keys; empty where it does not say."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,8 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
         requests_running=_requests(samples, names.requests_running, generated),
         requests_waiting=_requests(samples, names.requests_waiting, generated),
         changed_settings=_changed_settings(samples),
+        decode_steps=_total(samples, names.decode_steps) if samples.get(names.decode_steps) else None,
+        speculation_settings=_speculation_settings(samples),
     )
 
 
@@ -141,7 +158,8 @@ def _readable(text: str, names: MetricNames) -> str:
     asked = (
         *(names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         *(names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
-        METRIC,
+        names.decode_steps,
+        *(METRIC, SPECULATION),
         *(f"# TYPE {name} " for name in (names.requests_running, names.requests_waiting)),
     )
     lines = [line for line in text.splitlines() if line.startswith(asked)]
@@ -189,6 +207,16 @@ def _changed_settings(samples: _Samples) -> frozenset[str] | None:
         return None
     said = {sample.labels.get(LABEL) for sample in samples[METRIC] if sample.value}
     return frozenset(name for name in CHANGED_SETTINGS if name in said)
+
+
+def _speculation_settings(samples: _Samples) -> dict[str, str]:
+    """Return what a page says of the known keys; where ranks differ, all that they say."""
+    said: defaultdict[str, set[str]] = defaultdict(set)
+    for sample in samples.get(SPECULATION, []):
+        key, value = sample.labels.get(KEY, ""), sample.labels.get(VALUE, "")
+        if key in SPOKEN_KEYS and sample.value and _WORD.fullmatch(value):
+            said[key].add(value)
+    return {key: " or ".join(sorted(values)[:_MOST_VALUES]) for key, values in said.items()}
 
 
 def _requests(samples: _Samples, name: str, generated: int) -> int:

@@ -66,6 +66,7 @@ class MetricNames:
     accepted_tokens_per_position: str
     position_label: str
     generation_tokens: str
+    decode_steps: str
     requests_running: str
     requests_waiting: str
 

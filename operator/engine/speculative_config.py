@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.api.values import METHODS_WITH_LAYERS
 from specdecode_operator.engine.profiles import EngineProfile
@@ -119,6 +119,9 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
     SpeculativeKey(XPRESS_KEY, f"{_SPECULATION}.xpressTopC", lambda _s, d, _p: d.xpress_top_c),
 )
 """Every key that the operator writes."""
+
+SPOKEN_KEYS: Final = tuple(key.key for key in SPECULATIVE_KEYS if key.key != "model")
+"""Those that an engine says at /metrics: where its files lie is nobody's business."""
 
 
 def speculative_config(settings: EngineSettings, profile: EngineProfile) -> str | None:
