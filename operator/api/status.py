@@ -192,6 +192,28 @@ class ObservedStatus(ApiModel):
     mean_acceptance_length: Word | None = None
     """Tokens emitted a verification step on average, as a decimal."""
 
+    mean_draft_length: Word | None = None
+    """Tokens of a draft on average, as a decimal: K in force."""
+
+    drafted_steps_percent: int | None = None
+    """Share of decoding steps that verified a draft, in percent; the rest had none."""
+
+
+class SpeculationFeature(ApiModel):
+    """One thing that was asked of speculation, and whether engines do it."""
+
+    feature: Word
+    """Field of the spec, below speculation or as it stands: adaptiveVerification, parallelism.draftTensor."""
+
+    asked: Word
+    """What it asks for."""
+
+    in_force: ConditionStatus
+    """Whether engines do so by their own counters and words; Unknown while neither tells."""
+
+    message: Sentence
+    """How that is known, and what helps."""
+
 
 class AcceptanceStatus(ApiModel):
     """Accepted share of the proposed tokens, the last that engines of these models reported."""
@@ -241,6 +263,13 @@ class SpecDecodeDeploymentStatus(ApiModel):
 
     acceptance: AcceptanceStatus | None = None
     """Acceptance as it is, or as it last was: engines that ended or began anew report none."""
+
+    speculation: list[SpeculationFeature] = Field(
+        default=[],
+        max_length=32,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["feature"]},
+    )
+    """What was asked of speculation, and whether it is in force."""
 
     captures: list[ScheduleStatus] = Field(
         default=[],

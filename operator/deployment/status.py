@@ -1,12 +1,12 @@
 """The status of a SpecDecodeDeployment: what is desired and what was observed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
 from specdecode_operator.api.capture_schedule import ScheduleStatus
-from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
 from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate, kept, stamp
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.observation import Observation, rollout_of
@@ -27,7 +27,7 @@ from specdecode_operator.deployment.proof.engine_version import ENGINE_DIFFERS, 
 from specdecode_operator.deployment.proof.observed import observed_status, steady
 from specdecode_operator.deployment.proof.residual import budget_residual
 from specdecode_operator.deployment.proof.settings_in_force import settings_condition
-from specdecode_operator.deployment.proof.speculation_active import speculation_condition
+from specdecode_operator.deployment.proof.speculation_active import prove_speculation
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION, selector_labels
 
@@ -44,6 +44,7 @@ class _EngineStatus:
     readiness: Readiness
     conditions: list[ConditionUpdate]
     figures: ObservedStatus | None = None
+    features: list[SpeculationFeature] = field(default_factory=list)
 
 
 def compose_status(
@@ -69,6 +70,7 @@ def compose_status(
         plan=desired.outcome.plan_status,
         observed=seen.figures,
         acceptance=acceptance,
+        speculation=seen.features,
         captures=list(parent.status.captures if schedules is None else schedules),
         kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),
@@ -123,7 +125,7 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     figures = parent.status.observed
     if not observation.missed:
         figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
-    speculation = speculation_condition(facts, readings, figures)
+    speculation, features = prove_speculation(facts, plan.chosen.tensor, readings, figures)
     proofs = [speculation, budget_condition(facts, plan, residual, readings), settings_condition(facts, readings)]
     differing = version_conditions(facts, readings)
     before = {condition.type: condition for condition in parent.status.conditions}
@@ -131,6 +133,8 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
         proofs = [kept(before.get(each.type), parent.generation) or each for each in proofs]
         told = kept(before.get(ENGINE_DIFFERS), parent.generation)
         differing = [told] if told is not None else []
+        if parent.status.observed_generation == parent.generation:
+            features = parent.status.speculation
     paused = facts.spec.rollout.paused
     readiness = without_engines(facts.spec) or summarize(
         rollout, proofs[0], before.get("Ready"), parent.generation, paused=paused
@@ -139,7 +143,7 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     if facts.replay is not None and rollout.wanted:
         readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
         available = replace(available, message=f"{available.message}{_REPLAYED}")
-    return _EngineStatus(readiness, [available, *proofs, *differing], figures)
+    return _EngineStatus(readiness, [available, *proofs, *differing], figures, features)
 
 
 def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:

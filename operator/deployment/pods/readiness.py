@@ -10,6 +10,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.blocked_pods import VOLUME_IN_USE
 from specdecode_operator.deployment.pods.rollout import Rollout
+from specdecode_operator.deployment.proof.features import OTHERWISE
 from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
 
 REPLICAS_LOST = "ReplicasLost"
@@ -164,7 +165,8 @@ def earlier_engines_condition(workload: Body | None) -> ConditionUpdate:
 def _serving(rollout: Rollout, speculation: ConditionUpdate) -> Readiness:
     counts = f"{rollout.available} of {rollout.wanted} engines serve"
     if speculation.status is FALSE and speculation.reason != "Disabled":
-        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but they do not draft: {speculation.message}")
+        lack = "not all of speculation is in force" if speculation.reason in OTHERWISE else "they do not draft"
+        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")
     return Readiness(TRUE, "Serving", counts)
 
 

@@ -1,6 +1,6 @@
 """What running engines report, summed up for `status.observed`: KV cache, acceptance, K."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from specdecode_operator.api.status import ObservedStatus
@@ -10,8 +10,10 @@ from specdecode_operator.deployment.proof.residual import BudgetResidual
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import EngineReading, Reading, SpeculationReading, Unreachable
 
-_ACCEPTANCE_STEP_PERCENT: Final = 2
-"""Observed figures are written anew when acceptance moved by this much."""
+_STEP_PERCENT: Final = 2
+"""Observed figures are written anew when a share moved by this much."""
+
+_DRAFT_LENGTH_STEP: Final = 0.1
 
 
 def observed_status(
@@ -25,7 +27,7 @@ def observed_status(
     concurrency = [e.kv_cache_max_concurrency for e in engines.values() if e.kv_cache_max_concurrency is not None]
     counters = [engine.speculation for engine in engines.values() if engine.speculation is not None]
     total = SpeculationReading.total(counters)
-    percent, length = total.acceptance_percent, total.mean_acceptance_length
+    percent, length, drafted = total.acceptance_percent, total.mean_acceptance_length, total.mean_draft_length
     return ObservedStatus(
         engines=len(engines),
         engine_version=", ".join(said_versions(readings)) or None,
@@ -39,7 +41,17 @@ def observed_status(
         acceptance=f"{percent}%" if percent is not None else None,
         acceptance_percent=percent,
         mean_acceptance_length=f"{length:.2f}" if length is not None else None,
+        mean_draft_length=f"{drafted:.2f}" if drafted is not None else None,
+        drafted_steps_percent=_drafted_steps_percent(engines.values(), total),
     )
+
+
+def _drafted_steps_percent(engines: Iterable[EngineReading], total: SpeculationReading) -> int | None:
+    """Return the share of steps with a draft; None where an engine does not say its steps, or has none."""
+    steps = [engine.decode_steps for engine in engines]
+    told = sum(each for each in steps if each is not None)
+    # Counted by the API server, drafts by the engine: a step may be in one of them already.
+    return None if None in steps or not told else min(100, round(100 * total.drafts / told))
 
 
 def drafted_length(facts: Facts, total: SpeculationReading) -> int:
@@ -62,9 +74,18 @@ def _moved(new: ObservedStatus, old: ObservedStatus) -> bool:
     for field in ("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens"):
         if getattr(new, field) != getattr(old, field):
             return True
-    if new.acceptance_percent is None or old.acceptance_percent is None:
-        return new.acceptance_percent != old.acceptance_percent
-    return abs(new.acceptance_percent - old.acceptance_percent) >= _ACCEPTANCE_STEP_PERCENT
+    shares = ((new.acceptance_percent, old.acceptance_percent), (new.drafted_steps_percent, old.drafted_steps_percent))
+    if any(_differ(*each, _STEP_PERCENT) for each in shares):
+        return True
+    return _differ(_decimal(new.mean_draft_length), _decimal(old.mean_draft_length), _DRAFT_LENGTH_STEP)
+
+
+def _differ(new: float | None, old: float | None, step: float) -> bool:
+    return new != old if new is None or old is None else abs(new - old) >= step
+
+
+def _decimal(text: str | None) -> float | None:
+    return None if text is None else float(text)
 
 
 def answering_engines(readings: Mapping[str, Reading]) -> dict[str, EngineReading]:

@@ -75,6 +75,12 @@ _CHANGES: Final = {
 """By the engine's changed settings; what costs most first."""
 
 
+def change_message(setting: str) -> str:
+    """Return what holds instead of what was asked for, and what helps."""
+    change = _CHANGES[setting]
+    return f"{change.what}; {change.fix}"
+
+
 def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> ConditionUpdate:
     """Return whether engines changed a setting by themselves that the plan does not count with."""
     if facts.replay is not None:
@@ -88,10 +94,10 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
         for setting in _CHANGES
         if setting not in planned
     }
-    told = [(_CHANGES[setting], names[0]) for setting, names in made.items() if names]
+    told = [(setting, names[0]) for setting, names in made.items() if names]
     if told:
-        messages = [f"{name}: {change.what}; {change.fix}" for change, name in told]
-        return ConditionUpdate(_TYPE, FALSE, told[0][0].reason, ". ".join(messages))
+        messages = [f"{name}: {change_message(setting)}" for setting, name in told]
+        return ConditionUpdate(_TYPE, FALSE, _CHANGES[told[0][0]].reason, ". ".join(messages))
     silent = [name for name, engine in engines.items() if engine.changed_settings is None]
     if silent:
         message = (

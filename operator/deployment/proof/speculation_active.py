@@ -1,25 +1,42 @@
-"""The condition SpeculationActive: whether the engines really draft."""
+"""The condition SpeculationActive: whether the engines really draft, and do so as they were asked to."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from specdecode_operator.api.status import ConditionStatus, ObservedStatus
+from specdecode_operator.api.status import ConditionStatus, ObservedStatus, SpeculationFeature
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.acceptance import LOW_BY_DESIGN
+from specdecode_operator.deployment.proof.features import OTHER_SETTING, REASONS, speculation_features
 from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import Reading
 from specdecode_operator.vocabulary import Method
 
-_ENOUGH_GENERATED_TOKENS: Final = 64
-"""Output after which a drafter that proposed nothing is called idle: short requests may end before a first draft."""
+_ENOUGH_STEPS: Final = 64
+"""Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short."""
 
 
-def speculation_condition(
-    facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None
-) -> ConditionUpdate:
-    """Return whether the engines really draft, in the figures that the status shows."""
+def prove_speculation(
+    facts: Facts, tensor: int, readings: Mapping[str, Reading], observed: ObservedStatus | None
+) -> tuple[ConditionUpdate, list[SpeculationFeature]]:
+    """Return whether the engines really draft, in the figures that the status shows, and what of it is in force.
+
+    ``tensor`` is the tensor parallelism of the plan.
+    """
+    drafting = _drafts(facts, readings, observed)
+    features = speculation_features(facts, tensor, readings, observed, drafting)
+    missing = [each for each in features if each.in_force is FALSE]
+    if drafting.status is FALSE or not missing:
+        return drafting, features
+    first = missing[0].feature
+    messages = [f"{each.feature} {each.asked} is not in force: {each.message}" for each in missing]
+    if drafting.status is TRUE:
+        messages.append(drafting.message)
+    return _condition(FALSE, REASONS.get(first, OTHER_SETTING), ". ".join(messages)), features
+
+
+def _drafts(facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None) -> ConditionUpdate:
     if facts.method is Method.NONE:
         return _condition(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
     engines = answering_engines(readings)
@@ -31,7 +48,11 @@ def speculation_condition(
         return _condition(FALSE, "NotDrafting", _without_counters(facts, without[0]))
     if observed is not None and observed.draft_tokens:
         return _drafting(facts, observed)
-    return _nothing_drafted(facts, sum(engine.generation_tokens for engine in engines.values()))
+    # No request has a draft for its first token, and some have no other.
+    steps = [
+        engine.generation_tokens if engine.decode_steps is None else engine.decode_steps for engine in engines.values()
+    ]
+    return _nothing_drafted(facts, sum(steps))
 
 
 def _without_counters(facts: Facts, engine: str) -> str:
@@ -59,9 +80,9 @@ def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
     return _condition(TRUE, "Drafting", message)
 
 
-def _nothing_drafted(facts: Facts, generated_tokens: int) -> ConditionUpdate:
-    """Return what it means that no engine has proposed a token yet."""
-    if generated_tokens < _ENOUGH_GENERATED_TOKENS:
+def _nothing_drafted(facts: Facts, tokens: int) -> ConditionUpdate:
+    """Return what it means that no engine has proposed a token yet, although it generated some where it might have."""
+    if tokens < _ENOUGH_STEPS:
         return _condition(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
     if facts.method in METHODS_WITH_LOOKUP:
         return _condition(UNKNOWN, "NoMatches", "the engines generate, but no n-gram of a prompt came up again yet")
@@ -69,9 +90,7 @@ def _nothing_drafted(facts: Facts, generated_tokens: int) -> ConditionUpdate:
         return _condition(
             UNKNOWN, "NoMatches", "the engines generate, but nothing of an earlier answer came up again yet"
         )
-    message = (
-        f"the engines generated {generated_tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
-    )
+    message = f"the engines generated {tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
     ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
     if any(part.num_speculative_tokens == 0 for part in ranges):
         message += "; spec.speculation.numSpeculativeTokensByBatchSize says so for some numbers of requests"

@@ -23,6 +23,12 @@ _SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
 
 _LARGEST_TENSOR: Final = 8
 
+_NOT_OFF: Final = (
+    "0 tokens are not off: the draft keeps its memory, and one that is starved meanwhile resumes with collapsed"
+    " acceptance, so use 1 in place of 0, or speculation.method none"
+)
+"""Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548."""
+
 
 def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
     """Whether model runner V1 serves a pair: on the CPU always (vllm/config/vllm.py, use_v2_model_runner)."""
@@ -87,11 +93,13 @@ def _still_drafted(method: Method, profile: EngineProfile, pair: Pair, *, on_v1:
     """
     if method not in METHODS_WITH_LAYERS or method is Method.MEDUSA:
         return []
+    not_off = [_NOT_OFF] if 0 in pair.other_draft_lengths else []
     if not on_v1 and method not in profile.shortens_drafts_on_v2:
         tokens = pair.num_speculative_tokens
-        return [f"the draft still proposes {tokens} tokens each step, and what is too much is dropped unverified"]
-    if 0 in pair.other_draft_lengths:
-        return ["for 0 tokens the draft still runs once each step, to keep its KV cache up"]
+        still = f"the draft still proposes {tokens} tokens each step, and what is too much is dropped unverified"
+        return [still, *not_off]
+    if not_off:
+        return ["for 0 tokens the draft still runs once each step, to keep its KV cache up", *not_off]
     return []
 
 

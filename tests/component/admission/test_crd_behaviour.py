@@ -171,7 +171,10 @@ def status() -> dict[str, Any]:
         "acceptance": "71%",
         "acceptancePercent": 71,
         "meanAcceptanceLength": "4.55",
+        "meanDraftLength": "5.00",
+        "draftedStepsPercent": 98,
     }
+    feature = {"feature": "method", "asked": "draft_model", "inForce": "True", "message": "acceptance 71%"}
     model = SpecDecodeDeploymentStatus.model_validate(
         {
             "observedGeneration": 1,
@@ -185,6 +188,7 @@ def status() -> dict[str, Any]:
                 "measuredWith": "draft_model, K=5",
                 "saidUntil": "2026-11-21T10:00:00Z",
             },
+            "speculation": [feature],
             "kept": [{"entry": "good-last-good/workload", "sha256": "0" * 64}],
             "replicas": 1,
             "readyReplicas": 1,

@@ -32,8 +32,8 @@ def reading(**changes: Any) -> EngineReading:
     return EngineReading(**{**fields, **changes})
 
 
-def drafted(drafts: int, accepted: int) -> SpeculationReading:
-    return SpeculationReading(drafts, 3 * drafts, accepted, (accepted, 0, 0))
+def drafted(drafts: int, accepted: int, tokens: int = 3) -> SpeculationReading:
+    return SpeculationReading(drafts, tokens * drafts, accepted, (accepted, *[0] * (tokens - 1)))
 
 
 SERVING = deployment(replicas=1, updated=1, available=1)

@@ -51,6 +51,16 @@ def test_real_scrape_is_read_whole() -> None:
     assert read_metrics(SCRAPE, PROFILE) == READING
 
 
+def test_decoding_steps_are_the_gaps_between_outputs_of_all_ranks() -> None:
+    line = 'vllm:inter_token_latency_seconds_count{{engine="{}",model_name="target"}} {}\n'
+    assert read_metrics(SCRAPE + line.format(0, 700.0) + line.format(1, 50.0), PROFILE).decode_steps == 750
+
+
+def test_the_mean_length_of_drafts() -> None:
+    assert SpeculationReading(4, 10, 1, (1, 0, 0)).mean_draft_length == 2.5
+    assert SpeculationReading(0, 0, 0, ()).mean_draft_length is None
+
+
 def test_acceptance_of_the_real_scrape() -> None:
     speculation = read_metrics(SCRAPE, PROFILE).speculation
     assert speculation is not None

@@ -24,8 +24,13 @@ config = json.loads(sys.argv[1])
 del config["formatters"]["console"]["class"]  # vLLM's own
 for _ in range(int(sys.argv[2])):
     logging.config.dictConfig(config)
+class Config:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
 for name, template, arguments in json.loads(sys.argv[3]):
-    logging.getLogger(name).warning(template, *arguments)
+    given = [Config(speculative_config=Config(**each)) if isinstance(each, dict) else each for each in arguments]
+    level = logging.INFO if template.startswith("Initializing") else logging.WARNING
+    logging.getLogger(name).log(level, template, *given)
 from prometheus_client import CollectorRegistry, REGISTRY, generate_latest, multiprocess
 registry = REGISTRY
 if len(sys.argv) > 4:  # as vllm/v1/metrics/prometheus.py does for several API servers
@@ -38,6 +43,8 @@ RANKS = (
     [3],
 )
 EAGER = ("vllm.v1.worker", "%s draft attention (%s) does not support full CUDA graphs; eagerly.", ["DFlash", "X"])
+CORE = "vllm.v1.engine.core"
+STARTS = "Initializing a V1 LLM engine (v%s) with config: %s"
 
 
 def page(folder: Path, *records: object, level: str = "INFO", times: int = 1, shared: Path | None = None) -> str:
@@ -131,3 +138,80 @@ def test_what_somebody_put_in_its_place_neither_holds_up_an_engine_nor_is_writte
 
 def test_every_name_is_one_of_a_label(tmp_path: Path) -> None:
     assert all(name.isidentifier() for name in CHANGED_SETTINGS)
+
+
+def speculates(text: str) -> dict[str, str]:
+    return dict(read_metrics(SCRAPE + text, find_profile("0.32")).speculation_settings)
+
+
+def starting(**speculative_config: object) -> tuple[str, str, list[object]]:
+    return (CORE, STARTS, ["0.33.0", speculative_config])
+
+
+def test_how_the_core_says_that_it_speculates_stands_at_metrics(tmp_path: Path) -> None:
+    core = starting(
+        method="eagle3",
+        num_speculative_tokens=5,
+        enable_adaptive_verification=True,
+        num_speculative_tokens_per_batch_size=[[1, 4, 5]],
+        draft_lm_head_quantization=None,
+    )
+    page(tmp_path, core)  # the core, which answers nobody
+    said = page(tmp_path)
+    assert speculates(said) == {
+        "method": "eagle3",
+        "num_speculative_tokens": "5",
+        "enable_adaptive_verification": "True",
+        "num_speculative_tokens_per_batch_size": "set",
+        "draft_lm_head_quantization": "None",
+    }
+    assert changed(said) == frozenset()
+
+
+def test_what_somebody_wrote_does_not_leave_the_pod(tmp_path: Path) -> None:
+    said = page(tmp_path, starting(model="/models/secret", method="a b", quantization="/models/secret"))
+    assert "secret" not in said
+    assert speculates(said) == {"method": "set", "quantization": "set"}
+
+
+def test_several_api_servers_each_say_how_the_core_speculates(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    page(tmp_path, starting(method="eagle"), shared=shared)
+    said = page(tmp_path, shared=shared)
+    assert speculates(said) == {"method": "eagle"}
+    assert said.count('value="eagle"') == 1
+
+
+def test_ranks_that_start_alike_are_noted_once(tmp_path: Path) -> None:
+    for _ in range(3):
+        page(tmp_path, starting(method="eagle"))
+    assert (tmp_path / "noted").read_text() == "method=eagle\n"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        (CORE, STARTS, ["0.33.0", "config"]),
+        (CORE, STARTS, ["0.33.0", {}]),
+        ("vllm.entrypoints", "Received %s", [STARTS]),
+    ],
+    ids=["another configuration", "nothing of it", "a request's words"],
+)
+def test_an_engine_that_says_nothing_known_proves_nothing(
+    tmp_path: Path, record: tuple[str, str, list[object]]
+) -> None:
+    assert speculates(page(tmp_path, record)) == {}
+
+
+def test_an_engine_that_logs_only_warnings_does_not_say_how_it_speculates(tmp_path: Path) -> None:
+    assert speculates(page(tmp_path, starting(method="eagle"), level="WARNING")) == {}
+
+
+def test_what_a_hostile_page_says_of_speculation_is_bounded() -> None:
+    def line(key: str, value: str) -> str:
+        return f'{settings_watch.SPECULATION}{{key="{key}",value="{value}"}} 1.0\n'
+
+    words = [f"w{number:03}" for number in range(100)]
+    hostile = [line("model", "x"), line("method", "<script>"), *(line("quantization", word) for word in words)]
+    assert speculates("".join(hostile)) == {"quantization": "w000 or w001 or w002"}

@@ -102,7 +102,7 @@ def adapting(wanted: bool) -> Body:
 
 
 def test_low_acceptance_is_no_fault_where_the_engine_leaves_tokens_unverified() -> None:
-    low = {"llama-1": reading(speculation=drafted(1000, 172), generation_tokens=1172)}
+    low = {"llama-1": reading(speculation=drafted(1000, 172, 5), generation_tokens=1172)}
     told = after(None, adapting(wanted=True), Observation(SERVING, [], low))
     assert {each.type: each.reason for each in told.conditions}["SpeculationActive"] == "Drafting"
     assert "with adaptiveVerification drafted tokens that were left unverified count as not accepted" in active(told)
@@ -125,7 +125,7 @@ def test_acceptance_of_whole_drafts_is_none_of_drafts_that_are_verified_in_part(
 def test_acceptance_of_checks_that_lose_answers_is_told_apart() -> None:
     lossy = pair_70b()
     lossy["speculation"] |= {"rejectionSampling": "fly", "lossy": "Accepted"}
-    serving = Observation(SERVING, [], PROVEN)
+    serving = Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 213, 5), generation_tokens=313)})
     exact, told = after(None, pair_70b(), serving), after(None, lossy, serving)
     assert told.acceptance is not None
     assert told.acceptance.measured_with.startswith("draft_model, K 5, fly, ")
