@@ -144,6 +144,8 @@ class EngineProfile:
     """Whether a draft works where the target is cut into pipeline stages."""
     shortens_drafts_on_v2: frozenset[Method]
     """Methods whose draft on model runner V2 proposes fewer tokens where fewer are asked for."""
+    watermarked_methods: frozenset[Method]
+    """Methods whose drafted tokens may carry a watermark."""
     defaults: Mapping[str, str]
     """What an H100 or H200 gets where a flag is left out."""
     online_quantization: Mapping[OnlineQuantization, str]
@@ -219,6 +221,7 @@ def _profile(version: str) -> EngineProfile:
         async_scheduling=_by_method(facts["async_scheduling"]),
         drafts_over_stages=_by_method(facts["drafts_over_stages"]),
         shortens_drafts_on_v2=frozenset(map(Method, facts["shortens_drafts_on_v2"])),
+        watermarked_methods=frozenset(map(Method, facts["watermarked_methods"])),
         defaults=MappingProxyType(facts["defaults"] | {"--gpu-memory-utilization": f"0.{percent}"}),
         online_quantization=MappingProxyType(
             {OnlineQuantization(name): value for name, value in facts["online_quantization"].items()}

@@ -79,6 +79,8 @@ LOSSY_CHECKS = {
     "eight tokens": replace(GPU, speculation=replace(LOSSY, num_speculative_tokens=8)),
 }
 """Checks of drafted tokens that lose the target's own answers, on both runners."""
+DUAL_KEY = '{"key": 1, "algorithm": "dual_key_gumbel"}'
+"""A watermark that drafted tokens carry, too."""
 ON_THE_EDGE = {
     "as many tokens as requests": replace(GPU, max_num_batched_tokens=64),
     "as many tokens as a prompt may have": replace(
@@ -93,6 +95,17 @@ ON_THE_EDGE = {
     ),
     "a request a rank": replace(
         GPU, tensor_parallel_size=8, max_num_seqs=8, extra_args=("--enable-batch-sharded-sampling",)
+    ),
+    "a watermark on drafted tokens": replace(
+        GPU,
+        speculation=SpeculationSettings(
+            Method.EAGLE3,
+            5,
+            draft_model="head3",
+            draft_sampling=DraftSampling.PROBABILISTIC,
+            rejection_sampling=RejectionSampling.STANDARD,
+        ),
+        extra_args=("--watermark-config", DUAL_KEY),
     ),
     # On model runner V2, which serves this method in every version.
     "one graph": replace(

@@ -1,6 +1,6 @@
 """What our rules refuse of the engine's settings, each with what the real vLLM does instead of starting as told."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
@@ -16,6 +16,7 @@ from tests.engine.contract_cases import (
     CPU,
     DRAFT,
     DRAFT_MODEL,
+    DUAL_KEY,
     EAGLE_PATH,
     GPU,
     IN_PARALLEL,
@@ -25,40 +26,7 @@ from tests.engine.contract_cases import (
     OTHER_VOCABULARY,
     PARD,
 )
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Parser or configuration end with these words."""
-
-    words: str
-
-
-@dataclass(frozen=True)
-class Later:
-    """The configuration stands, and a check of engine_later.py ends with these words."""
-
-    check: str
-    words: str
-
-
-@dataclass(frozen=True)
-class Changed:
-    """It starts, but not as told: a key of its configuration says something else."""
-
-    key: str
-    becomes: Any
-
-
-@dataclass(frozen=True)
-class Ours:
-    """It starts as told, and the rule is ours: for what vLLM does then, and where that is written, or for our sake."""
-
-    reason: str
-
-
-Verdict = Refused | Later | Changed | Ours
-"""What the real vLLM does with a line that our rules would never have rendered."""
+from tests.engine.verdicts import Changed, Later, Ours, Refused, Verdict
 
 
 def drafting(method: Method, base: EngineSettings | None = None, **changes: Any) -> EngineSettings:
@@ -84,6 +52,11 @@ def extra(*arguments: str, base: EngineSettings = GPU) -> EngineSettings:
 def adapting(method: Method, **changes: Any) -> EngineSettings:
     """Return settings that verify by what it costs, and other changes."""
     return replace(drafting(method, adaptive_verification=True), **changes)
+
+
+def marked(method: Method = Method.EAGLE3, **changes: Any) -> EngineSettings:
+    """Return settings whose drafted tokens could carry a watermark, and changes that they could not have."""
+    return drafting(method, draft_sampling=DraftSampling.PROBABILISTIC, **changes)
 
 
 ON_V1 = replace(METHODS[Method.DRAFT_MODEL], speculation=PARD)
@@ -195,6 +168,32 @@ COMBINED: dict[str, tuple[EngineSettings, Verdict]] = {
     "logits processors on V1": (
         extra("--logits-processors", "a.b:C", base=ON_V1),
         Later("logits_processors", "Custom logits processors are not supported"),
+    ),
+    "watermark of a lookup": (
+        extra("--watermark-config", DUAL_KEY, base=marked(Method.DRAFT_MODEL)),
+        Refused("Watermarking supports only"),
+    ),
+    "watermark of drafts in one pass": (
+        extra("--watermark-config", DUAL_KEY, base=marked(draft_model="parallel-head3", drafts_in_parallel=True)),
+        Refused("Parallel speculative drafting is not supported with watermarking"),
+    ),
+    "watermark of the likeliest tokens": (
+        extra("--watermark-config", DUAL_KEY, base=drafting(Method.EAGLE3)),
+        Refused("draft_sample_method='probabilistic'"),
+    ),
+    "watermark beside a check by blocks": (
+        extra("--watermark-config", DUAL_KEY, base=marked(rejection_sampling=RejectionSampling.BLOCK)),
+        Refused("rejection_sample_method='standard'"),
+    ),
+    "watermark beside a check by entropy": (
+        extra(
+            "--watermark-config", DUAL_KEY, base=marked(rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+        ),
+        Refused("rejection_sample_method='standard'"),
+    ),
+    "watermark of the target alone": (
+        extra("--watermark-config", '{"key": 1}', base=marked()),
+        Refused("does not support speculative decoding"),
     ),
     "least probability of every request": (
         extra("--override-generation-config.min_p", "0.1", base=replace(GPU, speculation=NGRAM)),

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from specdecode_operator.sizing.families.catalogue import find_entry
-from tests.engine.refusal_cases import Later, Ours, Refused, Verdict
+from tests.engine.verdicts import Later, Ours, Refused, Verdict
 from tests.support.objects import Body, tiny_cpu
 from tests.support.state_space_models import MAMBA2
 

@@ -38,10 +38,11 @@ from tests.engine.contract_checks import Vllm, check_parsed, check_started
 from tests.engine.contract_draws import any_settings
 from tests.engine.differences import assert_none
 from tests.engine.engine_versions import NEWEST
-from tests.engine.refusal_cases import REFUSALS, Changed, Later, Refused, Verdict
+from tests.engine.refusal_cases import REFUSALS
 from tests.engine.refusal_sites import refusal_sites, sites_visited
 from tests.engine.refused_pairs import PAIRS
 from tests.engine.refused_specs import settings_despite
+from tests.engine.verdicts import Changed, Later, Refused, Verdict
 
 NOT_OF_THE_ENGINE = {
     "environment.owned_variable_problems": "variables that the operator itself sets",

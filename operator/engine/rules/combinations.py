@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
+from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.engine.arguments import COMPILATION_CONFIG
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import Option, options
+from specdecode_operator.engine.rules.extra_args import Option, json_value, options
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
 from specdecode_operator.problems import Problem
@@ -19,6 +20,9 @@ _GENERATES: Final = ("auto", "generate")
 
 _NO_PROBABILITY: Final = 1e-5
 """What passes for none (vllm/sampling_params.py, _SAMPLING_EPS)."""
+
+_MARKS_DRAFTS: Final = "dual_key_gumbel"
+"""Algorithm that marks drafted tokens, too (vllm/config/watermarking.py, supports_speculative_decoding)."""
 
 
 def combination_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
@@ -137,6 +141,31 @@ def _drafting_problems(
         if option.flag.name == "--override-generation-config" and _least_probability(option) > _NO_PROBABILITY:
             message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"
             yield _problem(option, message)
+    marks = [option for option in options(settings.extra_args, profile) if option.flag.name == "--watermark-config"]
+    for message in _unmarked(marks, speculation, profile):
+        yield _problem(marks[-1], message)
+
+
+def _unmarked(given: list[Option], speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[str]:
+    """vllm/config/vllm.py, _check_supports_watermarking: what would leave tokens without a mark."""
+    config, method = json_value(given), speculation.method
+    if not given or config is None:
+        return
+    if method not in profile.watermarked_methods or speculation.drafts_in_parallel:
+        drafts = f"method {method}" if method not in profile.watermarked_methods else speculation.draft_model
+        known = ", ".join(sorted(profile.watermarked_methods))
+        yield f"vLLM {profile.version} marks no tokens of {drafts}; remove it, or use one of {known}, token by token"
+        return
+    if speculation.draft_sampling is not DraftSampling.PROBABILISTIC:
+        yield "marks what a draft samples: set speculation.draftSampling to probabilistic, or remove this"
+    checks = speculation.rejection_sampling
+    if checks not in (None, RejectionSampling.STANDARD):
+        yield f"does not go with speculation.rejectionSampling {checks}; remove one of the two"
+    if config.get("algorithm") != _MARKS_DRAFTS and config.get("allow_target_only_watermarking") is not True:
+        yield (
+            f"marks no drafted tokens with this algorithm; write algorithm {_MARKS_DRAFTS}, or"
+            " allow_target_only_watermarking true if they may go unmarked"
+        )
 
 
 def _least_probability(option: Option) -> float:

@@ -237,9 +237,48 @@ def test_features_that_do_not_go_with_speculation_are_refused(
     assert words in problem.message
 
 
+SAMPLING = replace(EAGLE3, draft_sampling=DraftSampling.PROBABILISTIC)
+DUAL_KEY = ("--watermark-config.key", "1", "--watermark-config.algorithm", "dual_key_gumbel")
+UNMARKED = {
+    "lookup": (NGRAM, DUAL_KEY, "marks no tokens of method ngram"),
+    "one pass": (replace(SAMPLING, drafts_in_parallel=True), DUAL_KEY, "marks no tokens of /models/"),
+    "likeliest tokens": (EAGLE3, DUAL_KEY, "draftSampling to probabilistic"),
+    "blocks": (replace(SAMPLING, rejection_sampling=RejectionSampling.BLOCK), DUAL_KEY, "rejectionSampling block"),
+    "fly": (
+        replace(SAMPLING, rejection_sampling=RejectionSampling.FLY, loss_accepted=True),
+        DUAL_KEY,
+        "rejectionSampling fly",
+    ),
+    "one key": (SAMPLING, ("--watermark-config", '{"key": 1}'), "algorithm dual_key_gumbel"),
+}
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_a_watermark_that_drafted_tokens_would_not_carry_is_refused(name: str) -> None:
+    speculation, extra, words = UNMARKED[name]
+    (problem,) = combination_problems(replace(PLAIN, speculation=speculation, extra_args=extra), PROFILE)
+    assert problem.field.startswith("spec.engine.extraArgs[")
+    assert words in problem.message
+    # The key is a secret.
+    assert not problem.value.strip("-abcdefghijklmnopqrstuvwxyz.")
+
+
+def test_dflash_carries_a_watermark_since_0_33() -> None:
+    speculation = replace(speculating(Method.DFLASH), draft_sampling=DraftSampling.PROBABILISTIC)
+    settings = replace(PLAIN, speculation=speculation, extra_args=DUAL_KEY)
+    told = {version: combination_problems(settings, find_profile(version)) for version in ("0.32", "0.33")}
+    assert "0.32 marks no tokens of method dflash" in told["0.32"][0].message
+    assert told["0.33"] == []
+
+
 @pytest.mark.parametrize(
     ("speculation", "extra"),
     [
+        (SAMPLING, DUAL_KEY),
+        (replace(SAMPLING, rejection_sampling=RejectionSampling.STANDARD), DUAL_KEY),
+        (SAMPLING, ("--watermark-config", '{"key": 1, "allow_target_only_watermarking": true}')),
+        (NGRAM, ("--watermark-config", "null")),
+        (None, ("--watermark-config", '{"key": 1}')),
         (DRAFT_MODEL, ("--enable-lora",)),
         (DRAFT_MODEL, ("--kv-sharing-fast-prefill",)),
         (EAGLE3, ("--no-kv-sharing-fast-prefill",)),

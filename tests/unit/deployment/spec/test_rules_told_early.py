@@ -341,6 +341,12 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (given("--enable-trace-replay", speculation=replace(NGRAM, method=Method.SUFFIX)), "runner V2")
     ],
     "`--runner` only `generate` or `auto`": [(given("--runner=pooling"), "turns generation off")],
+    "`--watermark-config` with speculation: dflash (from 0.33), dspark, eagle, eagle3 or mtp, token by token,"
+    " `draftSampling` probabilistic, `rejectionSampling` standard, algorithm dual_key_gumbel or"
+    " `allow_target_only_watermarking`": [
+        (given("--watermark-config", '{"key": 1}', speculation=NGRAM), "marks no tokens"),
+        (given("--watermark-config", '{"algorithm": "dual_key_gumbel"}', speculation=HEAD), "draftSampling"),
+    ],
     "no `min_p` in `--override-generation-config` with speculation": [
         (given("--override-generation-config.min_p=0.1", speculation=NGRAM), "min_p")
     ],
