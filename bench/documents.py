@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from typer.testing import CliRunner
 
+from bench import monitoring
 from bench.accuracy import report
 from bench.field_tables import capture_fields, deployment_fields
+from bench.figure_table import figure_table
 from bench.launch_tables import with_launch_tables
 from bench.reason_tables import reason_tables
 from bench.version_table import version_table
@@ -89,6 +91,7 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "fields of SpecDecodeCapture": capture_fields,
     "engine-versions": version_table,
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
+    "figures": figure_table,
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
 }
 
@@ -124,3 +127,4 @@ if __name__ == "__main__":
             sys.stdout.write(f"{each.relative_to(ROOT)} has changed\n")
     for command in Printed:
         schema_file(command).write_text(schema_text(command))
+    monitoring.write()

@@ -24,7 +24,7 @@ from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.install import prepare_images
-from tests.support import browser
+from tests.support import browser, prometheus
 
 _DEADLINE_S = 75 * 60
 """For a part that hangs: before CI ends everything, and the part's output with it."""
@@ -89,7 +89,10 @@ def tests(folder: str, budget_cpu_s: float, *needs: Callable[[], object]) -> Par
 LANES = (
     (tests("e2e/serving", 700, programs, prepare_images),),
     (tests("component/operator", 450, programs),),
-    (tests("e2e/fleet", 200, programs, prepare_images), tests("component/admission", 250, programs)),
+    (
+        tests("e2e/fleet", 200, programs, prepare_images),
+        tests("component/admission", 250, programs, prometheus.provide),
+    ),
     (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
         Part("typing", (str(REPOSITORY / "just"), "typing"), 200),

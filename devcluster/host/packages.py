@@ -27,6 +27,8 @@ DEBIAN_PACKAGES = {
     "buildah": "buildah",
     "mmdebstrap": "mmdebstrap",
     "chromium-headless-shell": "chromium-headless-shell",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
 }
 CONTROL_PLANE = ("openssl",)
 NAMESPACE = (*CONTROL_PLANE, "ip", "nsenter", "unshare")

@@ -69,6 +69,15 @@ class MetricNames:
     decode_steps: str
     requests_running: str
     requests_waiting: str
+    finished_requests: str
+    finished_reason_label: str
+    time_to_first_token: str
+    """A histogram in seconds, as the next one."""
+    time_per_output_token: str
+    prefix_cache_queries: str
+    prefix_cache_hits: str
+    kv_cache_usage: str
+    preemptions: str
 
 
 @dataclass(frozen=True)

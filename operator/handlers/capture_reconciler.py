@@ -31,6 +31,7 @@ from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.inventory import BlockedError, Inventory, what_blocks
+from specdecode_operator.handlers.metrics import EndedCaptures
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.kube.drift import identity, is_owned
 from specdecode_operator.kube.resources import (
@@ -53,11 +54,17 @@ class CaptureReconciler:
     """One reconcile of captures for create, update, resume and resync."""
 
     def __init__(
-        self, cluster: Cluster, cache: Cache, desired_state_of: DesiredStateOf, operator_image: str | None
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        desired_state_of: DesiredStateOf,
+        ended: EndedCaptures,
+        operator_image: str | None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._desired_state_of = desired_state_of
+        self._ended = ended
         self._operator_image = operator_image
         self._inventory = Inventory(cluster, cache, CAPTURE_CHILDREN)
         self._reporter = Reporter(cluster, cache)
@@ -189,5 +196,6 @@ class CaptureReconciler:
         if status == capture.status:
             return
         if await self._reporter.write(capture.key, capture.uid, status):
+            self._ended.count(capture.status.phase, status.phase)
             old = capture.status.conditions
             await self._reporter.post_changes(capture.key, capture.uid, old, status.conditions)

@@ -1,21 +1,32 @@
 """What the operator itself publishes at /metrics."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specdecode_operator.api import capture
+from specdecode_operator.api import capture, deployment
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.deployment.proof.residual import BudgetResidual
+from specdecode_operator.sizing.memory.budget import Verdict
 
 _LABELS: Final = ("product", "engine_version", "runner", "tensor")
 """Each has few values: known products and versions, two runners, powers of two."""
+
+_ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED)
+_MOST_CONDITIONS: Final = 200
+"""Series of conditions: more than there are reasons. A reason of a pod's own is a word that others may write."""
+
+_RECONCILE_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class ResidualCollector(Collector):
@@ -66,6 +77,88 @@ class CaptureCollector(Collector):
         for phase in CapturePhase:
             family.add_metric((phase.value,), phases[phase.value])
         yield family
+
+
+class DeploymentCollector(Collector):
+    """How many SpecDecodeDeployments say what: not a series an object, for which there is kubectl."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the samples of one scrape."""
+        bodies = [self._cache.parent(key) or {} for key in self._cache.parents(deployment.KIND)]
+        statuses: list[Body] = [body.get("status") or {} for body in bodies]
+        conditions = GaugeMetricFamily(
+            "specdecode_deployments",
+            "SpecDecodeDeployments by what their conditions say.",
+            labels=("condition", "status", "reason"),
+        )
+        said = Counter(
+            (str(each.get("type")), str(each.get("status")), str(each.get("reason")))
+            for status in statuses
+            for each in status.get("conditions") or []
+        )
+        for labels, count in said.most_common(_MOST_CONDITIONS):
+            conditions.add_metric(labels, count)
+        yield conditions
+        plans = GaugeMetricFamily("specdecode_plans", "SpecDecodeDeployments by their plan.", labels=("verdict",))
+        verdicts = Counter((status.get("plan") or {}).get("verdict") for status in statuses)
+        for verdict in Verdict:
+            plans.add_metric((verdict.value,), verdicts[verdict.value])
+        yield plans
+
+
+class EndedCaptures(Collector):
+    """How many captures ended since the operator started, by how."""
+
+    def __init__(self) -> None:
+        self._ended = prometheus_client.Counter(
+            "specdecode_captures_ended", "SpecDecodeCaptures that ended.", ["phase"], registry=None
+        )
+        for phase in _ENDED:  # from 0, or the first would not be seen to come
+            self._ended.labels(phase.value)
+
+    def count(self, before: CapturePhase | None, now: CapturePhase | None) -> None:
+        """Count a capture whose status has a new phase, if it ended with it."""
+        if now in _ENDED and now is not before:
+            self._ended.labels(now.value).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the samples of one scrape."""
+        yield from self._ended.collect()
+
+
+class ReconcileTimes(Collector):
+    """How long reconciles take, and how many of them fail."""
+
+    def __init__(self) -> None:
+        self._seconds = prometheus_client.Histogram(
+            "specdecode_reconcile_duration_seconds",
+            "Time of one look at one object; one that failed is tried again.",
+            ["kind", "outcome"],
+            buckets=_RECONCILE_BUCKETS_S,
+            registry=None,
+        )
+        for kind in (deployment.KIND, capture.KIND):
+            for outcome in ("done", "failed"):
+                self._seconds.labels(kind, outcome)
+
+    @contextmanager
+    def measured(self, kind: str) -> Iterator[None]:
+        """Measure the block as one reconcile; an error is its failure, and goes on."""
+        started_s, outcome = time.perf_counter(), "done"
+        try:
+            yield
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self._seconds.labels(kind, outcome).observe(time.perf_counter() - started_s)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the samples of one scrape."""
+        yield from self._seconds.collect()
 
 
 def serve_metrics(port: int, *collectors: Collector) -> int:

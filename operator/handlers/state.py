@@ -17,7 +17,7 @@ from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
-from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.metrics import EndedCaptures, ReconcileTimes, ResidualCollector
 from specdecode_operator.handlers.own_image import own_image
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconciler import Reconciler
@@ -60,6 +60,8 @@ class OperatorState:
         self.host_paths, self.pod_template = host_paths, pod_template
         self.queue = WorkQueue()
         self.residuals = ResidualCollector()
+        self.ended_captures = EndedCaptures()
+        self.reconcile_times = ReconcileTimes()
         self.watched: set[str] = set()
         """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
         start, when the API server serves it later than it says so: until then objects are listed."""
@@ -94,10 +96,11 @@ class OperatorState:
             pod_template=self.pod_template,
             operator_image=image,
         )
-        captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, image)
+        captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, self.ended_captures, image)
 
         async def reconcile(key: Key) -> None:
-            await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
+            with self.reconcile_times.measured(key.kind):
+                await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
 
         self._beat()
         self._tasks = [

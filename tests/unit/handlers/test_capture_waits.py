@@ -12,6 +12,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.metrics import EndedCaptures
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
@@ -55,7 +56,7 @@ def reconcile(cluster: Jobs, pod: Body, *, lent: bool, placed: bool = True, susp
     cache.put("Pod", labelled(pod, "pod-uid"))
     owner = read_parent(body)
     states = cast("Any", lambda _: (owner, desired_state(owner, ())))
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, states, "operator:1")
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, states, EndedCaptures(), "operator:1")
     asyncio.run(reconciler.reconcile(KEY))
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     return str(ready["reason"])

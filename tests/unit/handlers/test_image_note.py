@@ -11,6 +11,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ForbiddenError
 from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.metrics import EndedCaptures
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job, running
 
 LABELS = {"specdecode.io/capture": "demo"}
@@ -62,7 +63,7 @@ def reconcile(cluster: FakeCluster, *, times: int = 1) -> None:
     engine = {**running("engine"), "imageID": "i@sha256:1"}
     pod = capture_pod(initContainerStatuses=[engine], containerStatuses=[running("load")])
     cache.put("Pod", labelled(pod, "pod-uid"))
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", None), "operator:1")
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", None), EndedCaptures(), "operator:1")
     for _ in range(times):
         asyncio.run(reconciler.reconcile(KEY))
     assert cluster.status["phase"] == "Loading"

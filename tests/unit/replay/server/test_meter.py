@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdecode_operator.monitoring.figures import FIGURES
 from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, Sink, Submission, Ticket
 from specdecode_operator.replay.engines.virtual_clock import VirtualClock
 from specdecode_operator.replay.server.exposition import Exposition
@@ -104,3 +105,9 @@ def test_no_answer_waited_beyond_its_first_token() -> None:
 
 def test_no_cache_is_fuller_than_full() -> None:
     assert metrics(3.0)["kv_cache_usage_perc"] == 1.0
+
+
+def test_figures_of_a_replayed_engine_can_be_taken() -> None:
+    asked = frozenset().union(*(figure.measure.series() for figure in FIGURES))
+    said = {name.partition(" ")[0] for name in metrics(1.0)}
+    assert {name.removeprefix("vllm:") for name in asked} <= said

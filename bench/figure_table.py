@@ -1,0 +1,33 @@
+"""The figures of running engines as they stand in docs/reference/metrics.md."""
+
+from collections.abc import Iterator
+
+from specdecode_operator.monitoring.figures import FIGURES, Figure
+
+
+def figure_table() -> str:
+    """Return the overview, and a section for each figure."""
+    return "\n".join([*_overview(), *(line for figure in FIGURES for line in _section(figure))])
+
+
+def _overview() -> Iterator[str]:
+    yield "| figure | unit | recorded as |"
+    yield "| --- | --- | --- |"
+    for figure in FIGURES:
+        recorded = ", ".join(f"`{figure.recorded(level)}`" for level in figure.levels) or "takes a limit: not recorded"
+        yield f"| [{figure.title}](#{_anchor(figure)}) | {figure.unit or '1'} | {recorded} |"
+
+
+def _section(figure: Figure) -> Iterator[str]:
+    yield from ("", f"### {_heading(figure)}", "", figure.definition)
+    yield from ("", "```promql", figure.promql(), "```")
+    if figure.caveat:
+        yield from ("", figure.caveat)
+
+
+def _heading(figure: Figure) -> str:
+    return figure.name.replace("_", " ")
+
+
+def _anchor(figure: Figure) -> str:
+    return figure.name.replace("_", "-")

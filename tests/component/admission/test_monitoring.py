@@ -1,0 +1,194 @@
+"""What the chart brings for Prometheus and Grafana: rules that fire when they should, and expressions that hold."""
+
+import json
+import re
+import shutil
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.monitoring import FOLDER, files
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.handlers.metrics import (
+    CaptureCollector,
+    DeploymentCollector,
+    EndedCaptures,
+    ReconcileTimes,
+    ResidualCollector,
+)
+from specdecode_operator.monitoring.figures import FIGURES
+from tests.component.admission.test_install import NAME, helm
+from tests.support.documents import ROOT, anchors
+from tests.support.prometheus import promtool
+
+DATA = Path(__file__).parent / "data"
+RUNBOOK = ROOT / "docs/how-to/alerts.md"
+CASES = sorted(DATA.glob("*-test.yaml"))
+OFFERED = ("prometheusRule", "dashboard", "enginePodMonitor")
+_SERIES = re.compile(
+    r"\b(?:vllm|specdecode|specdecode_deployment|specdecode_pod):[\w:]+|\bspecdecode_(?!deployment\b)\w+"
+)
+
+
+def rules(name: str) -> list[dict[str, Any]]:
+    """Rules of a file of the chart."""
+    return [rule for group in yaml.safe_load((FOLDER / name).read_text())["groups"] for rule in group["rules"]]
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the dashboard."""
+    found: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    """Panels of the dashboard that show something."""
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def dashboard_expressions() -> list[str]:
+    """All that the dashboard asks of Prometheus."""
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def series_of_the_operator() -> set[str]:
+    """Names of all series that the operator publishes."""
+    cache = Cache()
+    collectors = (
+        *(ResidualCollector(), EndedCaptures(), ReconcileTimes()),
+        *(CaptureCollector(cache), DeploymentCollector(cache)),
+    )
+    families = list(chain.from_iterable(collector.collect() for collector in collectors))
+    return {each.name for each in families} | {sample.name for each in families for sample in each.samples}
+
+
+@pytest.mark.parametrize("name", files())
+def test_what_is_generated_is_up_to_date(name: str) -> None:
+    assert (FOLDER / name).read_text() == files()[name], f"{name} is stale: run ./just docs"
+
+
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_figures_and_alerts_are_as_the_cases_say(cases: Path, tmp_path: Path) -> None:
+    for file in (*FOLDER.glob("*.yaml"), cases):
+        shutil.copy(file, tmp_path)
+    done = promtool("test", "rules", tmp_path / cases.name)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_recorded_figure_and_every_alert_has_cases() -> None:
+    groups = [group for path in CASES for group in yaml.safe_load(path.read_text())["tests"]]
+    asked = " ".join(each["expr"] for group in groups for each in group.get("promql_expr_test", ()))
+    recorded = [rule["record"] for rule in rules("recording-rules.yaml")]
+    assert [name for name in recorded if f"({name}," not in asked] == []
+    alerts = [each for group in groups for each in group.get("alert_rule_test", ())]
+    firing, silent = (
+        {each["alertname"] for each in alerts if bool(each["exp_alerts"]) is fires} for fires in (True, False)
+    )
+    assert firing == silent == {rule["alert"] for rule in rules("alerts.yaml")}
+
+
+def test_promtool_fails_where_an_alert_does_not_fire(tmp_path: Path) -> None:
+    for file in (*FOLDER.glob("*.yaml"), DATA / "alerts-test.yaml"):
+        shutil.copy(file, tmp_path)
+    changed = (tmp_path / "alerts.yaml").read_text().replace("> 0.05", "> 0.5")
+    (tmp_path / "alerts.yaml").write_text(changed)
+    done = promtool("test", "rules", tmp_path / "alerts-test.yaml")
+    assert done.returncode != 0
+    assert "SpecDecodePreemptions" in done.stdout
+
+
+def test_every_alert_leads_to_its_runbook() -> None:
+    for rule in rules("alerts.yaml"):
+        assert rule["annotations"]["runbook"] == f"docs/how-to/alerts.md#{rule['alert'].lower()}"
+        assert rule["alert"].lower() in anchors(RUNBOOK), f"{rule['alert']} has no section"
+    headings = re.findall(r"^### (SpecDecode\w+)$", RUNBOOK.read_text(), re.MULTILINE)
+    assert headings == [rule["alert"] for rule in rules("alerts.yaml")], "in their order, and no other"
+
+
+def test_every_series_that_is_named_exists() -> None:
+    expressions = [rule["expr"] for rule in (*rules("alerts.yaml"), *rules("recording-rules.yaml"))]
+    named = set(_SERIES.findall(" ".join([*expressions, *dashboard_expressions()])))
+    engines = frozenset().union(*(figure.measure.series() for figure in FIGURES))
+    recorded = {rule["record"] for rule in rules("recording-rules.yaml")}
+    # That engines have theirs is asked of vLLM: tests/engine/test_contract.py.
+    assert named - engines - recorded - series_of_the_operator() == set()
+    assert named > recorded
+
+
+def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
+    asked = [{"record": f"a{place}", "expr": expr} for place, expr in enumerate(dashboard_expressions())]
+    (tmp_path / "asked.yaml").write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": asked}]}))
+    done = promtool("check", "rules", tmp_path / "asked.yaml")
+    assert f"SUCCESS: {len(asked)} rules found" in done.stdout, done.stdout
+
+
+def test_the_dashboard_is_one_that_grafana_takes() -> None:
+    board = dashboard()
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= board.keys()
+    assert set(Counter(panel["id"] for panel in board["panels"]).values()) == {1}
+    taken = Counter(
+        (x, y)
+        for place in (panel["gridPos"] for panel in board["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    )
+    assert set(taken.values()) == {1}, "no panel lies on another"
+    assert max(x for x, _ in taken) < 24
+    for panel in panels():
+        assert [target["refId"] for target in panel["targets"]] == list("ABCD"[: len(panel["targets"])])
+        assert {"title", "description", "fieldConfig", "datasource"} <= panel.keys()
+    defined = {variable["name"] for variable in board["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(board))) - {"__all"}
+    assert used == defined
+    shown = " ".join(dashboard_expressions())
+    assert [figure.name for figure in FIGURES if figure.levels and figure.recorded() not in shown] == []
+
+
+def test_the_chart_offers_them_and_brings_none_unasked() -> None:
+    plain = helm()
+    assert not {kind for kind, _ in plain} & {"PodMonitor", "PrometheusRule"}, "clusters without their CRDs refuse them"
+    asked = [f"--set=metrics.{name}.enabled=true" for name in OFFERED]
+    objects = helm(*asked, "--set=metrics.prometheusRule.labels.release=prometheus")
+    rule = objects["PrometheusRule", NAME]
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    given = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    assert given == [*rules("recording-rules.yaml"), *rules("alerts.yaml")], (
+        "templates of alerts are Prometheus', not Helm's"
+    )
+    board = objects["ConfigMap", f"{NAME}-dashboard"]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(board["data"]["specdecode.json"]) == dashboard()
+
+
+def test_engines_are_found_by_the_labels_and_ports_that_they_have() -> None:
+    monitor = helm("--set=metrics.enginePodMonitor.enabled=true")["PodMonitor", f"{NAME}-engines"]
+    golden = list(yaml.safe_load_all((ROOT / "tests/golden/llama-70b.yaml").read_text()))
+    (engine,) = [each["spec"]["template"] for each in golden if each["kind"] == "Deployment"]
+    labels = engine["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (expression,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert expression["key"] in labels
+    ports = {port["name"] for container in engine["spec"]["containers"] for port in container.get("ports", ())}
+    endpoints = {each["port"]: each["scheme"] for each in monitor["spec"]["podMetricsEndpoints"]}
+    assert endpoints == {"http": "http", "https": "https"}
+    assert ports & endpoints.keys()
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        (relabeling,) = endpoint["relabelings"]
+        (source,) = relabeling["sourceLabels"]
+        assert source == "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", expression["key"])
+        assert relabeling["targetLabel"] == "specdecode_deployment"
+
+
+def test_a_prometheus_without_its_operator_takes_the_files(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    config = yaml.safe_load((FOLDER / "scrape.yaml").read_text())
+    for job in config["scrape_configs"]:
+        # Debian builds it without discovery in Kubernetes.
+        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    (tmp_path / "scrape.yaml").write_text(yaml.safe_dump(config))
+    done = promtool("check", "config", tmp_path / "scrape.yaml")
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,22 @@
+"""What figures, rules and dashboard are made of, against what the real vLLM of each version publishes."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.monitoring import dashboard
+from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, find_figure
+from tests.engine.contract_cases import GOOD
+from tests.engine.contract_checks import Vllm
+
+
+def test_engines_have_the_series_and_the_buckets(vllm: Vllm) -> None:
+    page = vllm.h100.ask("metrics", vllm.line(GOOD["gpu-ngram"])).value
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    assert frozenset().union(*(figure.measure.series() for figure in FIGURES)) <= {sample.name for sample in samples}
+    for variable, name in (
+        (TTFT_LIMIT, "time_to_first_token_within_limit"),
+        (TPOT_LIMIT, "time_per_output_token_within_limit"),
+    ):
+        histogram = find_figure(name).measure.series()
+        buckets = {sample.labels["le"] for sample in samples if sample.name in histogram and "le" in sample.labels}
+        (offered,) = (each for each in dashboard()["templating"]["list"] if f"${each['name']}" == variable)
+        assert {option["value"] for option in offered["options"]} <= buckets
