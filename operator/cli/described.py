@@ -83,7 +83,7 @@ class Description:
             # Nobody can ask a cluster for a GPU by its memory.
             "accelerator": {"product": None if self.by_memory else (list(self.products) or None)},
             "serving": {"maxModelLen": self.max_model_len, "kvCacheDtype": self.kv_cache_dtype},
-            "engine": {"version": self.engine_version},
+            "engine": {"version": self.engine_version, "image": _likely_image(self.engine_version)},
         }
         said = {name: {key: each for key, each in part.items() if each is not None} for name, part in parts.items()}
         return {name: part for name, part in said.items() if part}
@@ -106,20 +106,17 @@ def described_or_read(description: Description, files: Sequence[str]) -> Reading
         why = f"--model: {description.model or 'nothing'}: {files[0]} is named, too: name files, or describe one object"
         return Reading((), (DocumentError(why),))
     try:
-        document = description.document()
+        return Reading((description.document(),), ())
     except DocumentError as error:
         return Reading((), (error,))
-    _name_image(document, description.engine_version)
-    return Reading((document,), ())
 
 
-def _name_image(document: Document, version: str | None) -> None:
-    """Name the image that a version newer than all known ones may have: nothing is launched, and a plan needs any."""
-    if version is None:
-        return
+def _likely_image(version: str | None) -> str | None:
+    """Return the image that a version newer than all known ones may have; None for others, which need none."""
     with suppress(UnknownEngineVersionError):
-        if not find_profile(version).tested:
-            document.body["spec"]["engine"]["image"] = f"docker.io/vllm/vllm-openai:v{version}.0"
+        if version is not None and not find_profile(version).tested:
+            return f"docker.io/vllm/vllm-openai:v{version}.0"
+    return None
 
 
 def _name_of(model: str) -> str:

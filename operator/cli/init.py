@@ -9,7 +9,7 @@ from specdecode_operator.cli import options
 from specdecode_operator.cli.options import ExitCode, fail
 from specdecode_operator.cli.outputs.printing import yaml_text
 from specdecode_operator.cli.plan.outcome import exit_code
-from specdecode_operator.cli.terminal import say
+from specdecode_operator.cli.terminal import say, say_line
 
 
 def init_command(  # noqa: PLR0913  each is an option
@@ -69,6 +69,8 @@ def init_command(  # noqa: PLR0913  each is an option
     say(result.answers[0].explanation, err=True)
     code = exit_code(result, strict=False)
     if code is not ExitCode.INVALID:
+        if image := document.body["spec"].get("engine", {}).get("image"):
+            say_line(f"warning: spec.engine.image: {image}: is vLLM's usual name for it: see that it exists", err=True)
         _write(yaml_text(document.body), out)
     raise typer.Exit(code)
 

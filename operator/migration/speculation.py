@@ -110,7 +110,7 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
             key = given.path[0] if given.path else OLD_KEYS[given.name]
             found.add(key, _scalar(given.value), given.shown)
         elif given.name not in OF_MODELS:
-            message = f"vLLM {profile.known_as} has no such flag: say it in --speculative-config, and import again"
+            message = f"{_of_none(profile)} has no such flag: say it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
     if str(found.draft).strip("[]") == "ngram":
         del found.config["model"]
@@ -152,8 +152,10 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take one key; where no field means it, say why, or ask where it changes how the engine drafts."""
-    if key == "parallel_drafting" and value is not None:
+    if key == "parallel_drafting" and isinstance(value, bool):
         builder.note(Outcome.OPERATOR, f"{what} {value}", "the operator says so of each draft whose config.json does")
+    elif key == "parallel_drafting" and value is not None:
+        builder.decide("spec.speculation", f"{what}: {value}"[:96], "must be true or false")
     elif value is None or (value is False and key in profile.speculative_keys):
         builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
     elif key in _FIELDS:
@@ -170,10 +172,14 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
     elif key in _GONE:
         builder.drop(f"{what}: {value}", _GONE[key])
     else:
-        message = (
-            f"vLLM {profile.known_as} has no such key: remove it from the Deployment, or write the one that is meant"
-        )
+        message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or write the one that is meant"
         builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
+
+
+def _of_none(profile: EngineProfile) -> str:
+    """Name the version that lacks something, and where nobody has seen that one, the newest that was seen."""
+    version = f"vLLM {profile.version}"
+    return version if profile.tested else f"{version} is newer than all that are known, and {profile.known_as}"
 
 
 def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:

@@ -127,3 +127,16 @@ def test_names_are_ones_that_a_service_may_have(specdecode: Specdecode, model: s
     result = specdecode("init", "--model", model, "--model-config", f"{model}={config}")
     assert result.exit_code == 0, result.output
     assert yaml.safe_load(result.stdout)["metadata"]["name"] == name
+
+
+def test_a_version_that_nobody_knows_is_described_with_an_image_to_look_for(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    options = (*PAIR, "--gpu", "H200", "--engine-version", "0.99")
+    written = specdecode("init", *options)
+    assert written.exit_code == 0, written.output
+    image = "docker.io/vllm/vllm-openai:v0.99.0"
+    assert yaml.safe_load(written.stdout)["spec"]["engine"] == {"version": "0.99", "image": image}
+    assert f"warning: spec.engine.image: {image}: is vLLM's usual name for it" in written.stderr
+    assert "is untested" in written.stderr
+    assert planned(specdecode, write("a.yaml", written.stdout))["advice"] == planned(specdecode, *options)["advice"]

@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from tests.unit.cli.conftest import Specdecode, WriteObject
-from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, engine, imported
+from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, asked, engine, imported
 
 SPECULATIVE = {
     "JSON": ["--speculative-config", '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2}'],
@@ -63,3 +64,30 @@ def test_the_candidates_of_a_refiner_become_a_field(specdecode: Specdecode, writ
     result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
     speculation = yaml.safe_load(result.stdout)["spec"]["speculation"]
     assert (speculation["method"], speculation["xpressTopC"]) == ("dflash", 0)
+
+
+@pytest.mark.parametrize("value", ['"yes"', "1", "[true]"])
+def test_what_says_neither_true_nor_false_of_drafts_in_one_pass_is_asked_for(
+    specdecode: Specdecode, write: WriteObject, value: str
+) -> None:
+    config = f'{{"model":"amd/PARD-Llama-3.2-1B","num_speculative_tokens":3,"parallel_drafting":{value}}}'
+    said = asked(specdecode, write("d.yaml", engine(LLAMA_8B, "-sc", config)))
+    assert "parallel_drafting: " in said
+    assert "must be true or false" in said
+
+
+@pytest.mark.parametrize(
+    ("version", "lacks"),
+    [
+        ("0.32", "vLLM 0.32 has no such"),
+        ("0.99", f"vLLM 0.99 is newer than all that are known, and {KNOWN_VERSIONS[-1]} has no such"),
+    ],
+)
+def test_a_key_and_a_flag_that_nobody_knows_are_said_of_the_version_that_was_asked_for(
+    specdecode: Specdecode, write: WriteObject, version: str, lacks: str
+) -> None:
+    config = '{"method":"ngram","num_speculative_tokens":3,"xyzzy":1}'
+    source = write("d.yaml", engine(LLAMA_8B, "-sc", config, "--speculative-xyzzy", "1"))
+    said = asked(specdecode, source, "--engine-version", version)
+    assert f"{lacks} key" in said
+    assert f"{lacks} flag" in said
