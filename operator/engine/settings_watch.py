@@ -34,6 +34,7 @@ _WORD = re.compile(r"[\w.+-]{1,64}")
 _SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """Set where several processes answer /metrics: what they publish then lies in files of prometheus_client's own."""
 
+_NOTES = re.compile(r"(\w+(=[\w.+-]+)?\n)*", re.ASCII)
 _MOST_BYTES = 4096
 _LOOKED_AT = 512
 """Characters of a template: all that tells them apart is at the beginning."""
@@ -72,12 +73,16 @@ class Watch(logging.Handler):
         if word in self._noted:
             return
         self._noted.add(word)
-        # Another rank may have said so.
-        if word not in _seen(self._path):
-            with open(self._path, "a", encoding="ascii", opener=_opened) as noted:
-                noted.write(f"{word}\n")
         if self._page is not None:
             self._page.show(word)
+        # Another rank may have said so.
+        if word in _seen(self._path):
+            return
+        try:
+            with open(self._path, "a", encoding="ascii", opener=_opened) as noted:
+                noted.write(f"{word}\n")
+        except OSError:
+            _give_up(self._path)
 
 
 def _spoken(arguments: Any, keys: Sequence[str]) -> list[str]:
@@ -130,10 +135,21 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _seen(path: Path) -> set[str]:
+    """Return what was noted; raise OSError or ValueError where something noted may be lost."""
     # Made here, if it is not there: where nobody can write, nothing is known.
     with open(path, "a+", encoding="ascii", errors="replace", opener=_opened) as noted:
         noted.seek(0)
-        return set(noted.read(_MOST_BYTES).split())
+        text = noted.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES or not _NOTES.fullmatch(text):
+        raise ValueError("holds what is no note, in whose place one may have been")
+    return set(text.split())
+
+
+def _give_up(path: Path) -> None:
+    """Let nobody read the file for all that was seen, as on a full disk: a link takes no space, and is not followed."""
+    link = path.with_name(f"{path.name}.{os.getpid()}")
+    link.symlink_to("incomplete")
+    link.replace(path)
 
 
 class _Noted:
@@ -149,7 +165,7 @@ class _Noted:
         speculation = GaugeMetricFamily(SPECULATION, _SPECULATION_HELP, labels=[KEY, VALUE])
         try:
             seen = _seen(self._path)
-        except OSError:
+        except (OSError, ValueError):
             return
         for name in self._names:
             changed.add_metric([name], name in seen)

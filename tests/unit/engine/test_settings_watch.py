@@ -47,15 +47,19 @@ CORE = "vllm.v1.engine.core"
 STARTS = "Initializing a V1 LLM engine (v%s) with config: %s"
 
 
-def page(folder: Path, *records: object, level: str = "INFO", times: int = 1, shared: Path | None = None) -> str:
-    """Return what a process serves at /metrics that has logged these records."""
+def page(
+    folder: Path, *records: object, level: str = "INFO", times: int = 1, shared: Path | None = None, full: bool = False
+) -> str:
+    """Return what a process serves at /metrics that has logged these records, on a disk that may be full."""
     script = folder / "settings_watch.py"
     script.write_text(WATCH)
     config = logging_config(level, str(folder / "termination-log"), str(script), str(folder / "noted"))
     given = [config, str(times), json.dumps(records)]
     more, variables = (["shared"], {"PROMETHEUS_MULTIPROC_DIR": str(shared)}) if shared else ([], {})
     command = [sys.executable, "-c", ENGINE, *given, *more]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True, timeout=60)
+    limit = ["prlimit", "--fsize=0"] if full else []
+    environment = os.environ | variables
+    done = subprocess.run([*limit, *command], env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert "Error" not in done.stderr
     return done.stdout[done.stdout.index("# HELP") :]
 
@@ -134,6 +138,22 @@ def test_what_somebody_put_in_its_place_neither_holds_up_an_engine_nor_is_writte
         noted.symlink_to(other)
     assert changed(page(tmp_path, RANKS)) is None
     assert not other.read_text()
+
+
+def test_a_disk_that_was_full_when_something_was_changed_proves_nothing(tmp_path: Path) -> None:
+    assert changed(page(tmp_path)) == frozenset()
+    page(tmp_path, RANKS, full=True)  # a worker, which could not note it
+    assert changed(page(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\0" * 32, b"draft_gra", b"max_model_len\n\xff\xfe\n", b"draft_graphs\n" * 400, b"two words\n"],
+    ids=["zeros", "torn", "no text", "too much", "no note"],
+)
+def test_what_is_not_only_notes_proves_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "noted").write_bytes(content)
+    assert changed(page(tmp_path, RANKS)) is None
 
 
 def test_every_name_is_one_of_a_label(tmp_path: Path) -> None:
