@@ -11,6 +11,7 @@ from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHisto
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollout import Rollout, read_rollout, with_replaced
+from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent
 from specdecode_operator.deployment.proof.residual import BudgetResidual, budget_residual
 from specdecode_operator.engine.metrics import Reading
 from specdecode_operator.kube.resources import LEADER_WORKER_SET
@@ -34,6 +35,9 @@ class Observation:
 
     claim_users: tuple[str, ...] = ()
     """Other objects of the namespace whose models are on a claim of this one."""
+
+    recent: Recent = NOTHING_RECENT
+    """What the engines did lately."""
 
     groups: GroupHistory = UNSEEN
     """What was observed of engines on several nodes since their template is in force."""

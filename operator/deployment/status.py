@@ -125,7 +125,7 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     figures = parent.status.observed
     if not observation.missed:
         figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
-    speculation, features = prove_speculation(facts, plan.chosen.tensor, readings, figures)
+    speculation, features = prove_speculation(facts, plan.chosen.tensor, readings, figures, observation.recent)
     proofs = [speculation, budget_condition(facts, plan, residual, readings), settings_condition(facts, readings)]
     differing = version_conditions(facts, readings)
     before = {condition.type: condition for condition in parent.status.conditions}

@@ -66,8 +66,8 @@ class Watch(logging.Handler):
                 if pattern.search(template):
                     self._note(name)
             if self._keys and _CORE_STARTS.search(template):
-                for word in _spoken(record.args, self._keys):
-                    self._note(word)
+                for said in _spoken(record.args, self._keys):
+                    self._note(said)
 
     def _note(self, word: str) -> None:
         if word in self._noted:
@@ -90,11 +90,11 @@ def _spoken(arguments: Any, keys: Sequence[str]) -> list[str]:
     for argument in arguments:
         if hasattr(argument, "speculative_config"):
             config = argument.speculative_config
-            return [f"{key}={_word(getattr(config, key))}" for key in keys if hasattr(config, key)]
+            return [f"{key}={word(getattr(config, key))}" for key in keys if hasattr(config, key)]
     return []
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
     """Return a value that may leave the pod: no path, no text that somebody wrote."""
     value = getattr(value, "value", value)
     if value is None:

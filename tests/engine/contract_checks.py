@@ -1,5 +1,6 @@
 """One version of the real vLLM, and whether it takes a command line for what was meant."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.rules.speculation import draft_slots
 from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.engine.settings_watch import word
+from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS
 from specdecode_operator.sizing.base.eras import ModelTraits, Runner, find_era
 from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import METHODS, with_models_under
@@ -118,3 +121,13 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
         on_v1 = find_era(vllm.profile.version, speculation.method.value, experts).runner is Runner.V1
         expected["runner"] = "V1" if runs_on_v1(replace(settings, target_on_v1=on_v1), vllm.profile) else "V2"
     assert {key: answer.value[key] for key in expected} == expected
+    check_says_what_was_asked(settings, vllm.profile, answer.value["speculative_config"])
+
+
+def check_says_what_was_asked(settings: EngineSettings, profile: EngineProfile, started: Mapping[str, object]) -> None:
+    """What the engine's core says that it started with is what it was told, so that another word is news."""
+    if settings.speculation is None:
+        return
+    asked = {key.key: key.value(settings, settings.speculation, profile) for key in SPECULATIVE_KEYS}
+    told = {key: word(value) for key, value in asked.items() if value is not None and key in SPOKEN_KEYS}
+    assert {key: word(started.get(key)) for key in told} == told

@@ -100,6 +100,11 @@ def start(argv: list[str]) -> dict[str, Any]:
         "enable_adaptive_verification": speculative.enable_adaptive_verification if speculative else None,
         "use_heterogeneous_vocab": speculative.use_heterogeneous_vocab if speculative else None,
         "parallel_drafting": speculative.parallel_drafting if speculative else None,
+        "speculative_config": {
+            name: value
+            for name, value in (vars(speculative) if speculative else {}).items()
+            if value is None or isinstance(value, (str, int, float, list))
+        },
     }
 
 

@@ -16,6 +16,7 @@ from specdecode_operator.engine.logging_config import LOGGING_CONFIG_VARIABLE, W
 from specdecode_operator.engine.metrics import EngineReading, read_metrics
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.engine.settings_watch import LABEL, METRIC
+from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import SERVED, VERSIONS, find_packages
 from tests.engine.recorder_server import Server, serving
@@ -41,6 +42,16 @@ def test_an_engine_that_serves_tells_what_it_changed(small_cache: Server) -> Non
     ngram = tiny_cpu(speculation={"method": "ngram", "numSpeculativeTokens": 3})
     assert told(changed, ngram) == ("True", "AsAsked"), "the plan counts with it"
     assert told(changed, tiny_cpu()) == ("False", "NotAsynchronous")
+
+
+def test_an_engine_that_serves_tells_how_it_speculates(small_cache: Server) -> None:
+    small_cache.wait_until_healthy()
+    said = read(small_cache).speculation_settings
+    assert (said["method"], said["num_speculative_tokens"]) == ("ngram", "4")
+    # Every key of this version, with what vLLM puts where nothing was asked for.
+    assert said.keys() == set(SPOKEN_KEYS) & find_profile(SERVED).speculative_keys
+    assert said["num_speculative_tokens_per_batch_size"] == "None"
+    assert said["enable_adaptive_verification"] == "False"
 
 
 @pytest.mark.long
@@ -91,9 +102,12 @@ def logged(source: Path) -> Iterator[str]:
             yield "".join(str(each.value) if isinstance(each, ast.Constant) else "X" for each in node.values)
 
 
+def read(server: Server) -> EngineReading:
+    return read_metrics(httpx.get(f"{server.url}/metrics", trust_env=False).text, find_profile(SERVED))
+
+
 def changed_by(server: Server) -> frozenset[str]:
-    page = httpx.get(f"{server.url}/metrics", trust_env=False).text
-    changed = read_metrics(page, find_profile(SERVED)).changed_settings
+    changed = read(server).changed_settings
     assert changed is not None
     return changed
 

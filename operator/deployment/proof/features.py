@@ -13,11 +13,12 @@ from specdecode_operator.api.status import ConditionStatus, ObservedStatus, Spec
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
+from specdecode_operator.deployment.proof.recent import Recent
 from specdecode_operator.deployment.proof.settings_in_force import change_message
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import EngineReading, Reading
-from specdecode_operator.engine.settings_watch import SET
+from specdecode_operator.engine.settings_watch import word
 from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS, SpeculativeKey
 from specdecode_operator.vocabulary import Method
 
@@ -65,6 +66,7 @@ class _Engines:
     tensor: int
     readings: Mapping[str, EngineReading]
     observed: ObservedStatus | None
+    recent: Recent
     drafting: ConditionUpdate
     """What is known of drafting at all."""
 
@@ -79,18 +81,20 @@ class _Engines:
 _Finding = tuple[ConditionStatus, str]
 
 
-def speculation_features(
+def speculation_features(  # noqa: PLR0913  three witnesses
     facts: Facts,
     tensor: int,
     readings: Mapping[str, Reading],
     observed: ObservedStatus | None,
+    *,
+    recent: Recent,
     drafting: ConditionUpdate,
 ) -> list[SpeculationFeature]:
     """Return what was asked for and whether it is in force; nothing without speculation, and of a replay.
 
     ``tensor`` is the plan's tensor parallelism, ``drafting`` what is known of drafting at all.
     """
-    engines = _Engines(facts, tensor, answering_engines(readings), observed, drafting)
+    engines = _Engines(facts, tensor, answering_engines(readings), observed, recent, drafting)
     if facts.method is Method.NONE or facts.replay is not None:
         return []
     none_answers = None if engines.readings else no_engine_condition("", readings).message
@@ -159,7 +163,8 @@ def _schedule(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
     if method in _FREE_LENGTH:
         return UNKNOWN, f"method {method} proposes as many tokens as it finds, so that lengths of drafts tell nothing"
     if without:
-        return TRUE, f"{without} % of decoding steps had no draft; {_NOT_OFF}"
+        starved = f"{_STARVED}; " if engines.recent.acceptance_collapsed else ""
+        return TRUE, f"{without} % of decoding steps had no draft; {starved}{_NOT_OFF}"
     if lengths == {tokens}:
         return TRUE, f"it asks for {tokens} tokens at each number of requests"
     if drafted is not None and abs(drafted - tokens) > _ROUNDED:
@@ -177,6 +182,7 @@ def _dropped(engines: _Engines) -> str | None:
 
 _DROPPED: Final = ("schedule_with_data_parallel", "schedule_on_v1")
 
+_STARVED: Final = "less than half of what was accepted once is accepted now"
 _NOT_OFF: Final = (
     "0 tokens are not the same as none: a draft with layers still runs once each step and keeps its memory, and one"
     " that is starved meanwhile resumes with collapsed acceptance: use 1 in place of 0, or spec.speculation.method none"
@@ -216,14 +222,9 @@ def _otherwise(engines: _Engines, key: SpeculativeKey, value: Any) -> str | None
     """Return which engine says that it has something else, and what helps."""
     for name, engine in engines.readings.items():
         said = engine.speculation_settings.get(key.key)
-        if said is not None and said != _spoken(value):
+        if said is not None and said != word(value):
             return f"{name} started with {key.key} {said}; {_WHERE}"
     return None
-
-
-def _spoken(value: Any) -> str:
-    """Return a value as the engine says it."""
-    return SET if isinstance(value, list) else str(getattr(value, "value", value))
 
 
 def _text(value: Any) -> str:
@@ -231,7 +232,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         text = ", ".join(f"{first}-{last}: {length}" for first, last, length in value)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-    return str(value).lower() if isinstance(value, bool) else _spoken(value)
+    return str(value).lower() if isinstance(value, bool) else word(value)
 
 
 _LONGEST: Final = 256

@@ -9,6 +9,7 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Cond
 from specdecode_operator.deployment.proof.acceptance import LOW_BY_DESIGN
 from specdecode_operator.deployment.proof.features import OTHER_SETTING, REASONS, speculation_features
 from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
+from specdecode_operator.deployment.proof.recent import Recent
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import Reading
 from specdecode_operator.vocabulary import Method
@@ -16,16 +17,21 @@ from specdecode_operator.vocabulary import Method
 _ENOUGH_STEPS: Final = 64
 """Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short."""
 
+_STOPPED: Final = (
+    "the engines drafted before and do so no longer: a whole window of their steps had no draft; look at the engine's"
+    " log, and start it anew with kubectl rollout restart"
+)
+
 
 def prove_speculation(
-    facts: Facts, tensor: int, readings: Mapping[str, Reading], observed: ObservedStatus | None
+    facts: Facts, tensor: int, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
 ) -> tuple[ConditionUpdate, list[SpeculationFeature]]:
     """Return whether the engines really draft, in the figures that the status shows, and what of it is in force.
 
     ``tensor`` is the tensor parallelism of the plan.
     """
-    drafting = _drafts(facts, readings, observed)
-    features = speculation_features(facts, tensor, readings, observed, drafting)
+    drafting = _drafts(facts, readings, observed, recent)
+    features = speculation_features(facts, tensor, readings, observed, recent=recent, drafting=drafting)
     missing = [each for each in features if each.in_force is FALSE]
     if drafting.status is FALSE or not missing:
         return drafting, features
@@ -36,7 +42,9 @@ def prove_speculation(
     return _condition(FALSE, REASONS.get(first, OTHER_SETTING), ". ".join(messages)), features
 
 
-def _drafts(facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None) -> ConditionUpdate:
+def _drafts(
+    facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
+) -> ConditionUpdate:
     if facts.method is Method.NONE:
         return _condition(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
     engines = answering_engines(readings)
@@ -47,12 +55,20 @@ def _drafts(facts: Facts, readings: Mapping[str, Reading], observed: ObservedSta
     if without:
         return _condition(FALSE, "NotDrafting", _without_counters(facts, without[0]))
     if observed is not None and observed.draft_tokens:
+        if recent.stopped_drafting and _drafts_in_each_step(facts):
+            return _condition(FALSE, "NotDrafting", _STOPPED)
         return _drafting(facts, observed)
     # No request has a draft for its first token, and some have no other.
     steps = [
         engine.generation_tokens if engine.decode_steps is None else engine.decode_steps for engine in engines.values()
     ]
     return _nothing_drafted(facts, sum(steps))
+
+
+def _drafts_in_each_step(facts: Facts) -> bool:
+    """Whether no step is without a draft: a lookup may find nothing, and a schedule or a recording say so."""
+    finds = facts.method in METHODS_WITH_LOOKUP or facts.method is Method.SUFFIX
+    return not finds and 0 not in facts.pair.other_draft_lengths and facts.replay is None
 
 
 def _without_counters(facts: Facts, engine: str) -> str:
