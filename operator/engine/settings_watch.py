@@ -29,7 +29,7 @@ SET, UNSET = "set", "None"
 _SPECULATION_HELP = "How vLLM speculates, as it says when it starts."
 _CORE_STARTS = re.compile(r"^Initializing a V1 LLM engine")
 """Begins the record whose last argument is the configuration, with all that vLLM changed in it (v1/engine/core.py)."""
-_WORD = re.compile(r"[\w.+-]{1,64}")
+_WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 
 _SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """Set where several processes answer /metrics: what they publish then lies in files of prometheus_client's own."""
