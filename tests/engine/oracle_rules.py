@@ -153,22 +153,10 @@ APART = (
     ),
 )
 
-_LONGER_TABLES = ("0.31", "Qwen3_5", 4)
-"""Up to when, for which models and how often as long as sizing counts: 96 MiB, which is less than its margin. From 0.32
-on qwen3_5.py, mrope_positions_factor, has tables of as many positions as tokens."""
-
 
 def set_apart(case: Case) -> bool:
     """Whether its version is not asked about it."""
     return any(release(case.version) <= release(f"{rule.last}.0") and rule.holds(case) for rule in APART)
-
-
-def longer_table_bytes(case: Case) -> int:
-    """Return what the rotary tables of older versions have more than sizing counts."""
-    last, models, times = _LONGER_TABLES
-    if release(case.version) > release(f"{last}.0") or not case.geometry.architecture.startswith(models):
-        return 0
-    return (times - 1) * max(rope.size_bytes(case.geometry.dtype_bytes) for rope in case.geometry.ropes)
 
 
 def meant_difference_bytes(case: Case, stage: Stage) -> int:

@@ -30,7 +30,7 @@ import pytest
 
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout, loads_encoder_everywhere
+from specdecode_operator.sizing.kv.layout import cache_layout, loads_encoder_everywhere, stage_parts
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
 from specdecode_operator.sizing.pair.pair import loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -46,7 +46,7 @@ from tests.engine.oracle_cases import (
     distinct_targets,
     precision_of,
 )
-from tests.engine.oracle_rules import longer_table_bytes, meant_difference_bytes, refusal_differs
+from tests.engine.oracle_rules import meant_difference_bytes, refusal_differs
 from tests.engine.recorded_answers import answers, recorded
 
 UNSIZED = {
@@ -176,8 +176,8 @@ def tables_differ(case: Case, answer: Any) -> Iterator[str]:
     """Tell of the rotary tables."""
     buffers = answer["stages"][0]["target_buffer_bytes"]
     theirs = sum(size for name, size in buffers.items() if "cos_sin" in name)
-    target = case.geometry
-    ours = sum(rope.size_bytes(target.dtype_bytes) for rope in target.ropes) + longer_table_bytes(case)
+    of_target, _ = stage_parts(case.pair(), case.split, 0)
+    ours = of_target["rotary table"]
     yield from differing_terms({"rotary tables": ours}, {"rotary tables": theirs})
 
 

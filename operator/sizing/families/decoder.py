@@ -9,7 +9,7 @@ from specdecode_operator.sizing.model.checkpoint import Checkpoint, read_checkpo
 from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
 from specdecode_operator.sizing.model.layers import DenseMlp, FeedForward, Layer, Mixer, SelfAttention
 from specdecode_operator.sizing.model.precision import Method
-from specdecode_operator.sizing.model.rope import MROPE_STRETCH, RopeTable, rope_table
+from specdecode_operator.sizing.model.rope import RopeTable, rope_table
 
 _SIXTEEN_BIT: Final = 2
 """Bytes an element. vLLM's dtype auto loads float32 checkpoints as bfloat16 (config/model.py, _resolve_auto_dtype)."""
@@ -137,9 +137,9 @@ def layer_types(fields: Fields, default: Callable[[int], str]) -> tuple[str, ...
     return given
 
 
-def model_rope(fields: Fields, head_dim: int, *, mrope_stretch: int = MROPE_STRETCH) -> RopeTable:
+def model_rope(fields: Fields, head_dim: int, *, follows_tokens: bool = False) -> RopeTable:
     """Return the rotary table of a model that has one."""
-    return rope_table(fields, head_dim, fields.size("max_position_embeddings"), mrope_stretch=mrope_stretch)
+    return rope_table(fields, head_dim, fields.size("max_position_embeddings"), follows_tokens=follows_tokens)
 
 
 def attention(sizes: Heads, **features: bool | int | None) -> SelfAttention:

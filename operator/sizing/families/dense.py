@@ -14,7 +14,6 @@ from specdecode_operator.sizing.families.decoder import (
 )
 from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
 from specdecode_operator.sizing.model.layers import SelfAttention
-from specdecode_operator.sizing.model.rope import MROPE_STRETCH
 
 _FOREIGN_KEYS: Final = {
     "num_local_experts": "expert weights",
@@ -101,8 +100,7 @@ def _uniform(
     mlp_bias: bool = False,
 ) -> ModelGeometry:
     feed_forward = mlp(fields, bias=mlp_bias)
-    stretch = 1 if architecture.startswith(_PLAIN_POSITIONS) else MROPE_STRETCH
-    rope = model_rope(fields, mixer.head_dim, mrope_stretch=stretch)
+    rope = model_rope(fields, mixer.head_dim, follows_tokens=architecture.startswith(_PLAIN_POSITIONS))
     return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: feed_forward, (rope,), tower=tower))
 
 

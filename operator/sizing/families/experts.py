@@ -19,7 +19,6 @@ from specdecode_operator.sizing.families.decoder import (
 )
 from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
 from specdecode_operator.sizing.model.layers import DenseMlp, Experts, FeedForward
-from specdecode_operator.sizing.model.rope import MROPE_STRETCH
 
 _LLAMA4_DEFAULTS: Final = {"attention_chunk_size": 8192, "interleave_moe_layer_step": 1, "head_dim": 128}
 """What Llama4TextConfig of transformers fills in."""
@@ -53,7 +52,7 @@ def qwen_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> M
     newer = "Qwen3" in architecture
     sizes = heads(fields)
     mixer = attention(sizes, qkv_bias=fields.flag("attention_bias", default=not newer), qk_norm=newer)
-    rope = model_rope(fields, sizes.dim, mrope_stretch=1 if tower else MROPE_STRETCH)
+    rope = model_rope(fields, sizes.dim, follows_tokens=tower is not None)
     # vLLM gives the router of qwen3_moe.py the checkpoint's quantization, that of qwen2_moe.py none.
     experts = replace(qwen_experts(fields), quantizable_router=newer)
     decoder = Decoder(

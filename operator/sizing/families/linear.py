@@ -44,7 +44,7 @@ def qwen_hybrid(fields: Fields, architecture: str, tower: Tower | None = None) -
     decoder = Decoder(
         lambda index: linear if kinds[index] == LINEAR else mixer,
         lambda index: mlp(fields) if experts is None else qwen_feed_forward(fields, experts, index),
-        (model_rope(fields, sizes.dim, mrope_stretch=1),),
+        (model_rope(fields, sizes.dim, follows_tokens=True),),
         tower=tower or Tower(),
         tables_on_every_stage=not newer,
         embedding_on_every_stage=newer,

@@ -1,8 +1,9 @@
 """Where weights and KV cache of a pair lie: by pipeline stage, on one rank of it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.base.formula import named
@@ -14,6 +15,7 @@ from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.kv.pages import Page, layer_pages
 from specdecode_operator.sizing.kv.settings import KvSettings
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
+from specdecode_operator.sizing.model.rope import RopeTable
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS, IndexRows, index_buffer_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -45,8 +47,7 @@ class StageWeights:
 def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
     """Return what a rank of each pipeline stage loads, and makes with it; the draft sits on the last stage."""
     draft, draft_precision = loaded_draft(pair) or (None, None)
-    everywhere = loads_encoder_everywhere(pair)
-    loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split, everywhere)
+    loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split, _loading(pair))
     *before, last = loaded
     loaded = (*before, StageWeights(last.target_bytes, last.draft_bytes + _quantized_head_bytes(pair, split)))
     if not pair.target.has_sparse_attention:
@@ -63,12 +64,12 @@ def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
 def stage_parts(pair: Pair, split: Parallelism, number: int) -> tuple[dict[str, int], dict[str, int]]:
     """Return what stage_weights counts for one pipeline stage, part by part: the target's and the draft's."""
     stage, rows = stages(pair.target, split.pipeline)[number], _index_rows(pair)
-    of_target = target_parts(pair.target, pair.target_precision, split, stage, loads_encoder_everywhere(pair))
+    of_target = target_parts(pair.target, pair.target_precision, split, stage, _loading(pair))
     of_target[_INDEX_BUFFERS] = index_buffer_bytes(stage.layers, rows)
     draft = loaded_draft(pair)
     if draft is None or not stage.is_last:
         return of_target, {}
-    of_draft = draft_parts(pair.target, *draft, split)
+    of_draft = draft_parts(pair.target, *draft, split, _loading(pair))
     of_draft["quantized output head"] = _quantized_head_bytes(pair, split)
     return of_target, {**of_draft, _INDEX_BUFFERS: index_buffer_bytes(draft[0].layers, rows)}
 
@@ -90,6 +91,18 @@ def parameter_weights(pair: Pair, tensor: int) -> StageWeights:
     return StageWeights(loaded.target_bytes - added, loaded.draft_bytes)
 
 
+class Loading(NamedTuple):
+    """What of loading a model depends on the engine's version."""
+
+    encoder_everywhere: bool  # Whether each pipeline stage loads the encoder
+    stretches_all_positions: bool  # Whether rotary tables of images are stretched that need not be
+
+
+def _loading(pair: Pair) -> Loading:
+    stretches = sizing_facts(pair.limits.engine_version)["stretches_all_positions"]
+    return Loading(loads_encoder_everywhere(pair), bool(stretches))
+
+
 def loads_encoder_everywhere(pair: Pair) -> bool:
     """Decide whether each pipeline stage loads the encoder, or only that which runs it (interfaces.py, _mark_tower)."""
     if pair.era.runner is Runner.V1:
@@ -104,46 +117,44 @@ def _stage_weights(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it
     draft: ModelGeometry | None,
     draft_precision: Precision | None,
     split: Parallelism,
-    encoder_everywhere: bool,
+    loading: Loading,
 ) -> tuple[StageWeights, ...]:
-    sizes = _target_bytes(target, target_precision, split, encoder_everywhere)
+    sizes = _target_bytes(target, target_precision, split, loading)
     loaded = [StageWeights(size, 0) for size in sizes]
     if draft is not None and draft_precision is not None:
-        own = _draft_bytes(target, draft, draft_precision, split)
+        own = _draft_bytes(target, draft, draft_precision, split, loading)
         loaded[-1] = StageWeights(loaded[-1].target_bytes, own)
     return tuple(loaded)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _target_bytes(
-    target: ModelGeometry, precision: Precision, split: Parallelism, encoder_everywhere: bool
-) -> tuple[int, ...]:
+def _target_bytes(target: ModelGeometry, precision: Precision, split: Parallelism, loading: Loading) -> tuple[int, ...]:
     """Return the target's part of each stage, whatever draft stands beside it."""
-    parts = (
-        target_parts(target, precision, split, stage, encoder_everywhere) for stage in stages(target, split.pipeline)
-    )
+    parts = (target_parts(target, precision, split, stage, loading) for stage in stages(target, split.pipeline))
     return tuple(sum(each.values()) for each in parts)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _draft_bytes(target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism) -> int:
-    return sum(draft_parts(target, draft, precision, split).values())
+def _draft_bytes(
+    target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism, loading: Loading
+) -> int:
+    return sum(draft_parts(target, draft, precision, split, loading).values())
 
 
 def target_parts(
-    target: ModelGeometry, precision: Precision, split: Parallelism, stage: Stage, encoder_everywhere: bool
+    target: ModelGeometry, precision: Precision, split: Parallelism, stage: Stage, loading: Loading
 ) -> dict[str, int]:
     """Return what a rank of one pipeline stage loads of the target, by what people call it."""
     added = allocation_bytes(target, precision, split.layer_split, stage=stage)
     return {
-        **weight_parts(target, precision, split.layer_split, stage, encoder_everywhere=encoder_everywhere),
-        "rotary table": sum(rope.size_bytes(target.dtype_bytes) for rope in target.ropes),
+        **weight_parts(target, precision, split.layer_split, stage, encoder_everywhere=loading.encoder_everywhere),
+        "rotary table": _table_bytes(target, target.ropes, loading),
         ALLOCATOR: named(added, "in whole segments of torch's allocator"),
     }
 
 
 def draft_parts(
-    target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism
+    target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism, loading: Loading
 ) -> dict[str, int]:
     """Return what a rank loads of the draft beside its target, by what people call it."""
     tables = Tables.OWN
@@ -153,8 +164,12 @@ def draft_parts(
         **weight_parts(draft, precision, split.layer_split, whole_model(draft), tables),
         "second copies": copied_bytes(draft, split.tensor),
         # Equal tables are loaded once (vLLM, rotary_embedding/__init__.py, _ROPE_DICT).
-        "rotary table": sum(rope.size_bytes(draft.dtype_bytes) for rope in draft.ropes if rope not in target.ropes),
+        "rotary table": _table_bytes(draft, (rope for rope in draft.ropes if rope not in target.ropes), loading),
     }
+
+
+def _table_bytes(model: ModelGeometry, ropes: Iterable[RopeTable], loading: Loading) -> int:
+    return sum(rope.size_bytes(model.dtype_bytes, stretched=loading.stretches_all_positions) for rope in ropes)
 
 
 def _reaches_embedding(target: ModelGeometry, head: HeadParts, split: Parallelism) -> bool:

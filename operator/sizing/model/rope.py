@@ -8,7 +8,7 @@ from typing import Final
 
 from specdecode_operator.sizing.base.fields import MAX_TOKENS, Fields
 
-MROPE_STRETCH: Final = 4
+_MROPE_STRETCH: Final = 4
 """Tables of positions in several dimensions are so much longer (vLLM, mrope.py)."""
 
 
@@ -21,20 +21,24 @@ class RopeTable:
     positions: int  # Rows
     parameters: tuple[tuple[str, str], ...]  # Type, base and scaling, in one canonical order
     element_bytes: int | None = None  # Bytes of a number in it; None: of the model's type
+    # So many times as long in versions that do not know that its positions never go beyond the tokens
+    stretch_once: int = 1
 
-    def size_bytes(self, dtype_bytes: int) -> int:
-        """Return the bytes of the table, a full copy on every rank."""
-        return self.positions * self.rotary_dim * (self.element_bytes or dtype_bytes)
+    def size_bytes(self, dtype_bytes: int, *, stretched: bool = False) -> int:
+        """Return the bytes of the table, a full copy on every rank; ``stretched``: in versions that know less."""
+        rows = self.positions * (self.stretch_once if stretched else 1)
+        return rows * self.rotary_dim * (self.element_bytes or dtype_bytes)
 
 
 def rope_table(
-    config: Fields, head_dim: int, max_position_embeddings: int, *, mrope_stretch: int = MROPE_STRETCH
+    config: Fields, head_dim: int, max_position_embeddings: int, *, follows_tokens: bool = False
 ) -> RopeTable:
     """Return the table that vLLM builds for a config.json.
 
     The rows of each type are those of vLLM 0.32's rotary_embedding package:
     default and llama3 cover max_position_embeddings, linear and yarn stretch
-    by their factor.
+    by their factor. Positions in several dimensions may go beyond the tokens
+    unless it is known that they never do (``follows_tokens``).
     """
     nested = config.section("rope_parameters") or config.section("rope_scaling")
     parameters = nested or Fields(config.model, {})
@@ -51,11 +55,13 @@ def rope_table(
         "rope_type": kind,
         "partial_rotary_factor": partial,
     }
+    stretch = _MROPE_STRETCH if kind == "mrope" or parameters.is_set("mrope_section") else 1
     return RopeTable(
         head_dim=head_dim,
         rotary_dim=_rotary_dim(head_dim, partial, kind),
-        positions=_positions(config, parameters, kind, max_position_embeddings, mrope_stretch),
+        positions=_rows(config, parameters, kind, max_position_embeddings) * (1 if follows_tokens else stretch),
         parameters=_canonical(facts),
+        stretch_once=stretch if follows_tokens else 1,
     )
 
 
@@ -90,11 +96,6 @@ def _number(value: object, default: float) -> float:
 def _rotary_dim(head_dim: int, partial: float, kind: str) -> int:
     # Gemma 4 fills the part that is not rotated with ones and zeros (gemma4_rope.py).
     return head_dim if kind == "proportional" else int(head_dim * partial)
-
-
-def _positions(config: Fields, parameters: Fields, kind: str, max_position_embeddings: int, mrope_stretch: int) -> int:
-    in_dimensions = kind == "mrope" or parameters.is_set("mrope_section")
-    return _rows(config, parameters, kind, max_position_embeddings) * (mrope_stretch if in_dimensions else 1)
 
 
 def _rows(config: Fields, parameters: Fields, kind: str, max_position_embeddings: int) -> int:

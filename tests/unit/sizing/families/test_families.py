@@ -225,6 +225,19 @@ def test_positions_of_images_make_no_longer_table(scaling: dict[str, Any], table
     assert sum(rope.size_bytes(model.dtype_bytes) for rope in model.ropes) == table_bytes
 
 
+@pytest.mark.parametrize("model_id", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3-VL-32B-Instruct"])
+def test_up_to_0_31_the_table_was_four_times_as_long_all_the_same(model_id: str) -> None:
+    model = find_geometry(model_id)
+    assert model is not None
+    pair = pair_of(model, 8192)
+    older, newer = (
+        stage_weights(replace(pair, limits=replace(pair.limits, engine_version=version)), Parallelism())[0]
+        for version in ("0.31.0", "0.32.0")
+    )
+    (rope,) = model.ropes[:1]
+    assert older.target_bytes - newer.target_bytes == 3 * 262_144 * rope.rotary_dim * 2
+
+
 @pytest.mark.parametrize("version", ["0.19.0", "0.32.0"])
 def test_levels_of_an_encoder_have_buffers_in_every_version(version: str) -> None:
     deep, flat = (
