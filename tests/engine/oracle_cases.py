@@ -11,7 +11,7 @@ from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, spread_problems
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.stages import Stage, stages
 from specdecode_operator.vocabulary import Method, Precision
@@ -123,7 +123,9 @@ class Case:
     def refused_by_sizing(self) -> bool:
         """Whether sizing would not propose it."""
         models = [self.geometry, *([self.draft_geometry] if self.draft_geometry else [])]
-        return any(tensor_problems(model, self.tensor, None, self.version) for model in models)
+        return any(tensor_problems(model, self.tensor, None, self.version) for model in models) or bool(
+            spread_problems(self.geometry, self.split, self.version)
+        )
 
 
 def config_of(model: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.sizing.model.precision import Method, WeightFormat
+from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
 from specdecode_operator.sizing.weights.linear_bytes import linear_bytes, takes_marlin
 from specdecode_operator.sizing.weights.rank_layers import ROUTER, LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.stages import Stage
@@ -115,16 +115,11 @@ def is_gptq(case: Case) -> bool:
     return case.geometry.checkpoint is not None and case.geometry.checkpoint.method is Method.GPTQ
 
 
-def has_compressed_integer_experts(case: Case) -> bool:
-    """Whether compressed-tensors holds experts in integers."""
+def packs_experts(case: Case) -> bool:
+    """Whether compressed-tensors holds experts as packed integers, and it starts."""
     stored = case.geometry.checkpoint
-    compressed = stored is not None and stored.method is Method.COMPRESSED_TENSORS
-    return compressed and case.geometry.has_experts and stored.precision in (Precision.INT4, Precision.INT8)
-
-
-def sees_in_stages(case: Case) -> bool:
-    """Whether it is Qwen3-VL on several pipeline stages."""
-    return case.geometry.architecture.startswith("Qwen3VL") and case.pipeline > 1
+    packs = stored is not None and stored.method is Method.COMPRESSED_TENSORS and stored.scales is Scales.GROUP
+    return packs and case.geometry.has_experts and not case.refused_by_sizing()
 
 
 def refines(case: Case) -> bool:
@@ -141,15 +136,8 @@ APART = (
     ),
     Apart(
         "0.29",
-        "compressed_tensors_moe_wna16.py, create_weights: orders of activation, which go once the files have none; "
-        "integers of 8 bits, and of 4 with a scale a channel, are refused, which sizing does not know",
-        has_compressed_integer_experts,
-    ),
-    Apart(
-        "0.29",
-        "qwen3_vl.py, __init__: the language model of several stages has no architecture, and the engine ends; sizing "
-        "does not know",
-        sees_in_stages,
+        "compressed_tensors_moe_wna16.py, create_weights: orders of activation, which go once the files have none",
+        packs_experts,
     ),
 )
 

@@ -268,7 +268,7 @@ def _cache_dtype_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterato
 
 
 def _spread_problems(facts: Facts) -> Iterator[Problem]:
-    for bad in spread_problems(facts.pair.target, facts.options.spread):
+    for bad in spread_problems(facts.pair.target, facts.options.spread, facts.pair.limits.engine_version):
         yield Problem(f"spec.{bad.field}", shown_or_nothing(bad.value), bad.message)
 
 

@@ -161,7 +161,7 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
     targets = _levels("target", pair.target, available.target, selection.target)
     drafts = _draft_levels(pair, available, selection)
     sizes = _sizes(pools, tensor, spread)
-    for bad in spread_problems(pair.target, spread):
+    for bad in spread_problems(pair.target, spread, pair.limits.engine_version):
         raise bad
     variants = tuple(_variants(pair, targets, drafts, selection.kv_cache_dtype))
     version = pair.limits.engine_version

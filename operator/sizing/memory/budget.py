@@ -307,7 +307,7 @@ def _bad_split(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it dep
     tensor, data, expert = split.tensor, split.data, split.expert
     if tensor < 1:
         return PlanError(TENSOR_FIELD, tensor, "must be 1 or more")
-    for problem in spread_problems(target, split):
+    for problem in spread_problems(target, split, version):
         return problem
     for model, precision in ((target, target_precision), (draft, draft_precision)):
         problems = tensor_problems(model, tensor, precision, version, data=data, expert=expert) if model else ()

@@ -115,13 +115,16 @@ def _parallelism(tensor: int, pipeline: int, data: int, expert: bool) -> Paralle
     return Parallelism(tensor, pipeline, data, expert)
 
 
-def spread_problems(target: ModelGeometry, spread: Parallelism) -> tuple[PlanError, ...]:
+def spread_problems(target: ModelGeometry, spread: Parallelism, version: str) -> tuple[PlanError, ...]:
     """Return the errors of spreading a target so, whatever its tensor parallelism; empty where it can be."""
     found = []
     if spread.pipeline > target.num_layers:
         message = (
             f"{target.name} has {target.num_layers} layers, and each stage needs one: use {target.num_layers} or less"
         )
+        found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
+    elif spread.pipeline > 1 and target.architecture.startswith(tuple(sizing_facts(version)["unstaged_targets"])):
+        message = f"vLLM {version} ends at start with {target.name} on several stages: use 1, or vLLM 0.30 or newer"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     if spread.expert and not target.has_experts:
         # vllm/config/model.py, _verify_with_expert_parallelism.

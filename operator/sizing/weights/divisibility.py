@@ -19,10 +19,10 @@ from specdecode_operator.sizing.model.layers import (
     StateSpace,
 )
 from specdecode_operator.sizing.model.precision import Scales, WeightFormat
-from specdecode_operator.sizing.weights.kernel_limits import KernelRules, broken_limit, kernel_rules
+from specdecode_operator.sizing.weights.kernel_limits import KernelRules, broken_limit, kernel_rules, refused_format
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.weights import linear_format, padded_vocabulary
-from specdecode_operator.versions.table import SIZED_VERSIONS
+from specdecode_operator.versions.table import SIZED_VERSIONS, release
 from specdecode_operator.vocabulary import Precision
 
 MAX_TENSOR: Final = 64
@@ -104,9 +104,10 @@ def split_remedy(  # noqa: PLR0913 (one fact each)
         return f"use {_one_of(found)}"
     if data > 1 and not expert and tensors(engine_version, expert=True):
         return "set parallelism.expert, which spreads experts whole"
-    older = [version for version in SIZED_VERSIONS if engine_version is not None and tensors(version)]
-    if older:
-        return f"no tensor parallelism helps: name another checkpoint, or vLLM {older[-1]}, which still loads it"
+    others = [version for version in SIZED_VERSIONS if engine_version is not None and tensors(version)]
+    if engine_version is not None and others:
+        still = "still " if release(others[-1]) < release(engine_version) else ""
+        return f"no tensor parallelism helps: name another checkpoint, or vLLM {others[-1]}, which {still}loads it"
     return "no tensor parallelism helps: name a checkpoint that is quantized otherwise, or not at all"
 
 
@@ -213,14 +214,13 @@ def _quantization_problems(
         on_one = rank_layer(layer, geometry.hidden_size, Split(1, split.experts)).linears
         for linear, unsplit in zip(on_rank, on_one, strict=True):
             stored_as = linear_format(linear, layer, weight_format)
+            what = f"{weight_format.precision} weights of {geometry.name}"
+            if refused := refused_format(stored_as, linear, rules):
+                return (Problem(f"quantization_config.{refused.key}", refused.value, f"{what}: {refused.message}"),)
             limit = broken_limit(stored_as, linear, unsplit, rules)
             if limit is None or (stored_as.scales is Scales.GROUP and _is_compression(linear, layer)):
                 continue
             key = _key_of(linear, geometry)
-            what = f"{weight_format.precision} weights of {geometry.name}"
-            if stored_as.ordered_by_activation and not rules.takes_activation_order:
-                # Whatever the size of a layer is.
-                return (Problem("quantization_config.desc_act", "true", f"{what}: {limit}"),)
             message = (
                 f"{what} at tensor {split.tensor}: a layer of {linear.inputs} x {linear.outputs} on each GPU breaks"
                 f" {limit}"

@@ -1,12 +1,13 @@
 """What the kernels for quantized layers do not take: blocks, groups and tiles that a split cuts."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
 from specdecode_operator.sizing.weights.linear_bytes import common_group, refined_block, takes_marlin
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer
+from specdecode_operator.vocabulary import Precision
 
 MARLIN_TILE_INPUTS: Final = 128
 MARLIN_TILE_OUTPUTS: Final = 64
@@ -23,13 +24,46 @@ class KernelRules:
     """Blocks of experts are cut to fit."""
     takes_activation_order: bool
     """GPTQ with desc_act is loaded."""
+    packs_experts_in_bytes: bool
+    """Experts of compressed-tensors may be packed in eight bits."""
+    packs_experts_by_channel: bool
+    """They may have a scale an output channel."""
 
 
 def kernel_rules(version: str | None) -> KernelRules:
     """Return the rules of a vLLM version; without one what every version takes."""
     if version is None:
-        return KernelRules(pads_tiles=False, cuts_expert_blocks=False, takes_activation_order=False)
+        return KernelRules(
+            pads_tiles=False,
+            cuts_expert_blocks=False,
+            takes_activation_order=False,
+            packs_experts_in_bytes=False,
+            packs_experts_by_channel=False,
+        )
     return KernelRules(**sizing_facts(version)["kernels"])
+
+
+class RefusedFormat(NamedTuple):
+    """A key of quantization_config whose value a version does not load, whatever the size of a layer is."""
+
+    key: str
+    value: str
+    message: str
+
+
+def refused_format(weight_format: WeightFormat, linear: LinearLayer, rules: KernelRules) -> RefusedFormat | None:
+    """Return why a version loads no layer like this that is stored so; None where it does."""
+    if weight_format.scales is not Scales.GROUP:
+        return None
+    if weight_format.ordered_by_activation and not rules.takes_activation_order:
+        return RefusedFormat("desc_act", "true", "vLLM 0.30 and newer load GPTQ without desc_act only")
+    if not linear.routed or weight_format.method is not Method.COMPRESSED_TENSORS:
+        return None
+    if weight_format.precision is Precision.INT8 and not rules.packs_experts_in_bytes:
+        return RefusedFormat("num_bits", "8", "vLLM 0.28 loads packed experts of 4 bits only")
+    if not weight_format.group_size and not rules.packs_experts_by_channel:
+        return RefusedFormat("strategy", "channel", "vLLM 0.28 and 0.29 load packed experts with strategy group only")
+    return None
 
 
 def broken_limit(
@@ -45,8 +79,6 @@ def broken_limit(
         case Scales.BLOCK:
             return _broken_block(weight_format, linear, unsplit)
         case Scales.GROUP:
-            if weight_format.ordered_by_activation and not rules.takes_activation_order:
-                return "vLLM 0.30 and newer load GPTQ without desc_act only"
             return _broken_group(weight_format, linear) or _broken_tile(linear, rules)
         case Scales.MICROSCALE if weight_format.method is Method.MODELOPT and not linear.routed:
             # vLLM, modelopt.py, KNvfp4Static.create_weights.

@@ -53,9 +53,20 @@ def test_a_split_has_a_name(split: Parallelism, label: str) -> None:
 
 
 def test_a_dense_model_has_no_experts_and_each_stage_needs_a_layer(llama_70b: ModelGeometry) -> None:
-    found = spread_problems(llama_70b, Parallelism(pipeline=81, expert=True))
+    found = spread_problems(llama_70b, Parallelism(pipeline=81, expert=True), "0.33.0")
     assert [(each.field, each.value) for each in found] == [("parallelism.pipeline", 81), ("parallelism.expert", True)]
-    assert spread_problems(llama_70b, Parallelism(pipeline=80)) == ()
+    assert spread_problems(llama_70b, Parallelism(pipeline=80), "0.28.0") == ()
+
+
+@pytest.mark.parametrize(("version", "starts"), [("0.28.0", False), ("0.29.1", False), ("0.30.0", True)])
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Instruct"])
+def test_0_28_and_0_29_end_with_qwen3_vl_on_several_stages(model: str, version: str, *, starts: bool) -> None:
+    geometry = find_geometry(model)
+    assert geometry is not None
+    assert spread_problems(geometry, Parallelism(4), version) == ()
+    found = spread_problems(geometry, Parallelism(4, pipeline=2), version)
+    assert [(each.field, each.value) for each in found] == [("parallelism.pipeline", 2)] * (not starts)
+    assert all("use 1, or vLLM 0.30 or newer" in each.message for each in found)
 
 
 def test_a_budget_is_refused_for_them_too(make_pair: PairFactory, h200: Device) -> None:

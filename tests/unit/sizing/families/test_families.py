@@ -18,7 +18,7 @@ from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
 from specdecode_operator.sizing.families.config import ARCHITECTURES, geometry_from_config
 from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.sizing.kv.layout import cache_layout, stage_weights
 from specdecode_operator.sizing.memory.buffers import charged_state_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, loaded_draft

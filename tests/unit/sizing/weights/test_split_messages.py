@@ -105,6 +105,29 @@ def test_what_a_kernel_does_not_take_is_told_with_the_part_that_breaks_it() -> N
 
 
 SORTED = gptq(4, 128, desc_act=True)
+IN_BYTES = compressed(8, "int", "group", group_size=128)
+BY_CHANNEL = compressed(4, "int", "channel")
+
+
+@pytest.mark.parametrize(
+    ("stored", "refused"),
+    [
+        (IN_BYTES, {"0.28": ("num_bits", "8")}),
+        (BY_CHANNEL, {"0.28": ("strategy", "channel"), "0.29": ("strategy", "channel")}),
+        (compressed(8, "int", "channel"), {"0.28": ("num_bits", "8"), "0.29": ("strategy", "channel")}),
+        (compressed(4, "int", "group", group_size=128), {}),
+    ],
+)
+def test_packed_experts_that_older_versions_do_not_load(
+    stored: dict[str, Any], refused: dict[str, tuple[str, str]]
+) -> None:
+    """Of experts alone: dense layers of all these are loaded."""
+    for version in ("0.27", "0.28", "0.29", "0.30", "0.33"):
+        found = [(each.field, each.value) for each in tensor_problems(qwen3_moe(stored), 1, engine_version=version)]
+        assert found == [
+            (f"quantization_config.{key}", value) for key, value in [refused.get(version, ("", ""))] if key
+        ]
+        assert tensor_problems(tiny(quantization_config=stored), 1, engine_version=version) == ()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +142,12 @@ SORTED = gptq(4, 128, desc_act=True)
             "no tensor parallelism helps: name another checkpoint, or vLLM 0.29, which still loads it",
         ),
         (tiny(quantization_config=SORTED), {"engine_version": "0.29"}, "use 1 or 2"),
+        (
+            qwen3_moe(IN_BYTES),
+            {"engine_version": "0.28"},
+            "no tensor parallelism helps: name another checkpoint, or vLLM 0.33, which loads it",
+        ),
+        (qwen3_moe(IN_BYTES), {"engine_version": "0.29"}, "use 1 or 2"),
         (
             tiny(quantization_config=gptq(4, 96)),
             {"engine_version": "0.32"},
