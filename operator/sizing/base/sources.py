@@ -29,6 +29,11 @@ SHARED_BLOCKS: Final = Source(
     "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/kv_cache_utils.py",
 )
 
+DROPPED_BLOCK: Final = Source(
+    "vLLM until 0.32, v1/core/single_type_kv_cache_manager.py find_longest_cache_hit; its own manager was asked",
+    "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/single_type_kv_cache_manager.py",
+)
+
 EIGHT_BIT_FIRST: Final = Source(
     "rule of thumb, with Kurtic et al., Give Me BF16 or Give Me Death: FP8 loses nothing measurable, INT8 1-3 %, INT4 "
     "is close to 8 bits when well made",

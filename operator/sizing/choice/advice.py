@@ -13,11 +13,12 @@ from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.sources import Source
 from specdecode_operator.sizing.base.units import GIB, format_gib
-from specdecode_operator.sizing.choice.break_even import BreakEven, break_even
+from specdecode_operator.sizing.choice.break_even import break_even, pays_from
 from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.choice.precision_rules import served_precision
 from specdecode_operator.sizing.kv.capacity import pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.sizing.kv.prefix_cache import Loss, prefix_tax_of
 from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.memory.overhead import runtime_overrun_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, without_speculation
@@ -106,6 +107,7 @@ def advise(
         _draft_memory,
         _target_memory,
         _draft_kv,
+        _prefix_cache,
         _target_precision,
         _draft_precision,
         _effective_batch,
@@ -212,7 +214,7 @@ def _draft_kv(case: _Case) -> Iterator[Advice]:
     tokens = case.budget.kv_cache_tokens
     percent = 100 * (1 - tokens / tokens_alone)
     if percent >= NOTABLE_KV_PERCENT:
-        pays, numbers = _pays_from(break_even(case.pair, case.budget, alone))
+        pays, numbers = pays_from(break_even(case.pair, case.budget, alone))
         yield Advice(
             "draft-kv",
             f"the draft takes {percent:.0f} % of the token capacity: {tokens:,} tokens{case.split.each_copy} are left "
@@ -222,18 +224,16 @@ def _draft_kv(case: _Case) -> Iterator[Advice]:
         )
 
 
-def _pays_from(needed: BreakEven | None) -> tuple[str, tuple[tuple[str, float], ...]]:
-    """Return what acceptance pays for a share of the KV cache, as a part of a sentence and as numbers."""
-    if needed is None:
-        return "", ()
-    shares = (("break_even_full_percent", needed.full_cache), ("break_even_few_percent", needed.few_requests))
-    numbers = tuple((name, 100 * share) for name, share in shares if share is not None)
-    given = "where a step takes as long as reading weights and KV cache"
-    if needed.full_cache is None:
-        return f"; not even 100 % acceptance pays for that while the cache is full, {given}", numbers
-    least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
-    few = "" if needed.few_requests is None else f" ({100 * needed.few_requests:.0f} % with few requests)"
-    return f"; it takes {least}{few}, {given}", numbers
+def _prefix_cache(case: _Case) -> Iterator[Advice]:
+    tax = prefix_tax_of(case.pair, case.split)
+    if tax is not None and tax.loss is Loss.DROPS_BLOCK:
+        yield Advice(
+            "prefix-cache",
+            f"of each prompt that begins like an earlier one, the last block of {tax.block_tokens} tokens that agrees "
+            f"is computed again: {case.pair.method} needs hidden states there",
+            (("lost_tokens", tax.block_tokens),),
+            sources.DROPPED_BLOCK,
+        )
 
 
 def _target_precision(case: _Case) -> Iterator[Advice]:

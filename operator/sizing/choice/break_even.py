@@ -46,5 +46,19 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
     )
 
 
+def pays_from(needed: BreakEven | None) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """Return what acceptance pays for a share of the KV cache, as a part of a sentence and as numbers."""
+    if needed is None:
+        return "", ()
+    shares = (("break_even_full_percent", needed.full_cache), ("break_even_few_percent", needed.few_requests))
+    numbers = tuple((name, 100 * share) for name, share in shares if share is not None)
+    given = "where a step takes as long as reading weights and KV cache"
+    if needed.full_cache is None:
+        return f"; not even 100 % acceptance pays for that while the cache is full, {given}", numbers
+    least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
+    few = "" if needed.few_requests is None else f" ({100 * needed.few_requests:.0f} % with few requests)"
+    return f"; it takes {least}{few}, {given}", numbers
+
+
 def _reading(weights_bytes: int) -> Curve:
     return Curve(((1, weights_bytes / GIB),))

@@ -114,6 +114,26 @@ def test_a_small_draft_costs_too_few_tokens_to_mention(make_pair: PairFactory, l
     assert "draft-kv" not in _advice(pair)
 
 
+@pytest.mark.parametrize(
+    ("method", "version", "caching", "is_told"),
+    [
+        ("eagle3", "0.32.0", True, True),
+        ("eagle3", "0.32.0", False, False),
+        ("eagle3", "0.33.0", True, False),
+        ("draft_model", "0.32.0", True, False),
+    ],
+)
+def test_a_block_of_each_prefix_that_a_draft_has_computed_again_is_told(
+    make_pair: PairFactory, method: str, version: str, caching: bool, is_told: bool
+) -> None:
+    pair = make_pair("FP8")
+    limits = replace(pair.limits, engine_version=version, prefix_caching=caching)
+    advice = _advice(replace(pair, method=method, limits=limits)).get("prefix-cache")
+    assert (advice is not None) == is_told
+    if advice is not None:
+        assert "the last block of 16 tokens that agrees is computed again" in advice.sentence
+
+
 def test_eight_bits_before_four_on_the_target(make_pair: PairFactory) -> None:
     assert "target-int8-first" in _advice(make_pair("INT4"))
     assert "target-int8-first" not in _advice(make_pair("INT8", "INT4"))

@@ -1,0 +1,87 @@
+"""What speculation costs of the prefix cache: tokens that agree with an earlier prompt and are computed again."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specdecode_operator.sizing.base.eras import sizing_facts
+from specdecode_operator.sizing.kv.layers import CacheKind
+from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+
+
+class Loss(StrEnum):
+    """What a version of vLLM does with a prefix for a draft that reads hidden states."""
+
+    DROPS_BLOCK = "drops_block"
+    """The last block that agrees is computed again: the draft's cache of its last token was made with the next one."""
+
+    HASHES_AHEAD = "hashes_ahead"
+    """A block agrees only where the tokens after it that the draft reads do, too."""
+
+
+@dataclass(frozen=True)
+class PrefixTax:
+    """What is lost of each prefix, for models whose layers all keep every token or a window of them."""
+
+    loss: Loss | None  # None where the draft loses nothing
+    block_tokens: int  # Tokens in a block; prefixes are found in whole ones
+    ahead_tokens: int = 0  # After a block, that must agree
+
+    def found(self, shared_tokens: int) -> int:
+        """Return the tokens that are found of a prefix, where both prompts go on behind it."""
+        blocks = max(0, shared_tokens - self.ahead_tokens) // self.block_tokens
+        if self.loss is Loss.DROPS_BLOCK:
+            blocks = max(0, blocks - 1)
+        return blocks * self.block_tokens
+
+    def lost(self, shared_tokens: int) -> int:
+        """Return the tokens that are found without speculation, and not with it."""
+        return PrefixTax(None, self.block_tokens).found(shared_tokens) - self.found(shared_tokens)
+
+    @property
+    def mean_lost(self) -> float:
+        """Tokens that a prefix loses on average over all lengths of at least a block.
+
+        A dropped block costs all of its tokens. Of L tokens behind a block, L of its block's many lengths lack one, and
+        each of those loses the block.
+        """
+        return self.block_tokens if self.loss is Loss.DROPS_BLOCK else self.ahead_tokens
+
+
+def prefix_tax(version: str, method: str, block_tokens: int, chained_tokens: int = 1) -> PrefixTax | None:
+    """Return what a method costs in a version of vLLM; None where that version was not read for it.
+
+    Parameters
+    ----------
+    version
+        Such as ``0.33.0``.
+    method
+        A Method.
+    block_tokens
+        Tokens of a block.
+    chained_tokens
+        K for MTP modules that read one after the other, else 1 (config/vllm.py, num_prefill_lookahead_tokens).
+    """
+    methods: Mapping[str, str] | None = sizing_facts(version).get("prefix_cache")
+    if methods is None:
+        return None
+    loss = Loss(methods[method]) if method in methods else None
+    return PrefixTax(loss, block_tokens, chained_tokens if loss is Loss.HASHES_AHEAD else 0)
+
+
+def prefix_tax_of(pair: Pair, split: Parallelism) -> PrefixTax | None:
+    """Return what a pair costs; None without prefix caching, and for states and chunks, whose rules were not read."""
+    if not pair.limits.prefix_caching:
+        return None
+    groups = [group for stage in cache_layout(pair, split) for group in stage.groups]
+    if any(group.kind in {CacheKind.STATE, CacheKind.CHUNKED} for group in groups) or not groups:
+        return None
+    # Where groups have blocks of several sizes, all of them begin anew at their least common multiple alone
+    # (v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
+    block_tokens = math.lcm(*(group.block_size for group in groups))
+    chained = min(pair.target.mtp_layers, pair.num_speculative_tokens) > 1
+    return prefix_tax(
+        pair.limits.engine_version, pair.method, block_tokens, pair.num_speculative_tokens if chained else 1
+    )
