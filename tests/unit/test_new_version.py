@@ -145,6 +145,12 @@ def test_facts_that_an_engine_tells_are_written_with_their_source() -> None:
     assert fewer[0]["extra_draft_slots"] == {"dflash": {"fixed": -1, "each_token": 1}}
 
 
+def test_a_constant_takes_the_place_of_a_slot_for_each_token() -> None:
+    before, now = (answers(slots, ahead=True, runner="V2", traits="stages") for slots in (4, 1))
+    slots, *_ = json.loads(profile.facts(before, now, "0.33", "0.32"))[1:]
+    assert slots["extra_draft_slots"] == {"dflash": {"fixed": 1, "each_token": None}}
+
+
 def test_of_defaults_those_are_written_that_we_know() -> None:
     before = answers(0, ahead=True, runner="V2", traits="stages")
     plain = {"no flags at all, --max-num-seqs": "2048", "no flags at all, --other": "1"}

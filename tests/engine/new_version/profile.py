@@ -118,7 +118,9 @@ def _facts(before: Sections, now: Sections, known: Mapping[str, Any]) -> Iterato
 
     if slots := changed("extra_draft_slots"):
         tokens = {method: int(is_now[f"method {method}, num_speculative_tokens"]) for method in slots}
-        yield {"extra_draft_slots": {method: _slots(int(count), tokens[method]) for method, count in slots.items()}}
+        were = {method: known["extra_draft_slots"].get(method, {}) for method in slots}
+        counts = {method: _slots(int(count), tokens[method], were[method]) for method, count in slots.items()}
+        yield {"extra_draft_slots": counts}
     if ahead := changed("async_scheduling"):
         yield {"async_scheduling": {method: text == "True" for method, text in ahead.items()}}
     if runners := changed("runner"):
@@ -142,11 +144,12 @@ def _facts(before: Sections, now: Sections, known: Mapping[str, Any]) -> Iterato
         yield {"defaults": kept}
 
 
-def _slots(count: int, tokens: int) -> dict[str, int] | None:
-    """Return a count of slots as the table has it: none, one, K or K - 1."""
+def _slots(count: int, tokens: int, before: Mapping[str, int]) -> dict[str, int | None] | None:
+    """Return a count of slots as the table takes it over what it has: none, one, K or K - 1; null removes."""
     if not count:
         return None
-    return {"fixed": count - tokens, "each_token": 1} if count >= tokens - 1 > 0 else {"fixed": count}
+    now = {"fixed": count - tokens, "each_token": 1} if count >= tokens - 1 > 0 else {"fixed": count}
+    return dict.fromkeys(before) | now
 
 
 def _targets(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, dict[str, bool | None]]]:
