@@ -1,27 +1,32 @@
 """Asks running engines what they do, over their own /metrics, and which version they are."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import httpx
 
+from specdecode_operator.cluster.engine_page import PageTooLongError, read_page
 from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import Reading, Unreachable, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.kube.untyped import mapping, objects
 
 _TIMEOUT_S = 5.0
 _VERSION_TIMEOUT_S = 1.0
 _MOST_BYTES = 2 * 2**20
+_MOST_VERSION_BYTES = 2**14
+_MOST_VERSIONS = 10_000
 _AT_ONCE = 4
 """Engines of one object that are read at the same time: what hostile ones send must fit into the operator's memory."""
 
 
 class EngineProbe:
-    """Reads the metrics of engine pods."""
+    """Reads the metrics of engine pods, and asks each once which version it is."""
 
     def __init__(self) -> None:
+        self._versions: dict[Hashable, str | None] = {}  # What was said, by start of a pod's containers
         # An engine is reached at its pod address: proxies of the environment do not apply. Its certificate is for the
         # Service's name, by an authority that only its Secret knows, and Secrets are not read: so it is not verified.
         # Nothing secret is sent, and figures of a pod are no more to be trusted than the pod.
@@ -46,40 +51,43 @@ class EngineProbe:
     ) -> Reading:
         address = pod["status"].get("podIP", "")
         host = f"[{address}]" if ":" in address else address
+        place = f"{scheme}://{host}:{port}"
         try:
             # The time holds for all of an object's engines together: slow ones must not hold up other objects.
             async with asyncio.timeout(_TIMEOUT_S), turns:
-                place = f"{scheme}://{host}:{port}"
-                reading = read_metrics(await self._fetch(f"{place}/metrics"), profile)
-                return replace(reading, version=await self._version(f"{place}/version"))
+                page = await read_page(self._client, f"{place}/metrics", most_bytes=_MOST_BYTES, timeout_s=_TIMEOUT_S)
+                reading = read_metrics(page.decode(errors="replace"), profile)
         except httpx.HTTPStatusError as error:
             return Unreachable(f"/metrics answered {error.response.status_code}")
+        except PageTooLongError as error:
+            return Unreachable(f"/metrics is {error}")
         except (httpx.HTTPError, TimeoutError) as error:
             return Unreachable(f"/metrics did not answer ({type(error).__name__})")
         except UnreadableMetricsError as error:
             return Unreachable(str(error))
+        return replace(reading, version=await self._version(pod, f"{place}/version"))
 
-    async def _version(self, url: str) -> str | None:
-        """Return the version that an engine says, if it does at once: the figures must not wait for it."""
+    async def _version(self, pod: Mapping[str, Any], url: str) -> str | None:
+        """Return the version that an engine says, if it does at once: no figures wait for it, and no other engine."""
+        start = _start_of(pod)
+        if start in self._versions:
+            return self._versions[start]
         try:
-            async with asyncio.timeout(_VERSION_TIMEOUT_S):
-                return read_version(await self._fetch(url))
-        except (httpx.HTTPError, TimeoutError, UnreadableMetricsError):
+            page = await read_page(self._client, url, most_bytes=_MOST_VERSION_BYTES, timeout_s=_VERSION_TIMEOUT_S)
+        except httpx.HTTPError:
             return None
+        version = read_version(page.decode(errors="replace"))
+        if start is not None:
+            self._versions[start] = version
+            if len(self._versions) > _MOST_VERSIONS:
+                del self._versions[next(iter(self._versions))]
+        return version
 
-    async def _fetch(self, url: str) -> str:
-        """Read a page whole, but no more than an engine would ever say: pods are not to be trusted.
 
-        So nothing is unpacked, either, and no redirection followed.
-        """
-        content = bytearray()
-        async with self._client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
-            response.raise_for_status()
-            async for chunk in response.aiter_raw():
-                content += chunk
-                if len(content) > _MOST_BYTES:
-                    raise UnreadableMetricsError(f"/metrics is longer than {_MOST_BYTES} bytes")
-        return content.decode(errors="replace")
+def _start_of(pod: Mapping[str, Any]) -> Hashable | None:
+    """Return what no other start of a pod's containers has; None where the kubelet does not say."""
+    containers = [each.get("containerID") for each in objects(mapping(pod, "status"), "containerStatuses")]
+    return (pod["metadata"].get("uid"), *map(str, containers)) if all(containers) and containers else None
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Self
 import httpx
 
 from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.cluster.engine_page import read_page
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 
@@ -137,27 +138,7 @@ class EngineMonitor:
         return None
 
     async def _page(self, path: str) -> bytes:
-        """Return a page that is not packed, within a time and a size: whoever answers need not be an engine.
-
-        Raises
-        ------
-        httpx.HTTPError
-            There is none.
-        """
-        page = bytearray()
-        try:
-            async with (
-                asyncio.timeout(_TIMEOUT_S),
-                self._client.stream("GET", path, headers={"Accept-Encoding": "identity"}) as response,
-            ):
-                response.raise_for_status()
-                async for data in response.aiter_raw():
-                    page += data
-                    if len(page) > _LARGEST_PAGE_BYTES:
-                        raise httpx.ReadError(f"more than {_LARGEST_PAGE_BYTES} bytes")
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"not complete after {_TIMEOUT_S:g} s") from error
-        return bytes(page)
+        return await read_page(self._client, path, most_bytes=_LARGEST_PAGE_BYTES, timeout_s=_TIMEOUT_S)
 
     async def _profile(self) -> EngineProfile:
         major_and_minor = ".".join((await self.version()).split(".")[:2])

@@ -177,6 +177,53 @@ async def test_an_engine_says_its_version_or_nothing_that_counts(page: bytes | N
     assert found.version == version
 
 
+def started(container: str) -> Body:
+    pod = ready_pod()
+    pod["metadata"]["uid"] = "1234"
+    pod["status"]["containerStatuses"] = [{"name": "engine", "containerID": container}]
+    return pod
+
+
+async def test_the_version_is_asked_for_once_a_start_until_it_is_said() -> None:
+    pages = {"/metrics": SCRAPE.read_bytes()}
+    probe = EngineProbe()
+
+    async def version(container: str) -> object:
+        return (await probe.read_all([started(container)], port, PROFILE))["llama-1"].version
+
+    with contextmanager(paged)(pages) as port:
+        said = [await version("a")]
+        pages["/version"] = b'{"version":"0.32.0"}'
+        said.append(await version("a"))
+        pages["/version"] = b'{"version":"0.33.0"}'
+        said += [await version("a"), await version("b"), await version("b")]
+    await probe.close()
+    assert said == [None, "0.32.0", "0.32.0", "0.33.0", "0.33.0"]
+
+
+async def test_an_engine_that_is_slow_to_say_its_version_holds_up_no_other() -> None:
+    asked, all_asked = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        line = (await reader.readuntil(b"\r\n\r\n")).splitlines()[0]
+        asked += b"/metrics" in line
+        if asked == 5:
+            all_asked.set()
+        if b"/version" in line:
+            await all_asked.wait()
+        writer.write(response(b'{"version":"0.33.0"}' if b"/version" in line else SCRAPE.read_bytes()))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    probe = EngineProbe()
+    pods = [{**ready_pod(), "metadata": {"name": f"llama-{number}"}} for number in range(5)]
+    readings = await probe.read_all(pods, server.sockets[0].getsockname()[1], PROFILE)
+    await probe.close()
+    server.close()
+    assert [reading.version for reading in readings.values()] == ["0.33.0"] * 5
+
+
 async def test_few_engines_of_an_object_are_read_at_the_same_time() -> None:
     found, most = await answered(response(SCRAPE.read_bytes()), pods=9)
     assert all(isinstance(each, EngineReading) for each in found)
