@@ -13,6 +13,7 @@ from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
+from tests.engine import suffix_package
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both
@@ -53,17 +54,23 @@ def newest(engine: Engine) -> Engine:
         pytest.skip(f"no vLLM {NEWEST} here ({error})")
 
 
+def with_suffix(engine: Engine) -> Engine:
+    """Return the same beside the package of suffix decoding; where that is not built, it has nothing to say of it."""
+    package = suffix_package.PACKAGE.find()
+    return engine.beside(*engine.more, package) if package else engine
+
+
 @pytest.fixture(scope="session")
 def h100(newest: Engine) -> Iterator[Oracle]:
     """The newest vLLM, which believes that it runs on H100s, with all that copies of it are asked for."""
-    with Oracle(newest, h100=True, modules=("sizing_oracle", "kv_oracle")) as oracle:
+    with Oracle(with_suffix(newest), h100=True, modules=("sizing_oracle", "kv_oracle")) as oracle:
         yield oracle
 
 
 @pytest.fixture(scope="session")
 def cpu(newest: Engine) -> Iterator[Oracle]:
     """The newest vLLM, as a CPU build."""
-    with Oracle(newest) as oracle:
+    with Oracle(with_suffix(newest)) as oracle:
         yield oracle
 
 
@@ -79,7 +86,7 @@ def vllm(request: pytest.FixtureRequest, engine: Engine, tmp_path_factory: pytes
     packages = None if version == SERVED else find_packages(version)
     if packages is None and version != SERVED:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
-    older = engine.beside(packages) if packages else engine
+    older = with_suffix(engine.beside(packages) if packages else engine)
     with Oracle(older, h100=True) as h100, Oracle(older) as cpu:
         yield Vllm(find_profile(version), h100, cpu, models)
 

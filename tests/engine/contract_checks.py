@@ -49,11 +49,11 @@ class Vllm:
 
 
 def skip_without_package(vllm: Vllm, method: Method) -> None:
-    """Skip where a method needs a package that this build of the engine comes without."""
+    """Skip where a method needs a package that is not built here: no build of the engine comes with it."""
     package = vllm.profile.method_packages.get(method)
     error = vllm.start(METHODS[method]).error if package else None
     if package and error and package in error:
-        pytest.skip(f"the package index's CPU build of vLLM {vllm.profile.version} comes without {package}")
+        pytest.skip(f"vLLM {vllm.profile.version} comes without {package}: ./just engine-versions builds it")
 
 
 def check_parsed(vllm: Vllm, settings: EngineSettings) -> None:
