@@ -14,6 +14,8 @@ _STEP_PERCENT: Final = 2
 """Observed figures are written anew when a share moved by this much."""
 
 _DRAFT_LENGTH_STEP: Final = 0.1
+_MUCH_MORE: Final = 2
+"""Times the tokens that were drafted before: what too few of them could not prove, these may."""
 
 
 def observed_status(
@@ -74,6 +76,8 @@ def _moved(new: ObservedStatus, old: ObservedStatus) -> bool:
     for field in ("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens"):
         if getattr(new, field) != getattr(old, field):
             return True
+    if (new.draft_tokens or 0) >= _MUCH_MORE * (old.draft_tokens or 0):
+        return True
     shares = ((new.acceptance_percent, old.acceptance_percent), (new.drafted_steps_percent, old.drafted_steps_percent))
     if any(_differ(*each, _STEP_PERCENT) for each in shares):
         return True

@@ -104,7 +104,10 @@ class TestServing:
         for prompt in ("The quick brown fox", "Speculative decoding", "Once upon a time"):
             assert complete(kubectl, prompt)["usage"]["completion_tokens"] == 64
         wait_for(kubectl, "tiny", "SpeculationActive", "Drafting")
-        observed = kubectl.object("sdd", "tiny")["status"]["observed"]
+        status = kubectl.object("sdd", "tiny")["status"]
+        observed, rows = status["observed"], {row["feature"]: row["inForce"] for row in status["speculation"]}
+        assert rows["method"] == "True"
+        assert rows["numSpeculativeTokens"] != "False"
         assert 5 < observed["acceptancePercent"] < 95, "the pair was made to agree sometimes"
         assert observed["acceptedTokens"] < observed["draftTokens"]
 

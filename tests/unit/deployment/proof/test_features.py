@@ -230,3 +230,11 @@ def test_an_engine_that_misses_a_question_keeps_what_it_proved() -> None:
     assert missed.speculation == before.speculation
     gone = status(tiny_cpu(), Unreachable("busy"), unanswered_rounds=3, before=said)
     assert gone.speculation[0].in_force == "Unknown"
+
+
+def test_what_too_few_drafts_left_open_is_settled_by_more_of_the_same() -> None:
+    few, more = (reading(speculation=SpeculationReading(n, 3 * n, n, (n, 0, 0))) for n in (20, 40))
+    early = status(tiny_cpu(), few)
+    assert early.speculation[1].in_force == "Unknown"
+    said = early.model_dump(by_alias=True, mode="json", exclude_none=True)
+    assert status(tiny_cpu(), more, before=said).speculation[1].in_force == "True"
