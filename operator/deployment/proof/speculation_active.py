@@ -17,6 +17,12 @@ from specdecode_operator.vocabulary import Method
 _ENOUGH_STEPS: Final = 64
 """Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short."""
 
+_ENOUGH_DRAFTED_TOKENS: Final = 256
+_USELESS: Final = (
+    "nothing of it is accepted: the draft is not made for this target, or gets no KV cache of the prompt, as may be"
+    " with --kv-transfer-config in spec.engine.extraArgs (vllm-project/vllm#54926)"
+)
+
 _STOPPED: Final = (
     "the engines drafted before and do so no longer: a whole window of their steps had no draft; look at the engine's"
     " log, and start it anew with kubectl rollout restart"
@@ -89,6 +95,8 @@ def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
     # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
     if facts.pair.other_draft_lengths:
         message += ", or what numSpeculativeTokensByBatchSize says"
+    if observed.accepted_tokens == 0 and (observed.draft_tokens or 0) >= _ENOUGH_DRAFTED_TOKENS:
+        message += f"; {_USELESS}"
     if facts.pair.adaptive_verification:
         message += f"; {LOW_BY_DESIGN}"
     if facts.pair.checks_by_entropy:

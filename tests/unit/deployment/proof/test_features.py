@@ -238,3 +238,10 @@ def test_what_too_few_drafts_left_open_is_settled_by_more_of_the_same() -> None:
     assert early.speculation[1].in_force == "Unknown"
     said = early.model_dump(by_alias=True, mode="json", exclude_none=True)
     assert status(tiny_cpu(), more, before=said).speculation[1].in_force == "True"
+
+
+@pytest.mark.parametrize(("drafts", "accepted", "told"), [(100, 0, True), (80, 0, False), (400, 1, False)])
+def test_drafts_of_which_nothing_is_accepted_are_told(drafts: int, accepted: int, told: bool) -> None:
+    status_, reason, message = active(tiny_cpu(), reading(speculation=drafted(drafts, accepted)))
+    assert (status_, reason) == ("True", "Drafting"), "they are drafted, and that is what was asked for"
+    assert ("--kv-transfer-config" in message) is told
