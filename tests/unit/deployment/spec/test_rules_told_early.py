@@ -9,7 +9,7 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
 from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings
@@ -28,7 +28,7 @@ MTP = SpeculationSettings(Method.MTP, 1)
 
 def drafting(method: str, target: str, draft: str | None = None, k: int = 3, **more: Any) -> Body:
     """A spec with a method."""
-    speculation: Body = {"method": method, "numSpeculativeTokens": k}
+    speculation: Body = {"method": method, "numSpeculativeTokens": k} | more.pop("asking", {})
     if draft is not None:
         speculation["draft"] = {"model": draft}
     return {"target": {"model": target}, "speculation": speculation, "serving": LONG, **more}
@@ -181,8 +181,12 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "not above `promptLookupMax`": [(speculating(replace(NGRAM, prompt_lookup_min=5)), "promptLookupMax")],
     "at least 1": [(speculating(replace(NGRAM, num_speculative_tokens=0)), "at least 1")],
     "not below `maxNumSeqs`": [(replace(PLAIN, max_num_batched_tokens=8), "at least serving.maxNumSeqs")],
-    "no `--async-scheduling` with ngram, which drafts on the host": [
-        (given("--async-scheduling", speculation=NGRAM), "does not combine")
+    "no `--async-scheduling` with ngram, suffix and medusa on model runner V1, nor with ngram up to 0.32": [
+        (given("--async-scheduling", speculation=replace(NGRAM, method=Method.SUFFIX)), "does not combine"),
+        (
+            drafting("ngram", QWEN, engine={"version": "0.32", "extraArgs": ["--async-scheduling"]}),
+            "0.32 does not combine",
+        ),
     ],
     "with `mtp`, a path that does not name another method": [(speculating(MTP, model="/models/dflash"), "into dflash")],
     "a head of the method's own kind, for hidden states of the target's width and for its vocabulary": [
@@ -261,7 +265,12 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (speculating(replace(NGRAM, method=Method.SUFFIX, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
     ],
     "`fly` from 0.33 on, on GPUs, with at least 2 proposed tokens, and only beside `lossy: Accepted`": [
-        (speculating(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)), "0.33 or"),
+        (
+            drafting(
+                "ngram", QWEN, asking={"rejectionSampling": "fly", "lossy": "Accepted"}, engine={"version": "0.32"}
+            ),
+            "0.33 or",
+        ),
         (pair_70b(speculation=LOSSY | {"numSpeculativeTokens": 1}), "2 or more"),
     ],
     "a method whose draft has a distribution to sample from": [
@@ -360,7 +369,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
 def problems(broken: EngineSettings | Body) -> list[Problem]:
     """What is wrong with settings of the newest engine, or with a spec."""
     if isinstance(broken, EngineSettings):
-        profile = find_profile("0.32")
+        profile = find_profile(KNOWN_VERSIONS[-1])
         rules = (speculation_problems, serving_problems)
         return [problem for rule in rules for problem in rule(broken, profile)]
     try:
