@@ -97,9 +97,7 @@ class TargetLimits:
     """Architectures of targets with a limit, as ``architectures`` in config.json names them."""
 
     without_hidden_states: frozenset[str]
-    """Do not hand out hidden states of inner layers in any version, which eagle3, dflash and dspark read."""
-    later_with_hidden_states: frozenset[str]
-    """Do so only from a later version on."""
+    """Do not hand out hidden states of inner layers, which eagle3, dflash and dspark read."""
     with_hidden_states_over_stages: frozenset[str]
     """Alone hand them out over pipeline stages."""
     without_stages: frozenset[str]
@@ -272,11 +270,8 @@ def _runners(on_v2: Mapping[str, bool]) -> Mapping[Method, str]:
 
 
 def _target_limits(targets: Mapping[str, Any]) -> TargetLimits:
-    without = frozenset(targets["without_hidden_states"])
-    never = frozenset(version_facts(KNOWN_VERSIONS[-1])["targets"]["without_hidden_states"])
     return TargetLimits(
-        without_hidden_states=without & never,
-        later_with_hidden_states=without - never,
+        without_hidden_states=frozenset(targets["without_hidden_states"]),
         with_hidden_states_over_stages=frozenset(targets["with_hidden_states_over_stages"]),
         without_stages=frozenset(targets["without_stages"]),
     )

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
-from specdecode_operator.api.values import METHODS_WITH_TARGETS_HEAD, DraftHeadQuantization, RejectionSampling
 from specdecode_operator.estimate.fields import CaseError, CaseFields
 from specdecode_operator.estimate.gpu_names import find_named_gpu
-from specdecode_operator.estimate.limits import REJECTION_KEY, refuse_unstartable
-from specdecode_operator.estimate.models import model_geometry, target_geometry, wanted_precision
+from specdecode_operator.estimate.limits import refuse_unstartable
+from specdecode_operator.estimate.models import target_geometry, wanted_precision
 from specdecode_operator.estimate.names import CASE_NAMES, REMARKS, SPECULATIVE_NAMES, SPECULATIVE_REMARKS
+from specdecode_operator.estimate.speculation import MOST_TOKENS, with_speculation
 from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, caches_prefixes, find_era
 from specdecode_operator.sizing.base.errors import SizingError
@@ -31,13 +31,10 @@ from specdecode_operator.vocabulary import (
     ENGINE_DTYPES,
     FP8_ELEMENT_BYTES,
     KV_ELEMENT_BYTES,
-    METHODS_IN_PARALLEL,
-    METHODS_WITH_DRAFT,
     Dtype,
     Method,
 )
 
-_MOST_TOKENS: Final = 2**31 - 1
 _MOST_GPUS: Final = 1024
 _MOST_REQUESTS: Final = 65_536
 _MOST_BLOCK_TOKENS: Final = 65_536
@@ -135,23 +132,17 @@ def read_case(values: Mapping[str, Any]) -> Case:
     speculative = fields.section("speculative")
     if speculative is not None:
         speculative = speculative.named(SPECULATIVE_NAMES, SPECULATIVE_REMARKS)
-    method, draft = _speculation(speculative)
     pair = Pair(
         target=target,
         target_precision=wanted_precision(fields, target),
-        draft=draft,
-        draft_precision=None if draft is None or speculative is None else wanted_precision(speculative, draft),
-        method=method,
-        num_speculative_tokens=_num_speculative_tokens(speculative, method),
-        samples_drafts=_samples_drafts(speculative),
-        draft_head_quantization=_draft_head_quantization(speculative, method),
-        refined_candidates=_refined_candidates(speculative, draft),
-        maps_vocabulary=speculative is not None and speculative.flag("use_heterogeneous_vocab"),
-        adaptive_verification=speculative is not None and speculative.flag("enable_adaptive_verification"),
-        checks_by_entropy=_checks_by_entropy(speculative),
-        other_draft_lengths=_other_draft_lengths(speculative, method),
+        draft=None,
+        draft_precision=None,
+        method=Method.NONE,
+        num_speculative_tokens=0,
         limits=_limits(fields, target, version, engine_defaults(version, device)),
     )
+    if speculative is not None:
+        pair = with_speculation(pair, speculative)
     refuse_unstartable(fields, speculative, pair)
     return Case(
         pair=pair,
@@ -242,9 +233,9 @@ def _device(fields: CaseFields, *, required: bool) -> Device | None:
 
 
 def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: EngineDefaults) -> EngineLimits:
-    batched_tokens = fields.whole("max_num_batched_tokens", _MOST_TOKENS) or defaults.max_num_batched_tokens
+    batched_tokens = fields.whole("max_num_batched_tokens", MOST_TOKENS) or defaults.max_num_batched_tokens
     return EngineLimits(
-        max_model_len=fields.whole("max_model_len", _MOST_TOKENS) or longest_sequence(target, version),
+        max_model_len=fields.whole("max_model_len", MOST_TOKENS) or longest_sequence(target, version),
         # vLLM lowers its own default, never what it was told.
         max_num_seqs=fields.whole("max_num_seqs", _MOST_REQUESTS) or min(defaults.max_num_seqs, batched_tokens),
         max_num_batched_tokens=batched_tokens,
@@ -279,103 +270,9 @@ def _utilization_percent(fields: CaseFields, defaults: EngineDefaults) -> float:
     return defaults.utilization_percent if given is None else float(Fraction(str(given)) * 100)
 
 
-def _speculation(speculative: CaseFields | None) -> tuple[str, ModelGeometry | None]:
-    """Return the method and the draft's geometry."""
-    if speculative is None:
-        return Method.NONE, None
-    method = speculative.text("method")
-    if method is not None and method.endswith(_MTP):
-        # One for each family in vLLM (config/speculative.py, MTPModelTypes).
-        method = Method.MTP
-    if method is None:
-        raise speculative.error("method", f"is missing: use one of {', '.join(Method)}")
-    if method not in tuple(Method):
-        raise speculative.error("method", f"cannot be sized: use one of {', '.join(Method)}")
-    if method in METHODS_WITH_DRAFT:
-        draft = model_geometry(speculative, method)
-        # The engine drafts so where it is told to, whatever the draft was trained for.
-        in_parallel = speculative.flag("parallel_drafting") and method in METHODS_IN_PARALLEL
-        return method, draft if draft.drafts_in_parallel == in_parallel else replace(
-            draft, drafts_in_parallel=in_parallel
-        )
-    return method, None
-
-
-def _draft_head_quantization(speculative: CaseFields | None, method: str) -> str | None:
-    key = "draft_lm_head_quantization"
-    kind = None if speculative is None else speculative.text(key)
-    if speculative is None or kind is None:
-        return None
-    if kind not in tuple(DraftHeadQuantization) or method not in METHODS_WITH_TARGETS_HEAD:
-        raise speculative.error(key, "use one of fp8, nvfp4, with method eagle or mtp")
-    return kind
-
-
-def _refined_candidates(speculative: CaseFields | None, draft: ModelGeometry | None) -> int | None:
-    key = "xpress_topc"
-    asked = None if speculative is None else speculative.values.get(key)
-    if speculative is None or asked is None:
-        return None
-    if draft is None or draft.head is None or draft.head.refiner is None:
-        raise speculative.error(key, "is of XPress heads alone: remove it")
-    if type(asked) is not int or not 0 <= asked <= draft.vocab_size:
-        raise speculative.error(key, f"must be a whole number from 0 to the vocabulary, {draft.vocab_size}")
-    return asked
-
-
-_MTP: Final = "_mtp"
-
-
-def _samples_drafts(speculative: CaseFields | None) -> bool:
-    way = None if speculative is None else speculative.text("draft_sample_method")
-    if speculative is not None and way not in (None, "greedy", "probabilistic"):
-        raise speculative.error("draft_sample_method", "is not known: use one of greedy, probabilistic")
-    return way == "probabilistic"
-
-
-def _checks_by_entropy(speculative: CaseFields | None) -> bool:
-    way = None if speculative is None else speculative.text(REJECTION_KEY)
-    if speculative is not None and way not in (None, _MADE_UP, *RejectionSampling):
-        raise speculative.error(REJECTION_KEY, f"is not known: use one of {', '.join(RejectionSampling)}")
-    return way == RejectionSampling.FLY
-
-
-_MADE_UP: Final = "synthetic"
-"""A check of drafted tokens that no spec may ask for; it takes what standard takes."""
-
-
-def _other_draft_lengths(speculative: CaseFields | None, method: str) -> frozenset[int]:
-    """Return the tokens of other numbers of requests: [[first, last, tokens], …]."""
-    key = "num_speculative_tokens_per_batch_size"
-    ranges = None if speculative is None else speculative.values.get(key)
-    if speculative is None or ranges is None:
-        return frozenset()
-    tokens = _num_speculative_tokens(speculative, method)
-    found = set()
-    for each in ranges if isinstance(ranges, list) else [None]:
-        if not isinstance(each, list) or len(each) != _RANGE_NUMBERS or not all(type(number) is int for number in each):
-            raise speculative.error(key, "must be a list of [first, last, tokens]")
-        if not 0 <= each[-1] <= tokens:
-            raise speculative.error(key, f"must name 0 to {tokens} tokens, as many as num_speculative_tokens")
-        found.add(each[-1])
-    return frozenset(found - {tokens})
-
-
-_RANGE_NUMBERS: Final = 3
-
-
 def _refuse_uncounted_gpus(values: Mapping[str, Any], fields: CaseFields) -> None:
     """GPUs that are counted and not used would be sized as one."""
     gpus = values.get("gpu_count")
     spread = [fields.values.get(key) for key in ("tp", "pp", "dp")]
     if isinstance(gpus, int) and gpus > 1 and not any(spread):
         raise CaseError("gpu_count", gpus, "does not say how the engine uses them: add tp, pp or dp")
-
-
-def _num_speculative_tokens(speculative: CaseFields | None, method: str) -> int:
-    if speculative is None or method == Method.NONE:
-        return 0
-    tokens = speculative.whole("num_speculative_tokens", _MOST_TOKENS)
-    if tokens is None:
-        raise speculative.error("num_speculative_tokens", "is missing: say how many tokens are proposed a step")
-    return tokens

@@ -10,7 +10,7 @@ from specdecode_operator.sizing.choice.precision_rules import cache_dtype_proble
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.versions.table import SIZED_VERSIONS
+from specdecode_operator.versions.table import ended_method
 from specdecode_operator.vocabulary import ENGINE_DTYPES, Dtype, KvCacheDtype, Method
 
 _KERNEL_BLOCK_TOKENS: Final = 16
@@ -97,16 +97,10 @@ def _refuse_blocks(fields: CaseFields, target: ModelGeometry) -> None:
         raise fields.error("block_size", f"must be a multiple of {_KERNEL_BLOCK_TOKENS}, as attention on GPUs needs it")
 
 
-def _ended_methods(version: str) -> Mapping[str, str]:
-    """Return what to use instead of methods that a version of vLLM has no more."""
-    ended: Mapping[str, str] = sizing_facts(version).get("ended_methods", {})
-    return ended
-
-
 def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
     target, draft = pair.target, pair.draft
-    if instead := _ended_methods(version := pair.limits.engine_version).get(pair.method):
-        last = next(known for known in reversed(SIZED_VERSIONS) if pair.method not in _ended_methods(known))
+    if ended := ended_method(pair.method, version := pair.limits.engine_version):
+        instead, last = ended
         raise speculative.error(
             "method", f"vLLM {version} has it no more: use {instead}, or vllm_version {last}, the last that has it"
         )

@@ -68,6 +68,18 @@ def changes(version: str) -> list[dict[str, Any]]:
     return _read(f"data/{version}.json")  # type: ignore[no-any-return]
 
 
+def ended_method(method: str, version: str) -> tuple[str, str] | None:
+    """Return what does best in the place of a method that a version has no more, and the last version that has it.
+
+    None where it is not known to have ended.
+    """
+    instead = version_facts(version).get("ended_methods", {}).get(method)
+    if instead is None:
+        return None
+    had = (known for known in SIZED_VERSIONS if method not in version_facts(known).get("ended_methods", {}))
+    return instead, max(had, key=release)
+
+
 def _merged(old: Any, patch: Any) -> Any:
     """Return a value with a JSON merge patch on top (RFC 7386); neither of them is changed."""
     if not isinstance(patch, dict):

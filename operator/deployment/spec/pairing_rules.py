@@ -164,7 +164,7 @@ def _state_problems(
         yield Problem("spec.parallelism.pipeline", str(pipeline), message)
     if method not in _READS_INNER_STATES:
         return
-    if target.architecture in limits.without_hidden_states | limits.later_with_hidden_states:
+    if target.architecture in limits.without_hidden_states:
         message = (
             f"reads hidden states of inner layers, which vLLM {profile.version} does not hand out for "
             f"{target.architecture}: use draft_model or ngram"

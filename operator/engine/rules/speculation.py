@@ -15,13 +15,14 @@ from specdecode_operator.api.values import (
     Loss,
     RejectionSampling,
 )
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
+from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.adaptive_verification import adaptive_problems
 from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.rules.runners import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
 from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, FLY_KEY, XPRESS_KEY
 from specdecode_operator.problems import Problem
+from specdecode_operator.versions.table import ended_method
 from specdecode_operator.vocabulary import METHODS_OF_BLOCKS, METHODS_WITH_DRAFT, Dtype, Method
 
 _SPECULATION = "spec.speculation"
@@ -68,8 +69,8 @@ def method_problems(method: Method, profile: EngineProfile) -> list[Problem]:
 
 def _unknown_method(method: Method, profile: EngineProfile) -> str:
     """vllm/config/speculative.py SpeculativeMethod: names that it lacks are refused."""
-    if instead := profile.ended_methods.get(method):
-        last = next(version for version in reversed(KNOWN_VERSIONS) if method in find_profile(version).runners)
+    if ended := ended_method(method, profile.version):
+        instead, last = ended
         return (
             f"vLLM {profile.version} has it no more; use method {instead} with a head that was trained for this "
             f"target, or write spec.engine.version: {last}, the last that has it"
