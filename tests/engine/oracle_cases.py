@@ -123,8 +123,9 @@ class Case:
     def refused_by_sizing(self) -> bool:
         """Whether sizing would not propose it."""
         models = [self.geometry, *([self.draft_geometry] if self.draft_geometry else [])]
-        return any(tensor_problems(model, self.tensor, None, self.version) for model in models) or bool(
-            spread_problems(self.geometry, self.split, self.version)
+        split, version = self.split, self.version
+        return bool(spread_problems(self.geometry, split, version)) or any(
+            tensor_problems(model, self.tensor, None, version, expert=split.expert) for model in models
         )
 
 

@@ -14,6 +14,7 @@ from specdecode_operator.sizing.memory.explain import (
     cpu_terms,
     outside_terms,
 )
+from specdecode_operator.sizing.memory.latent import on_product
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def explained(answer: Answer) -> Explained | None:
 
 def _gpu_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, percent = chosen.budget, facts.pair.limits.memory_utilization_percent
-    charged = charged_terms(facts.pair, chosen.split, budget)
+    charged = charged_terms(on_product(facts.pair, chosen.product), chosen.split, budget)
     return [
         Term("memory of the GPU", budget.total_bytes, "as CUDA reports it", "sizing/data/devices.json"),
         Term(
@@ -92,5 +93,5 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
             "to spare at least for Fits: how far the estimates may be off",
             "sizing/data/memory.json; docs/explanation/accuracy.md",
         ),
-        *([] if facts.on_cpu else outside_terms(facts.pair, chosen.split, budget)),
+        *([] if facts.on_cpu else outside_terms(on_product(facts.pair, chosen.product), chosen.split, budget)),
     ]

@@ -22,9 +22,8 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
-from specdecode_operator.sizing.choice.precision_rules import reads_latent_by_triton
-from specdecode_operator.sizing.memory.buffers import latent_logits_bytes
 from specdecode_operator.sizing.model.geometry import computed_in
+from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method
@@ -40,6 +39,9 @@ _UNCOUNTED_FLAGS: Final = (
     *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-cache-mode"),
 )
 """Flags that change what of a model lies on a GPU, what lies there beside it, or what its cache takes."""
+
+_LEAST_STEP_TOKENS: Final = 2048
+"""vllm/config/scheduler.py, DEFAULT_MAX_NUM_BATCHED_TOKENS."""
 
 _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
 
@@ -65,7 +67,6 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
         *_uncounted_warnings(facts),
-        *_latent_warnings(facts, tensor),
         *_tokenizer_warnings(facts, known),
     ]
 
@@ -75,6 +76,7 @@ def plan_notes(facts: Facts) -> list[str]:
     return [
         *_package_notes(facts),
         *_graphs_notes(facts),
+        *_latent_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_adaptive_notes(facts),
         *filter(None, [lossy_answers(facts)]),
@@ -233,14 +235,18 @@ def _uncounted_warnings(facts: Facts) -> Iterator[str]:
             yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs"
 
 
-def _latent_warnings(facts: Facts, tensor: int) -> Iterator[str]:
-    """On Ampere Triton's kernel alone reads latent attention, and it reserves memory of its own."""
-    products = [product for product in facts.spec.accelerator.product if reads_latent_by_triton(product)]
-    if products and (reserved := latent_logits_bytes(facts.pair, tensor)):
-        yield (
-            f"latent attention reserves {format_gib(reserved)} GiB on each {products[0]}, which the plan does not"
-            " count: the memory left differs; less is reserved with a lower serving.maxModelLen or serving.maxNumSeqs"
-        )
+def _latent_notes(facts: Facts) -> Iterator[str]:
+    """What vllm/platforms/cpu.py, check_and_update_config, sets for its own kernel of latent attention."""
+    mixers = facts.pair.target.attentions
+    if not facts.on_cpu or facts.replay is not None or not any(isinstance(each, LatentAttention) for each in mixers):
+        return
+    limits = facts.pair.limits
+    where = "on a CPU without AMX" if sizing_facts(limits.engine_version)["latent_attention_on_amx"] else "on CPU"
+    tokens = max(limits.max_model_len, _LEAST_STEP_TOKENS)
+    yield (
+        f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
+        " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no prefixes"
+    )
 
 
 def _adaptive_notes(facts: Facts) -> Iterator[str]:

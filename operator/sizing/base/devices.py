@@ -1,12 +1,14 @@
 """GPUs whose memory is known, and what the engine takes of it for itself."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.formula import Named
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import gib_to_bytes
 
 _MIB = 2**20
@@ -115,6 +117,21 @@ def product_of_memory(text: str) -> str | None:
 def known_products() -> tuple[str, ...]:
     """Return the product labels that can be sized, sorted."""
     return tuple(sorted(_devices()))
+
+
+GENERATIONS: Final[Mapping[str, str | None]] = {
+    "NVIDIA-A100": "Ampere",
+    "NVIDIA-H100": "Hopper",
+    "NVIDIA-H20": "Hopper",
+    "NVIDIA-H200": "Hopper",
+}
+"""Generation of a product by the start of its label; None where no precision of it is weight-only."""
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def generation_of(product: str) -> str | None:
+    """Return the generation of a product; None where no rule is about it."""
+    return next((name for start, name in GENERATIONS.items() if product.startswith(start)), None)
 
 
 @cache

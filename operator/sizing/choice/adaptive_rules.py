@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from specdecode_operator.sizing.base.devices import generation_of
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.precision_rules import BACKEND_FIELD, generation_of
+from specdecode_operator.sizing.choice.precision_rules import BACKEND_FIELD
 from specdecode_operator.sizing.families.heads import XPRESS
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import DeltaNet, LatentAttention, SelectiveScan, SelfAttention, StateSpace

@@ -6,12 +6,13 @@ INT4, and a quantized checkpoint is served as it is: another precision is
 refused ("does not match the quantization method specified", config/model.py).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from specdecode_operator.sizing.base.devices import generation_of
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
@@ -33,14 +34,6 @@ From vLLM 0.32: 4-bit weights go through Marlin or Machete wherever the tensor c
 (kernels/linear/nvfp4/marlin.py, mxfp4/marlin.py, mixed_precision/machete.py); FP8 arithmetic needs compute
 capability 8.9 (schemes/compressed_tensors_w8a8_fp8.py).
 """
-
-GENERATIONS: Final[Mapping[str, str | None]] = {
-    "NVIDIA-A100": "Ampere",
-    "NVIDIA-H100": "Hopper",
-    "NVIDIA-H20": "Hopper",
-    "NVIDIA-H200": "Hopper",
-}
-"""Generation of a product by the start of its label; None where no precision of it is weight-only."""
 
 
 @dataclass(frozen=True)
@@ -238,14 +231,3 @@ def _needs_triton(geometry: ModelGeometry) -> str | None:
 
 def _width(mixer: SelfAttention | LatentAttention) -> int:
     return mixer.head_dim if isinstance(mixer, SelfAttention) else mixer.kv_rank
-
-
-@lru_cache(MOST_REMEMBERED)
-def generation_of(product: str) -> str | None:
-    """Return the generation of a product; None where no rule here is about it."""
-    return next((name for start, name in GENERATIONS.items() if product.startswith(start)), None)
-
-
-def reads_latent_by_triton(product: str) -> bool:
-    """Whether Triton's kernel alone reads latent attention on a product (vllm/platforms/cuda.py)."""
-    return generation_of(product) == "Ampere"

@@ -11,6 +11,7 @@ from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import described
 from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
+from specdecode_operator.sizing.memory.latent import latent_parts_bytes, profiles_latent_parts
 from specdecode_operator.sizing.memory.proposing import proposing_bytes
 from specdecode_operator.sizing.memory.refining import refining_bytes, refining_scratch_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
@@ -38,6 +39,9 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
         stage = stages(pair.target, split.pipeline)[-1]
     draft = loaded_draft(pair)
     kept, scratch = _expert_bytes(pair, draft, split, stage)
+    if profiles_latent_parts(pair):
+        # Both are served from one workspace (v1/worker/workspace.py).
+        kept = max(kept, described(latent_parts_bytes(pair, split.tensor), "of parts of the context"))
     if pair.era.peaks_in_pieces and not pair.era.cublas_before_snapshot:
         kept += memory_coefficients().cublas_workspace_bytes
     target, limits = pair.target, pair.limits
@@ -71,6 +75,14 @@ def _draft_pass_bytes(pair: Pair, draft: _Draft | None, split: Parallelism) -> i
         return 0
     geometry, precision = draft
     return forward_bytes(pair, geometry, whole_model(geometry), precision, split)
+
+
+def unprofiled_latent_bytes(pair: Pair, split: Parallelism) -> int:
+    """Return by how much the workspace grows after the profiling run for parts of the context."""
+    if profiles_latent_parts(pair) or not (reserved := latent_parts_bytes(pair, split.tensor)):
+        return 0
+    kept, _ = _expert_bytes(pair, loaded_draft(pair), split, stages(pair.target, split.pipeline)[-1])
+    return max(0, reserved - kept)
 
 
 def _proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:

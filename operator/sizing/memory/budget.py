@@ -15,6 +15,7 @@ from specdecode_operator.sizing.kv.groups import KvGrouping
 from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
 from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.buffers import charged_state_bytes
+from specdecode_operator.sizing.memory.latent import on_product
 from specdecode_operator.sizing.memory.overhead import graph_bytes, non_torch_bytes, runtime_overrun_bytes, slack_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import Correction, EngineKind
@@ -135,6 +136,7 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     if isinstance(split, int):
         split = TENSOR_ONLY.at(split)
     refuse_bad_split(pair, split)
+    pair = on_product(pair, device.product)
     # As vLLM rounds it (v1/worker/utils.py, request_memory).
     requested = math.ceil(device.total_bytes * pair.limits.memory_utilization_percent / 100)
     engine = _Engine(pair, device, split, requested, find_correction(pair, device, split))

@@ -6,7 +6,6 @@ from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.base.formula import Named, described, named
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.memory.adaptive import confidence_state_bytes
-from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages
 from specdecode_operator.vocabulary import METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
@@ -157,22 +156,3 @@ def _stages_states(pair: Pair) -> bool:
     """Whether the version copies them to a fixed place for graphs of whole drafting steps, and captures such."""
     captured = pair.limits.captures_graphs and pair.limits.graph_mode != _PIECES
     return captured and bool(sizing_facts(pair.limits.engine_version)["stages_auxiliary_states"])
-
-
-_FLOAT32_BYTES: Final = 4
-_CONTEXT_OF_A_SPLIT: Final = 512
-_MOST_SPLITS: Final = 2 * 108
-"""Two for each multiprocessor of an A100."""
-
-
-def latent_logits_bytes(pair: Pair, tensor: int) -> int:
-    """Return what Triton's latent attention reserves on each GPU of Ampere.
-
-    vLLM, v1/attention/backends/mla/triton_mla.py, _compute_num_kv_splits and _reserve_attn_logits_workspace.
-    """
-    latent = [mixer for mixer in pair.target.attentions if isinstance(mixer, LatentAttention)]
-    splits = 1 << (max(1, pair.limits.max_model_len // _CONTEXT_OF_A_SPLIT) - 1).bit_length()
-    rows = pair.limits.max_num_seqs * (1 + pair.num_speculative_tokens) * min(splits, _MOST_SPLITS)
-    return max(
-        (rows * ceil_div(each.num_heads, tensor) * (each.kv_rank + 1) * _FLOAT32_BYTES for each in latent), default=0
-    )

@@ -6,7 +6,7 @@ from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner, Sampler, sizing_facts
 from specdecode_operator.sizing.base.formula import described, named
 from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.memory.activation import activation_bytes
+from specdecode_operator.sizing.memory.activation import activation_bytes, unprofiled_latent_bytes
 from specdecode_operator.sizing.memory.adaptive import adaptive_graphs, confidence_tables_bytes
 from specdecode_operator.sizing.memory.buffers import state_bytes
 from specdecode_operator.sizing.memory.captures import capture_sizes, further_graphs
@@ -136,6 +136,7 @@ def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Paral
     coefficients, era = memory_coefficients(), pair.era
     uncharged = confidence_tables_bytes(pair) + (0 if era.charges_state else state_bytes(pair, split))
     uncharged += coefficients.cublas_workspace_bytes if era.cublas_before_snapshot else 0
+    uncharged += unprofiled_latent_bytes(pair, split)
     if not era.charges_graphs:
         uncharged += graph_pool_bytes(pair, split)
     free = total_bytes - requested_bytes - coefficients.context_bytes - coefficients.slack_reserve_bytes

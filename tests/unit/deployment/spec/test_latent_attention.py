@@ -1,4 +1,4 @@
-"""What Triton's latent attention reserves on Ampere is told; elsewhere other kernels serve."""
+"""What vLLM sets by itself for latent attention on CPU is told: whatever was asked, the engine runs otherwise."""
 
 from typing import Any
 
@@ -6,33 +6,36 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings
+from specdecode_operator.deployment.spec.warnings import plan_notes
 
-A100, H200, LATENT = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H200", "deepseek-ai/DeepSeek-V2-Lite"
+LATENT = "deepseek-ai/DeepSeek-V2-Lite"
+CPU = {"type": "CPU", "kvCacheGiB": 4, "memoryGiB": 64, "cpuCores": 8}
 
 
-def told(model: str, product: str, tensor: int, **spec: Any) -> list[str]:
-    body = {"target": {"model": model}, "accelerator": {"product": [product]}, **spec}
-    found = plan_warnings(valid_facts(SpecDecodeDeploymentSpec.parse(body)), {}, tensor)
-    return [warning for warning in found if "latent attention" in warning]
+def told(model: str = LATENT, version: str = "0.33", accelerator: dict[str, Any] = CPU, **serving: Any) -> list[str]:
+    body = {
+        "target": {"model": model},
+        "accelerator": accelerator,
+        "engine": {"version": version, "image": "registry.local/vllm:1"},
+        "serving": {"blockSize": 128, "maxModelLen": 4096, **serving},
+    }
+    notes = plan_notes(valid_facts(SpecDecodeDeploymentSpec.parse(body)))
+    return [note for note in notes if "latent attention" in note]
 
 
 @pytest.mark.parametrize(
-    ("length", "tensor", "speculation", "gib"),
-    [
-        # 256 requests, 64 parts of the context, 16 heads, 513 numbers of 4 bytes
-        (32_768, 1, {}, "0.5 GiB"),
-        (32_768, 1, {"speculation": {"method": "ngram", "numSpeculativeTokens": 3}}, "2.0 GiB"),
-        (32_768, 2, {"speculation": {"method": "ngram", "numSpeculativeTokens": 3}}, "1.0 GiB"),
-        (131_072, 1, {}, "1.7 GiB"),
-    ],
-    ids=["alone", "with drafts", "on two GPUs", "no more parts than the GPU has room for"],
+    ("version", "where"), [("0.28", "on CPU:"), ("0.29", "on a CPU without AMX:"), ("0.33", "on a CPU without AMX:")]
 )
-def test_what_is_reserved_on_ampere_is_told(length: int, tensor: int, speculation: dict[str, Any], gib: str) -> None:
-    (warning,) = told(LATENT, A100, tensor, serving={"maxModelLen": length, "maxNumSeqs": 256}, **speculation)
-    assert f"reserves {gib} on each {A100}" in warning
+def test_blocks_and_steps_are_the_engine_s_own_on_cpu(version: str, where: str) -> None:
+    (note,) = told(version=version)
+    assert note.startswith(f"latent attention {where} vLLM {version} takes blocks of 16 tokens and steps of 4096,")
 
 
-def test_other_gpus_and_other_attention_reserve_nothing() -> None:
-    assert not told(LATENT, H200, 1)
-    assert not told("Qwen/Qwen3-8B", A100, 1)
+def test_a_step_has_2048_tokens_at_least() -> None:
+    (note,) = told(maxModelLen=1024)
+    assert "steps of 2048," in note
+
+
+def test_it_is_of_no_other_model_and_no_gpu() -> None:
+    assert told("Qwen/Qwen3-8B") == []
+    assert told(accelerator={"product": ["NVIDIA-H200"]}, blockSize=64) == []

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.devices import Device, find_device, known_products
+from specdecode_operator.sizing.base.devices import GENERATIONS, Device, find_device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.precision_rules import GENERATIONS
 from specdecode_operator.sizing.kv.layout import stage_weights
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
@@ -219,7 +218,7 @@ def test_an_entry_of_a_device_is_whole(entry: dict[str, Any]) -> None:
 def test_the_generation_of_a_device_is_stated(product: str) -> None:
     """The first that fits is taken, so those that fit agree."""
     stated = {generation for start, generation in GENERATIONS.items() if product.startswith(start)}
-    assert len(stated) == 1, "name it, or None, in operator/sizing/choice/precision_rules.py"
+    assert len(stated) == 1, "name it, or None, in operator/sizing/base/devices.py"
 
 
 def test_devices_are_known_by_exact_label() -> None:
