@@ -1,21 +1,17 @@
 """`specdecode estimate`: the budget of many engine configurations, one a line."""
 
-import os
-import stat
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import typer
 
+from specdecode_operator.cli.line_files import opened_line_files
 from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, fail, hub_models
 from specdecode_operator.cli.outputs.printing import json_text
 from specdecode_operator.cli.terminal import say_line
-from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
+from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import shown
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     from specdecode_operator.cli.hub.models import HubModels
     from specdecode_operator.sizing.pair.calibration import Calibration
 
-STANDARD_STREAM: Final = "-"
 _MOST_LINE_BYTES: Final = 4 * 2**20
 """Of a configuration: the largest config.json, with a word on each of its experts, has 3 MB."""
 
@@ -44,44 +39,13 @@ def estimate_command(
     """
     measured = _read_calibration(calibration)
     lookup = Lookup(hub_models(wanted=hub))
-    try:
-        with open_to_read(cases) as source:
-            _refuse_same_file(source, results)
-            with _opened_to_write(results) as target:
-                total, bad = _write(estimated(_lines(source), measured, lookup), target)
-    except DocumentError as error:
-        fail(f"--in: {error}")
-    except OSError as error:
-        if results == STANDARD_STREAM:
-            raise
-        fail(f"--out: {place_of(results)}: {error.strerror}: name a file that can be written, or -")
+    with opened_line_files(cases, results, _MOST_LINE_BYTES) as (lines, target):
+        total, bad = _write(estimated(lines, measured, lookup), target)
     if bad:
         say_line(f"{bad} of {total} cases have an error", err=True)
         lookup.name_unknown()
         if strict:
             raise typer.Exit(ExitCode.INVALID)
-
-
-def _refuse_same_file(source: BinaryIO, results: str) -> None:
-    """Refuse to write into the file that is read, by whatever name."""
-    with suppress(OSError, ValueError, AttributeError):
-        target = os.fstat(sys.stdout.fileno()) if results == STANDARD_STREAM else Path(results).stat()
-        if stat.S_ISREG(target.st_mode) and os.path.samestat(os.fstat(source.fileno()), target):
-            name = "standard output" if results == STANDARD_STREAM else place_of(results)
-            fail(f"--out: {name}: is the file of --in: name another")
-
-
-def _opened_to_write(results: str) -> AbstractContextManager[TextIO]:
-    return nullcontext(sys.stdout) if results == STANDARD_STREAM else replaced_whole(Path(results))
-
-
-def _lines(source: BinaryIO) -> Iterator[str]:
-    """Return the lines; one that is too long without its end, which nobody has to hold."""
-    while line := source.readline(_MOST_LINE_BYTES + 1):
-        rest = line
-        while len(rest) > _MOST_LINE_BYTES and not rest.endswith(b"\n"):
-            rest = source.readline(_MOST_LINE_BYTES + 1)
-        yield line.decode(errors="replace")
 
 
 _MOST_NAMED: Final = 5

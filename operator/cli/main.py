@@ -18,6 +18,7 @@ class _Commands(LazyGroup):
         "plan": "plan.command:plan_command",
         "estimate": "estimate:estimate_command",
         "advise": "advise.command:advise_command",
+        "verdict": "verdict.command:verdict_command",
         "explain": "plan.explain:explain_command",
         "render": "render.command:render_command",
         "init": "init:init_command",

@@ -14,10 +14,11 @@ class Printed(StrEnum):
     EXPLAIN = "explain"
     ESTIMATE = "estimate"
     ADVISE = "advise"
+    VERDICT = "verdict"
 
 
 def schema_command(command: Annotated[Printed, typer.Argument(help="Whose output it describes.")]) -> None:
-    """Print the JSON schema of what a command prints: plan, explain and advise with -o json, estimate a line a case."""
+    """Print the JSON schema of what a command prints: plan, explain, advise with -o json, estimate, verdict a line."""
     typer.echo(schema_text(command), nl=False)
 
 
@@ -29,12 +30,14 @@ def schema_text(command: Printed) -> str:
     from specdecode_operator.cli.outputs.estimate import EstimateOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.explain import ExplainOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.plan import PlanOutput  # noqa: PLC0415
+    from specdecode_operator.cli.outputs.verdict import VerdictOutput  # noqa: PLC0415
 
     models: dict[Printed, type[BaseModel]] = {
         Printed.PLAN: PlanOutput,
         Printed.EXPLAIN: ExplainOutput,
         Printed.ESTIMATE: EstimateOutput,
         Printed.ADVISE: AdviseOutput,
+        Printed.VERDICT: VerdictOutput,
     }
     described = models[command].model_json_schema(mode="serialization")
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}

@@ -132,6 +132,7 @@ def test_what_is_no_file_is_refused_at_once(specdecode: Specdecode, name: str, w
         ("plan", "FILE", "--model-config", "my/model=FIFO"),
         ("plan", "FILE", "--calibration", "FIFO"),
         ("estimate", "--in", "FIFO", "--out", "-"),
+        ("verdict", "--in", "FIFO", "--out", "-"),
         ("calibrate", "-o", "OUT", "--product", "NVIDIA-H200", "--from-log", "FIFO"),
         ("calibrate", "-o", "OUT", "--from-deployment", "FIFO"),
     ],

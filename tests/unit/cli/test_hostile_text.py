@@ -122,6 +122,13 @@ class TestData:
         assert is_plain(result.stdout)
         assert json.loads(result.stdout)["id"] == EVIL
 
+    def test_verdicts_keep_the_series(self, specdecode: Specdecode) -> None:
+        block = {"series": EVIL, "block": 1, "baseline": 1, "candidate": 1}
+        result = specdecode("verdict", "--in", "-", "--out", "-", stdin=json.dumps(block))
+        assert is_plain(result.stdout)
+        assert is_plain(result.stderr)
+        assert json.loads(result.stdout)["series"] == EVIL
+
 
 class TestCapture:
     @pytest.fixture

@@ -57,7 +57,7 @@ def test_a_line_of_estimate_is_what_the_schema_says(specdecode: Specdecode, case
     assert result.model_dump(mode="json", exclude_unset=True) == json.loads(line)
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "estimate", "advise"])
+@pytest.mark.parametrize("command", ["plan", "explain", "estimate", "advise", "verdict"])
 def test_a_schema_says_what_each_key_means(specdecode: Specdecode, command: str) -> None:
     schema = json.loads(specdecode("schema", command).stdout)
     assert schema["$schema"].startswith("https://json-schema.org/")

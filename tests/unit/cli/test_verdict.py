@@ -1,0 +1,188 @@
+"""`specdecode verdict`: a line a block in, a line a block out, and no line that stops the batch."""
+
+import json
+import select
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from specdecode_operator.cli.outputs.verdict import VerdictOutput
+from specdecode_operator.evidence import batch
+from tests.support.paired_blocks import Pair, pairs
+from tests.unit.cli.conftest import Specdecode
+
+OK, INVALID = 0, 2
+GOOD = {"series": "a", "block": 1, "baseline": 812.3, "candidate": 901.0}
+
+
+def lines(series: Any, blocks: list[Pair]) -> list[dict[str, Any]]:
+    return [
+        {"series": series, "block": number, "baseline": baseline, "candidate": candidate}
+        for number, (baseline, candidate) in enumerate(blocks, start=1)
+    ]
+
+
+def verdicts(specdecode: Specdecode, *cases: dict[str, Any] | str, exit_code: int = OK) -> list[dict[str, Any]]:
+    stdin = "".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in cases)
+    result = specdecode("verdict", "--in", "-", "--out", "-", stdin=stdin)
+    assert result.exit_code == exit_code, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_each_block_gets_its_line(specdecode: Specdecode, tmp_path: Path) -> None:
+    blocks, out = tmp_path / "pairs.jsonl", tmp_path / "verdicts.jsonl"
+    given = lines("a", pairs(40, 0.1, 0.03, Random(1)))
+    blocks.write_text("".join(json.dumps(each) + "\n" for each in given))
+    result = specdecode("verdict", "--in", blocks, "--out", out)
+    assert (result.exit_code, result.stdout) == (OK, "")
+    assert "a: Pays after 40 blocks: ratio 1.1" in result.stderr
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(each["series"], each["block"], each["level"]) for each in answers] == [
+        ("a", number, 0.95) for number in range(1, 41)
+    ]
+    assert answers[0]["verdict"] == "Inconclusive"
+    assert (answers[0]["low"], answers[0]["high"]) == (None, None)
+    assert answers[-1]["verdict"] == "Pays"
+    assert 1 < answers[-1]["low"] < answers[-1]["ratio"] < answers[-1]["high"]
+
+
+def test_series_in_one_input_know_nothing_of_each_other(specdecode: Specdecode) -> None:
+    series: list[str | int | None] = ["a", "1", 1, None]
+    apart = [lines(name, pairs(20, 0.1 * index, 0.02, Random(index))) for index, name in enumerate(series)]
+    together = [line for row in zip(*apart, strict=True) for line in row]
+    answers = verdicts(specdecode, *together)
+    for index, alone in enumerate(apart):
+        assert answers[index :: len(series)] == verdicts(specdecode, *alone)
+
+
+def test_a_series_needs_no_name_and_its_blocks_may_have_gaps(specdecode: Specdecode) -> None:
+    answers = verdicts(specdecode, *({"block": 3 * n, "baseline": 100, "candidate": 120 + n} for n in range(9)))
+    assert [each["block"] for each in answers] == list(range(0, 27, 3))
+    assert {each["series"] for each in answers} == {None}
+    assert answers[-1]["verdict"] == "Pays"
+
+
+BAD: list[tuple[dict[str, Any] | str, str]] = [
+    ("no json", "is no JSON at column 1"),
+    ("[1]", "must be an object with series, block, baseline, candidate"),
+    ("null", "null: must be an object"),
+    ('{"series": "a", "block": 2, "baseline": NaN, "candidate": 1}', "baseline: nan: write the goodput"),
+    ('{"series": "a", "block": 2, "baseline": 1, "candidate": Infinity}', "candidate: inf: write the goodput"),
+    ('{"series": "a", "block": 2, "baseline": 1e999, "candidate": 1}', "the number 1e999 is too large"),
+    ({**GOOD, "block": 2, "baseline": -1}, "baseline: -1: write the goodput of that arm as a number, 0 or more"),
+    ({**GOOD, "block": 2, "baseline": 10**400}, "has 401 digits"),
+    ({**GOOD, "block": 2, "candidate": "901.0"}, 'candidate: "901.0": write the goodput'),
+    ({**GOOD, "block": 2, "candidate": True}, "candidate: true: write the goodput"),
+    ({**GOOD, "block": 2, "candidate": None}, "candidate: null: write the goodput"),
+    ({"series": "a", "block": 2, "baseline": 1}, "candidate: nothing: must be given"),
+    ({"series": "a", "baseline": 1, "candidate": 1}, "block: nothing: must be given"),
+    ({**GOOD, "block": 2, "candidat": 1}, "candidat: 1: is no field of a block: use series, block"),
+    ({**GOOD, "block": "2"}, 'block: "2": write its number as a whole number'),
+    ({**GOOD, "block": 2.5}, "block: 2.5: write its number as a whole number"),
+    ({**GOOD, "block": -1}, "block: -1: write its number as a whole number, 0 or more"),
+    ({**GOOD, "block": 1}, "block: 1: must be larger than that of the block before it in its series, 1"),
+    ({**GOOD, "block": 0}, "block: 0: must be larger than that of the block before it in its series, 1"),
+    ({**GOOD, "block": 2, "series": ["a"]}, 'series: ["a"]: write a name of at most 200 characters'),
+    ({**GOOD, "block": 2, "series": "a" * 201}, "write a name of at most 200 characters"),
+    ('{"block": 1, "block": 2, "baseline": 1, "candidate": 1}', "the key block is there twice"),
+    ("[" * 50_000, "is nested more than 100 deep"),
+    ({**GOOD, "block": 2, "series": "x" * 10_000_000}, "has more than 64 KiB"),
+]
+
+
+def test_a_bad_line_gets_an_error_in_its_place_and_changes_nothing_else(specdecode: Specdecode) -> None:
+    good = lines("a", pairs(len(BAD) + 1, 0.1, 0.02, Random(2)))
+    mixed = [good[0], *(line for (bad, _), block in zip(BAD, good[1:], strict=True) for line in (bad, block))]
+    # Blocks of the good ones grow, but bad ones name the second: where they are counted, the next would be refused.
+    answers = verdicts(specdecode, *mixed, exit_code=INVALID)
+    assert answers[::2] == verdicts(specdecode, *good)
+    for number, ((bad, words), answer) in enumerate(zip(BAD, answers[1::2], strict=True), start=1):
+        assert set(answer) == {"series", "block", "error"}, bad
+        assert answer["error"].startswith(f"line {2 * number}: "), bad
+        assert words in answer["error"], bad
+        assert len(answer["error"]) < 400
+
+
+def test_an_error_says_which_block_it_was(specdecode: Specdecode) -> None:
+    (answer,) = verdicts(specdecode, {**GOOD, "baseline": -1}, exit_code=INVALID)
+    assert (answer["series"], answer["block"]) == ("a", 1)
+    (answer,) = verdicts(specdecode, {**GOOD, "series": {}, "block": "x"}, exit_code=INVALID)
+    assert (answer["series"], answer["block"]) == (None, None)
+
+
+def test_a_block_that_was_refused_may_be_sent_again(specdecode: Specdecode) -> None:
+    answers = verdicts(specdecode, {**GOOD, "candidate": -1}, GOOD, exit_code=INVALID)
+    assert answers[1]["verdict"] == "Inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("MOST_SERIES", 1, "series: b: is one more than the 1 that are kept: divide the input"),
+        ("MOST_BLOCKS", 1, "block: 2: its series has 1 already: make blocks longer"),
+        ("MOST_BLOCKS_IN_ALL", 2, "block: 2: all series have 2 already: divide the input"),
+    ],
+)
+def test_what_is_kept_has_limits(
+    specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str
+) -> None:
+    monkeypatch.setattr(batch, limit, value)
+    found = verdicts(specdecode, GOOD, {**GOOD, "series": "b"}, {**GOOD, "block": 2}, exit_code=INVALID)
+    (error,) = (each["error"] for each in found if "error" in each)
+    assert error.endswith(f": {words}")
+
+
+def test_of_many_series_the_first_are_summed_up(specdecode: Specdecode) -> None:
+    stdin = "".join(json.dumps({**GOOD, "series": n}) + "\n" for n in range(30))
+    told = specdecode("verdict", "--in", "-", "--out", "-", stdin=stdin).stderr.splitlines()
+    assert told[0] == "0: Inconclusive after 1 blocks: ratio 1.109, interval unknown to unknown"
+    assert told[-1] == "and 10 more series"
+    assert len(told) == 21
+
+
+@pytest.mark.parametrize("level", ["0.3", "1", "95", "nan"])
+def test_a_level_that_is_none_is_refused(specdecode: Specdecode, level: str) -> None:
+    result = specdecode("verdict", "--in", "-", "--out", "-", "--level", level, stdin="")
+    assert result.exit_code == INVALID
+    assert "--level" in result.stderr
+
+
+def test_a_higher_level_is_that_of_each_line(specdecode: Specdecode) -> None:
+    result = specdecode("verdict", "--in", "-", "--out", "-", "--level", "0.99", stdin=json.dumps(GOOD))
+    assert json.loads(result.stdout)["level"] == 0.99
+
+
+def test_files_that_cannot_be_used_are_named(specdecode: Specdecode, tmp_path: Path) -> None:
+    pairs_file = tmp_path / "pairs.jsonl"
+    assert f"--in: {pairs_file}: " in specdecode("verdict", "--in", pairs_file, "--out", "-").stderr
+    pairs_file.write_text(json.dumps(GOOD))
+    result = specdecode("verdict", "--in", pairs_file, "--out", pairs_file)
+    assert (result.exit_code, "is the file of --in" in result.stderr) == (INVALID, True)
+    assert specdecode("verdict", "--in", pairs_file, "--out", tmp_path / "no" / "v").exit_code == INVALID
+
+
+def test_nothing_in_is_nothing_out(specdecode: Specdecode) -> None:
+    assert verdicts(specdecode, "", "  ") == []
+
+
+def test_each_line_is_what_the_schema_says(specdecode: Specdecode) -> None:
+    for answer in verdicts(specdecode, *lines("a", [(1.0, 2.0)] * 9), "bad", exit_code=INVALID):
+        assert VerdictOutput.model_validate(answer).model_dump(mode="json") == answer
+
+
+def test_a_pipe_that_stays_open_is_answered_at_once() -> None:
+    command = [sys.executable, "-m", "specdecode_operator", "verdict", "--in", "-", "--out", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        for number in (1, 2):
+            process.stdin.write(json.dumps({**GOOD, "block": number}).encode() + b"\n")
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], 60)[0], "no answer while the pipe is open"
+            assert json.loads(process.stdout.readline())["block"] == number
+        process.stdin.close()
+        assert process.wait(60) == OK
