@@ -32,6 +32,10 @@ class Curve:
             if after <= before:
                 raise PayoffError(f"{after:g} tokens after {before:g}: name each number of tokens once, rising")
 
+    def knows(self, tokens: float) -> bool:
+        """Whether so many tokens lie among the points, or one point stands for all."""
+        return len(self.points) == 1 or self.points[0][0] <= tokens <= self.points[-1][0]
+
     def ms(self, tokens: float) -> float:
         """Return how long a pass with so many tokens takes."""
         if tokens <= self.points[0][0]:

@@ -55,7 +55,7 @@ class Truth:
     prompts: Prompts = PROMPTS
 
     def make(self, folder: Path, arrivals: str, requests: int, **prompts: Any) -> Made:
-        """Make a trace of it under a load."""
+        """Make a trace of it under a load, or one after the other with commas between."""
         folder.mkdir()
         asked = replace(self.prompts, **prompts)
         k = self.acceptance.num_speculative_tokens if self.acceptance else 0
@@ -69,7 +69,8 @@ class Truth:
                 speculative={"method": "eagle3", "num_speculative_tokens": k} if k else None,
             ),
         )
-        run.phases(folder, asked, [parse_arrivals(arrivals, requests, None)], "test")
+        phases = [parse_arrivals(each, requests, None) for each in arrivals.split(",")]
+        run.phases(folder, asked, phases, "test")
         return Made(folder)
 
 

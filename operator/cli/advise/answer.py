@@ -15,7 +15,7 @@ from specdecode_operator.payoff.speed_up import (
     memory_bound_speed_up,
     speed_up,
 )
-from specdecode_operator.payoff.step_cost import StepCosts
+from specdecode_operator.payoff.step_cost import Curve, StepCosts
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Question:
     costs: StepCosts | None = None
     loads: tuple[Load, ...] = ()
     size_ratio: float | None = None
+    captured: bool = False  # Whether acceptance and drafting are those of a capture
+    shortened: bool = False  # Whether its drafts were shorter than K at times
 
 
 def answer(question: Question) -> AdviseOutput:
@@ -88,15 +90,37 @@ def _assumptions(question: Question) -> Iterator[str]:
     acceptance, costs = question.acceptance, question.costs
     if acceptance is not None and len(acceptance.conditional) < question.k:
         yield f"positions after {len(acceptance.conditional)} are accepted as that one, of the drafts that got so far"
+    if question.shortened:
+        yield "drafts were shorter than K at times: the tokens that they lack count as refused"
+    if question.captured and costs is None:
+        yield "break-even takes the target's own step times: give --baseline, or --target-step-ms"
+    if question.captured and costs is not None:
+        yield "drafting takes what is left of a recorded step beside the target's pass over as many tokens"
     if acceptance is not None and costs is not None:
         yield "the best K takes later positions to be accepted as the last one known, of the drafts that got so far"
     if costs is not None:
+        yield from _beyond(question, costs.target)
         if len(costs.target.points) == 1:
             yield "a step of the target takes equally long whatever is in it: true of few requests (--verify-step-ms)"
         yield "requests decode all the time: prefill, and steps that a finished request leaves early, are not counted"
         yield "acceptance is the same at every load, and adaptive verification is off: under it acceptance reads low"
     if question.size_ratio is not None:
         yield "MBSU: a step takes as long as reading the weights of each pass; nothing else takes time"
+
+
+def _beyond(question: Question, target: Curve) -> Iterator[str]:
+    """Return what is said where steps are asked for that nobody measured."""
+    batches = [(load.batch, load.batch_alone) for load in question.loads]
+    crossing = _crossover(question)
+    if crossing is not None:
+        batches.append((crossing, crossing))
+    asked = [tokens for batch, alone in batches for tokens in (alone, batch * (question.k + 1))]
+    if beyond := [tokens for tokens in asked if not target.knows(tokens)]:
+        low, high = target.points[0][0], target.points[-1][0]
+        yield (
+            f"steps of {min(beyond):.4g} to {max(beyond):.4g} tokens were asked for, the target's times are known of "
+            f"{low:g} to {high:g}: below they stay as they are, above they go on"
+        )
 
 
 def advise_text(found: AdviseOutput) -> str:

@@ -11,28 +11,41 @@ from specdecode_operator.cli.advise.given import (
     counts,
     curve_of,
     loads_of,
+    refuse_several,
     refused_at,
     with_verification,
+)
+from specdecode_operator.cli.advise.measured import (
+    Measured,
+    acceptance_of_page,
+    draft_curve,
+    measured,
+    measured_batches,
+    plain_curve,
 )
 from specdecode_operator.cli.options import TableOrData
 from specdecode_operator.cli.outputs.printing import print_data
 from specdecode_operator.cli.terminal import say
-from specdecode_operator.payoff.step_cost import StepCosts
+from specdecode_operator.payoff.acceptance import Acceptance
+from specdecode_operator.payoff.step_cost import Curve, StepCosts
 
 
 def advise_command(  # noqa: PLR0913  each is an option
+    capture: options.Capture = None,
     *,
+    baseline: options.Baseline = None,
+    metrics: options.Metrics = None,
     acceptance: options.ByPosition = None,
     conditional_acceptance: options.Conditional = None,
     acceptance_rate: options.Rate = None,
     num_speculative_tokens: options.Tokens = None,
     target_step_ms: options.TargetStep = None,
     verify_step_ms: options.VerifyStep = None,
-    draft_step_ms: options.DraftStep = "0",
+    draft_step_ms: options.DraftStep = None,
     parallel_drafting: options.ParallelDrafting = False,
     target_context_ms: options.TargetContext = 0.0,
     draft_context_ms: options.DraftContext = 0.0,
-    batch: options.Batch = "1",
+    batch: options.Batch = None,
     context: options.Context = None,
     kv_tokens: options.KvTokens = None,
     kv_tokens_alone: options.KvTokensAlone = None,
@@ -41,31 +54,59 @@ def advise_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Say what speculation brings, by arithmetic: tokens a step, break-even acceptance, best K, by load and context.
 
-    The numbers are those that you measured. What is taken for granted is
-    said. It predicts nothing that was not measured: a comparison on your own
-    traffic decides.
+    The numbers are those that you measured, or that a capture and one without
+    speculation hold. What is taken for granted is said. It predicts nothing
+    that was not measured: a comparison on your own traffic decides.
 
     For example: specdecode advise --acceptance 0.8,0.6 --target-step-ms 1:20,64:24
     """
     from specdecode_operator.cli.advise.answer import Question, advise_text, answer  # noqa: PLC0415  not for --help
 
-    k = asked_k(num_speculative_tokens, acceptance or conditional_acceptance)
-    batches = counts(batch, "--batch")
+    shares = {"--acceptance": acceptance, "--conditional-acceptance": conditional_acceptance}
+    refuse_several({**shares, "--acceptance-rate": acceptance_rate, "--metrics": metrics, "CAPTURE": capture})
+    refuse_several({"--target-step-ms": target_step_ms, "--baseline": baseline})
+    refuse_several({"CAPTURE": capture, "--draft-step-ms": draft_step_ms})
+    speculating = None if capture is None else measured(capture, "CAPTURE")
+    plain = None if baseline is None else measured(baseline, "--baseline")
+    k, found = _acceptance(speculating, metrics, num_speculative_tokens, acceptance or conditional_acceptance)
+    batches = counts(batch, "--batch") if batch else measured_batches(speculating or plain)
     costs = None
+    target = None if plain is None else plain_curve(plain, "--baseline")
     if target_step_ms is not None:
+        target = with_verification(curve_of(target_step_ms, "--target-step-ms"), verify_step_ms, batches[0], k)
+    if target is not None:
+        draft = _draft(speculating, target, draft_step_ms, one_pass=parallel_drafting)
         with refused_at("--target-step-ms"):
-            target = with_verification(curve_of(target_step_ms, "--target-step-ms"), verify_step_ms, batches[0], k)
-            draft = curve_of(draft_step_ms, "--draft-step-ms")
             costs = StepCosts(target, draft, parallel_drafting, target_context_ms, draft_context_ms)
     question = Question(
         k=k,
-        acceptance=acceptance_of(acceptance, conditional_acceptance, acceptance_rate, k),
+        acceptance=found or acceptance_of(acceptance, conditional_acceptance, acceptance_rate, k),
         costs=costs,
         loads=loads_of(batches, context, kv_tokens, kv_tokens_alone),
         size_ratio=size_ratio,
+        captured=speculating is not None,
+        shortened=speculating is not None and speculating.shortened,
     )
-    found = answer(question)
+    said = answer(question)
     if output is TableOrData.TABLE:
-        say(advise_text(found))
+        say(advise_text(said))
     else:
-        print_data(found, output)
+        print_data(said, output)
+
+
+def _acceptance(
+    speculating: Measured | None, metrics: str | None, k: int | None, shares: str | None
+) -> tuple[int, Acceptance | None]:
+    """Return K, and the acceptance where it was measured: that asked for, else that of what was measured."""
+    if speculating is not None:
+        return k or asked_k(speculating.k or None, None), speculating.acceptance
+    if metrics is not None:
+        counted, acceptance = acceptance_of_page(metrics)
+        return k or counted, acceptance
+    return asked_k(k, shares), None
+
+
+def _draft(speculating: Measured | None, target: Curve, given: str | None, *, one_pass: bool) -> Curve:
+    if speculating is not None:
+        return draft_curve(speculating, target, "CAPTURE", one_pass=one_pass)
+    return curve_of(given or "0", "--draft-step-ms")

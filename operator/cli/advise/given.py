@@ -1,7 +1,7 @@
 """What the options of `advise` say, as numbers of `payoff`."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -25,12 +25,15 @@ def refused_at(option: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def acceptance_of(by_position: str | None, conditional: str | None, rate: float | None, k: int) -> Acceptance | None:
-    """Return the acceptance that one of three options gives; None where none does."""
-    given = {"--acceptance": by_position, "--conditional-acceptance": conditional, "--acceptance-rate": rate}
+def refuse_several(given: Mapping[str, object]) -> None:
+    """End where more than one of some options says the same thing."""
     named = [option for option, value in given.items() if value is not None]
     if len(named) > 1:
         raise typer.BadParameter(f"is given beside {named[0]}: give one of them", param_hint=named[1])
+
+
+def acceptance_of(by_position: str | None, conditional: str | None, rate: float | None, k: int) -> Acceptance | None:
+    """Return the acceptance that one of three options gives; None where none does."""
     if by_position is not None:
         with refused_at("--acceptance"):
             return Acceptance.by_position(numbers(by_position, "--acceptance"))

@@ -1,11 +1,24 @@
 """The options of `advise`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specdecode_operator.payoff.acceptance import LARGEST_K
 
+Capture = Annotated[
+    Path | None,
+    typer.Argument(help="A capture's folder: its K, its acceptance, and how long its steps took.", show_default=False),
+]
+Baseline = Annotated[
+    Path | None,
+    typer.Option("--baseline", help="A capture without speculation: how long the target's steps take, by requests."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="FILE", help="An engine's /metrics, saved: acceptance since its start."),
+]
 ByPosition = Annotated[
     str | None,
     typer.Option(
@@ -53,10 +66,8 @@ VerifyStep = Annotated[
     ),
 ]
 DraftStep = Annotated[
-    str,
-    typer.Option(
-        "--draft-step-ms", metavar="MS", help="One pass of the draft, likewise; nothing for ngram and suffix."
-    ),
+    str | None,
+    typer.Option("--draft-step-ms", metavar="MS", help="One pass of the draft, likewise. Absent: 0, as with ngram."),
 ]
 ParallelDrafting = Annotated[
     bool, typer.Option("--parallel-drafting", help="The draft proposes all K tokens in one pass.")
@@ -66,7 +77,10 @@ TargetContext = Annotated[
 ]
 DraftContext = Annotated[float, typer.Option("--draft-context-ms", help="What they add to a pass of the draft.")]
 Batch = Annotated[
-    str, typer.Option("--batch", metavar="REQUESTS", help="Requests that decode at once; several: 1,8,32.")
+    str | None,
+    typer.Option(
+        "--batch", metavar="REQUESTS", help="Requests that decode at once; several: 1,8,32. Absent: as captured, or 1."
+    ),
 ]
 Context = Annotated[
     str | None, typer.Option("--context", metavar="TOKENS", help="Tokens of each of them; several: 2000,32000.")

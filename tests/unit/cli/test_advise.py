@@ -73,6 +73,13 @@ def test_context_that_is_read_makes_steps_longer(specdecode: Specdecode) -> None
     assert long["break_even_acceptance"] > short["break_even_acceptance"]
 
 
+def test_steps_that_nobody_measured_are_said(specdecode: Specdecode) -> None:
+    within = _asked(specdecode, "-K", 1, *MEASURED, "--batch", "1,256")
+    beyond = _asked(specdecode, "-K", 1, *MEASURED, "--batch", "1,257")
+    assert not any("were asked for" in each for each in within["assumptions"])
+    assert any("steps of 514 to 514 tokens were asked for" in each for each in beyond["assumptions"])
+
+
 def test_mbsu_takes_the_ratio_of_sizes(specdecode: Specdecode) -> None:
     found = _asked(specdecode, "--acceptance", "0.8,0.6,0.45", "--size-ratio", 0.1)
     assert found["memory_bound_speed_up"] == pytest.approx(2.85 / 1.3)
