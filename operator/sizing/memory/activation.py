@@ -12,7 +12,7 @@ from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import described
 from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
 from specdecode_operator.sizing.memory.latent import latent_parts_bytes, profiles_latent_parts
-from specdecode_operator.sizing.memory.proposing import proposing_bytes
+from specdecode_operator.sizing.memory.proposing import joining_bytes, proposing_bytes
 from specdecode_operator.sizing.memory.refining import refining_bytes, refining_scratch_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
 from specdecode_operator.sizing.model.geometry import ModelGeometry
@@ -59,7 +59,8 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
         peak = max(peak, described(drafting, "in the draft's step"), described(sampling, "in sampling"))
         if draft is not None and pair.era.runner is Runner.V2:
             proposing = _proposing_bytes(pair, draft[0], split.tensor) + states_bytes + given
-            peak = max(peak, described(proposing, "in proposing"))
+            joining = joining_bytes(pair, draft[0]) + states_bytes + given
+            peak = max(peak, described(proposing, "in proposing"), described(joining, "in joining states"))
             kept += refining_scratch_bytes(pair, draft[0])
     kept = described(kept, "held beside it")
     if not target.tower.item_tokens:

@@ -34,6 +34,18 @@ def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
     return (tokens + rows) * draft.hidden_size * draft.dtype_bytes + _logits_bytes(pair, draft, rows, tensor)
 
 
+def joining_bytes(pair: Pair, draft: ModelGeometry) -> int:
+    """Return a step's states of several layers side by side, and what a head makes of them; 0 where it joins none.
+
+    vLLM, combine_hidden_states, called with their torch.cat while the states themselves are still held.
+    """
+    states = draft.head.auxiliary_states if draft.head else 0
+    if not states:
+        return 0
+    width = states * pair.target.hidden_size * pair.target.dtype_bytes + draft.hidden_size * draft.dtype_bytes
+    return pair.limits.max_num_batched_tokens * width
+
+
 def _logits_bytes(pair: Pair, draft: ModelGeometry, rows: int, tensor: int) -> int:
     """Return the logits while they are gathered over the ranks, or what is made of them then.
 

@@ -84,6 +84,17 @@ def test_others_propose_one_token_a_request(limits: EngineLimits) -> None:
     assert proposing(model) == (T + 512) * 1024 * 2 + 512 * V * 2
 
 
+def test_states_of_several_layers_are_joined_while_they_are_held(limits: EngineLimits) -> None:
+    """Where the layers are so divided, and the requests so few, that nothing else takes as much."""
+    pair = qwen(limits, "dflash", max_num_seqs=16)
+    assert pair.draft is not None
+    assert pair.draft.head is not None
+    states = pair.draft.head.auxiliary_states
+    assert activation_bytes(pair, Parallelism(8)) == T * H * 2 * (1 + states + states + 1)
+    older = replace(pair, limits=replace(pair.limits, engine_version="0.23.0"))
+    assert activation_bytes(older, Parallelism(8)) < activation_bytes(pair, Parallelism(8))
+
+
 @pytest.mark.parametrize(
     ("version", "method", "requests"),
     [("0.30.0", "dflash", 512), ("0.31.0", "dflash", 256), ("0.31.0", "dspark", 292), ("0.31.0", "eagle3", 512)],
