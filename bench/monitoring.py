@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure, find_figure
-from specdecode_operator.monitoring.measures import DEPLOYMENT_LABEL, DEPLOYMENT_LEVEL
+from specdecode_operator.monitoring.measures import DEPLOYMENT_LABEL, DEPLOYMENT_LEVEL, Scope
 
 FOLDER: Final = Path(__file__).parents[1] / "charts/specdecode-operator/files"
 _HEAD: Final = "# Written by ./just docs from operator/monitoring/figures.py, which says what each figure means.\n"
@@ -93,7 +93,7 @@ def files() -> dict[str, str]:
 def recording_rules() -> dict[str, Any]:
     """Return the recorded figures, as a file of rules of Prometheus."""
     rules = [
-        {"record": figure.recorded(level), "expr": figure.promql(level)}
+        {"record": figure.recorded(level), "expr": figure.promql(Scope(level))}
         for figure in FIGURES
         for level in figure.levels
     ]

@@ -19,6 +19,7 @@ class _Commands(LazyGroup):
         "estimate": "estimate:estimate_command",
         "advise": "advise.command:advise_command",
         "verdict": "verdict.command:verdict_command",
+        "figures": "figures.command:figures_command",
         "explain": "plan.explain:explain_command",
         "render": "render.command:render_command",
         "init": "init:init_command",

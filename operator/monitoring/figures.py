@@ -13,11 +13,12 @@ from specdecode_operator.monitoring.measures import (
     Quantile,
     Rate,
     Ratio,
+    Scope,
     Spread,
     Within,
 )
 
-WINDOW: Final = "5m"
+WINDOW: Final = Scope().window
 """What a recorded figure is taken over: ten scrapes at the usual interval."""
 
 ANSWERED: Final = "stop|length"
@@ -51,9 +52,9 @@ class Figure:
     levels: tuple[tuple[str, ...], ...] = (DEPLOYMENT_LEVEL,)
     """What it is recorded for; empty where a limit has to be put in first."""
 
-    def promql(self, level: tuple[str, ...] = DEPLOYMENT_LEVEL, window: str = WINDOW) -> str:
+    def promql(self, scope: Scope = Scope()) -> str:  # noqa: B008  it is frozen
         """Return the expression."""
-        return self.measure.promql(level, window)
+        return self.measure.promql(scope)
 
     def recorded(self, level: tuple[str, ...] = DEPLOYMENT_LEVEL) -> str:
         """Return the name of the recorded series, in the form level:figure:window; a gauge has no window."""

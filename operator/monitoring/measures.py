@@ -1,21 +1,56 @@
-"""How a figure is taken from vLLM's counters, as PromQL: over a window, for each deployment or each pod."""
+"""How a figure is taken from vLLM's counters: as PromQL, and of engines' own pages, to the same number."""
 
+import math
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Protocol
+
+from specdecode_operator.monitoring.growth import Growth
 
 DEPLOYMENT_LABEL: Final = "specdecode_deployment"
 """The label that a series of an engine has from the label of its pod, ``specdecode.io/deployment``."""
 
 DEPLOYMENT_LEVEL: Final = ("namespace", DEPLOYMENT_LABEL)
 POD_LEVEL: Final = (*DEPLOYMENT_LEVEL, "pod")
+_FEWEST_BUCKETS: Final = 2
+
+Values = dict[str, float]
+"""Of a figure: by the label that tells them apart, or one under the empty text. None where there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Of which engines, by which labels, and over how long."""
+
+    level: tuple[str, ...] = DEPLOYMENT_LEVEL
+    window: str = "5m"
+    namespace: str | None = None
+    deployment: str | None = None
+    """One deployment, by names of Kubernetes; None means all of the operator's."""
+
+    def chosen(self) -> list[str]:
+        """Return the matchers: a Prometheus may have engines of others."""
+        if self.deployment is None:
+            return [f'{DEPLOYMENT_LABEL}!=""']
+        return [f'namespace="{self.namespace}"', f'{DEPLOYMENT_LABEL}="{self.deployment}"']
+
+    def by(self, *labels: str) -> str:
+        """Return the labels of a sum, with some more."""
+        return ", ".join((*self.level, *labels))
 
 
 class Measure(Protocol):
     """A way to take a figure."""
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:
+    def promql(self, scope: Scope) -> str:
         """Return the expression; it has no sample where there is nothing to divide by."""
+        ...
+
+    def values(self, growth: Growth) -> Values:
+        """Return what the same expression comes to for the engines of one deployment."""
         ...
 
     def series(self) -> frozenset[str]:
@@ -31,9 +66,25 @@ class Rate:
     matching: Mapping[str, str] = field(default_factory=dict)
     """Regular expressions that labels have to match."""
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:
+    def promql(self, scope: Scope) -> str:
         """Return the sum over pods and ranks."""
-        return f"sum by ({', '.join(level)}) (rate({_selected(self.counter, self.matching)}[{window}]))"
+        return self.promql_by(scope)
+
+    def promql_by(self, scope: Scope, *labels: str) -> str:
+        """Return the sum by some more labels."""
+        return f"sum by ({scope.by(*labels)}) (rate({_selected(self.counter, scope, self.matching)}[{scope.window}]))"
+
+    def values(self, growth: Growth) -> Values:
+        """Return the sum over pods and ranks."""
+        return self.values_by(growth, None)
+
+    def values_by(self, growth: Growth, label: str | None) -> Values:
+        """Return the sum by a label."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        for labels, rate in growth.rates.get(self.counter, ()):
+            if all(re.fullmatch(pattern, labels.get(name, "")) for name, pattern in self.matching.items()):
+                sums["" if label is None else labels.get(label, "")] += rate
+        return dict(sums)
 
     def series(self) -> frozenset[str]:
         """Return the counter."""
@@ -52,14 +103,20 @@ class Ratio:
     by: str | None = None
     """A label of the first counter to tell apart."""
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:
+    def promql(self, scope: Scope) -> str:
         """Return the ratio where the second counter grew."""
-        under = f"({self.under.promql(level, window)} > 0)"
+        under = f"({self.under.promql(scope)} > 0)"
         added = f"{self.plus} + " if self.plus else ""
         if self.by is None:
-            return f"{added}{self.over.promql(level, window)} / {under}"
-        over = self.over.promql((*level, self.by), window)
-        return f"{added}{over} / on ({', '.join(level)}) group_left () {under}"
+            return f"{added}{self.over.promql(scope)} / {under}"
+        return f"{added}{self.over.promql_by(scope, self.by)} / on ({scope.by()}) group_left () {under}"
+
+    def values(self, growth: Growth) -> Values:
+        """Return the ratio where the second counter grew."""
+        under = self.under.values(growth).get("", 0)
+        if under <= 0:
+            return {}
+        return {key: self.plus + over / under for key, over in self.over.values_by(growth, self.by).items()}
 
     def series(self) -> frozenset[str]:
         """Return both counters."""
@@ -73,9 +130,14 @@ class Difference:
     of: Rate
     less: Rate
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:
+    def promql(self, scope: Scope) -> str:
         """Return the difference."""
-        return f"{self.of.promql(level, window)} - {self.less.promql(level, window)}"
+        return f"{self.of.promql(scope)} - {self.less.promql(scope)}"
+
+    def values(self, growth: Growth) -> Values:
+        """Return the difference."""
+        of, less = self.of.values(growth), self.less.values(growth)
+        return {key: of[key] - less[key] for key in of.keys() & less.keys()}
 
     def series(self) -> frozenset[str]:
         """Return both counters."""
@@ -89,15 +151,31 @@ class Quantile:
     histogram: str
     quantile: float
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:
+    def promql(self, scope: Scope) -> str:
         """Return the quantile of what was observed in the window."""
         # Without an observation it is NaN, which no comparison lets pass.
-        return f"{self.interpolated(level, window)} >= 0"
+        return f"{self.interpolated(scope)} >= 0"
 
-    def interpolated(self, level: tuple[str, ...], window: str) -> str:
+    def interpolated(self, scope: Scope) -> str:
         """Return the same, NaN where nothing was observed."""
-        buckets = Rate(f"{self.histogram}_bucket").promql((*level, "le"), window)
-        return f"histogram_quantile({self.quantile:g}, {buckets})"
+        return f"histogram_quantile({self.quantile:g}, {self._buckets.promql_by(scope, 'le')})"
+
+    def values(self, growth: Growth) -> Values:
+        """Return the quantile as Prometheus takes it: linear within a bucket, and none beyond the last limit."""
+        by_limit = {float(limit): rate for limit, rate in self._buckets.values_by(growth, "le").items() if limit}
+        limits = sorted(by_limit)
+        if len(limits) < _FEWEST_BUCKETS or limits[-1] != math.inf or by_limit[math.inf] <= 0:
+            return {}
+        rank = self.quantile * by_limit[math.inf]
+        low, high = next(pair for pair in pairwise((0.0, *limits)) if by_limit[pair[1]] >= rank)
+        if high == math.inf:
+            return {"": low}
+        below = by_limit.get(low, 0.0)
+        return {"": low + (high - low) * (rank - below) / (by_limit[high] - below)}
+
+    @property
+    def _buckets(self) -> Rate:
+        return Rate(f"{self.histogram}_bucket")
 
     def series(self) -> frozenset[str]:
         """Return the buckets."""
@@ -111,10 +189,15 @@ class Spread:
     histogram: str
     quantile: float
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:
+    def promql(self, scope: Scope) -> str:
         """Return the ratio of the two quantiles."""
-        high, median = (Quantile(self.histogram, each).interpolated(level, window) for each in (self.quantile, 0.5))
+        high, median = (Quantile(self.histogram, each).interpolated(scope) for each in (self.quantile, 0.5))
         return f"{high} / ({median} > 0)"
+
+    def values(self, growth: Growth) -> Values:
+        """Return the ratio of the two quantiles."""
+        high, median = (Quantile(self.histogram, each).values(growth).get("", 0.0) for each in (self.quantile, 0.5))
+        return {"": high / median} if median > 0 else {}
 
     def series(self) -> frozenset[str]:
         """Return the buckets."""
@@ -128,10 +211,17 @@ class Within:
     histogram: str
     limit: str
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:
+    def promql(self, scope: Scope) -> str:
         """Return the share of what was observed in the window."""
-        within = Rate(f"{self.histogram}_bucket", {"le": self.limit})
-        return Ratio(within, Rate(f"{self.histogram}_count")).promql(level, window)
+        return self._share.promql(scope)
+
+    def values(self, growth: Growth) -> Values:
+        """Return the share of what was observed."""
+        return self._share.values(growth)
+
+    @property
+    def _share(self) -> Ratio:
+        return Ratio(Rate(f"{self.histogram}_bucket", {"le": self.limit}), Rate(f"{self.histogram}_count"))
 
     def series(self) -> frozenset[str]:
         """Return buckets and count."""
@@ -145,16 +235,20 @@ class Gauge:
     gauge: str
     largest: bool = False
 
-    def promql(self, level: tuple[str, ...], window: str) -> str:  # noqa: ARG002  a gauge has no window
+    def promql(self, scope: Scope) -> str:
         """Return the sum or maximum over pods and ranks."""
-        return f"{'max' if self.largest else 'sum'} by ({', '.join(level)}) ({_selected(self.gauge, {})})"
+        return f"{'max' if self.largest else 'sum'} by ({scope.by()}) ({_selected(self.gauge, scope, {})})"
+
+    def values(self, growth: Growth) -> Values:
+        """Return the sum or maximum over pods and ranks."""
+        said = [value for _, value in growth.gauges.get(self.gauge, ())]
+        return {"": max(said) if self.largest else sum(said)} if said else {}
 
     def series(self) -> frozenset[str]:
         """Return the gauge."""
         return frozenset({self.gauge})
 
 
-def _selected(name: str, matching: Mapping[str, str]) -> str:
-    """Select series of the operator's engines: a Prometheus may have those of others."""
-    matchers = [f'{DEPLOYMENT_LABEL}!=""', *(f'{label}=~"{pattern}"' for label, pattern in matching.items())]
+def _selected(name: str, scope: Scope, matching: Mapping[str, str]) -> str:
+    matchers = [*scope.chosen(), *(f'{label}=~"{pattern}"' for label, pattern in matching.items())]
     return f"{name}{{{', '.join(matchers)}}}"

@@ -15,10 +15,11 @@ class Printed(StrEnum):
     ESTIMATE = "estimate"
     ADVISE = "advise"
     VERDICT = "verdict"
+    FIGURES = "figures"
 
 
 def schema_command(command: Annotated[Printed, typer.Argument(help="Whose output it describes.")]) -> None:
-    """Print the JSON schema of what a command prints: plan, explain, advise with -o json, estimate, verdict a line."""
+    """Print the JSON schema of what a command prints with -o json, and estimate and verdict as a line for each case."""
     typer.echo(schema_text(command), nl=False)
 
 
@@ -29,6 +30,7 @@ def schema_text(command: Printed) -> str:
     from specdecode_operator.cli.outputs.advise import AdviseOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.estimate import EstimateOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.explain import ExplainOutput  # noqa: PLC0415
+    from specdecode_operator.cli.outputs.figures import FiguresOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.plan import PlanOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.verdict import VerdictOutput  # noqa: PLC0415
 
@@ -38,6 +40,7 @@ def schema_text(command: Printed) -> str:
         Printed.ESTIMATE: EstimateOutput,
         Printed.ADVISE: AdviseOutput,
         Printed.VERDICT: VerdictOutput,
+        Printed.FIGURES: FiguresOutput,
     }
     described = models[command].model_json_schema(mode="serialization")
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}

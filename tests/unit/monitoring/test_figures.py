@@ -6,7 +6,7 @@ import pytest
 
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.monitoring.figures import FIGURES, find_figure
-from specdecode_operator.monitoring.measures import POD_LEVEL
+from specdecode_operator.monitoring.measures import POD_LEVEL, Scope
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
@@ -20,7 +20,7 @@ def test_each_recorded_figure_has_a_name_of_its_own() -> None:
 
 
 def test_a_figure_is_taken_over_any_window_and_of_each_pod() -> None:
-    asked = find_figure("acceptance_rate").promql(POD_LEVEL, "1h")
+    asked = find_figure("acceptance_rate").promql(Scope(POD_LEVEL, "1h"))
     assert asked.count("sum by (namespace, specdecode_deployment, pod)") == 2
     assert asked.count("[1h]") == 2
     assert asked.count('specdecode_deployment!=""') == 2, "engines of others are never mixed in"

@@ -1,0 +1,177 @@
+"""A real Prometheus that scrapes a replayed engine as the chart says: it knows what the engine's own page says."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from bench.monitoring import FOLDER
+from devcluster.cluster.settings import free_ports
+from devcluster.host.packages import which
+from specdecode_operator.cli.main import app
+from specdecode_operator.monitoring.figures import FIGURES
+from specdecode_operator.monitoring.growth import Page, growth_between, read_page
+from specdecode_operator.monitoring.measures import Gauge, Rate
+from tests.support.prometheus import provide
+from tests.support.replay_process import replaying
+from tests.support.synthetic import Truth
+from tests.support.waiting import eventually
+
+REQUESTS = 16
+WINDOW_S = 120
+NAMES = frozenset().union(*(figure.measure.series() for figure in FIGURES))
+
+
+def target(url: str, deployment: str, port: str = "http") -> dict[str, Any]:
+    """What discovery in Kubernetes would say of a pod's port; Debian builds Prometheus without it."""
+    said = {
+        "namespace": "models",
+        "pod_name": f"{deployment}-0",
+        "pod_container_port_name": port,
+        "pod_label_app_kubernetes_io_managed_by": "specdecode-operator",
+        "pod_label_specdecode_io_deployment": deployment,
+    }
+    return {
+        "targets": [url.removeprefix("http://")],
+        "labels": {f"__meta_kubernetes_{name}": value for name, value in said.items()},
+    }
+
+
+@contextmanager
+def prometheus(folder: Path, targets: list[dict[str, Any]]) -> Iterator[str]:
+    """Run one with the chart's files; yields its URL."""
+    provide()
+    shutil.copytree(FOLDER, folder)
+    config = yaml.safe_load((FOLDER / "scrape.yaml").read_text())
+    for job in config["scrape_configs"]:
+        del job["kubernetes_sd_configs"]
+        job["static_configs"] = targets if job["job_name"] == "specdecode-engines" else []
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    (folder / "scrape.yaml").write_text(yaml.safe_dump(config))
+    (port,) = free_ports(1)
+    options = (f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}")
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [str(which("prometheus")), f"--config.file={folder / 'scrape.yaml'}", *options], stderr=log
+        )
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A Prometheus that has seen an engine answer, and the engine's own pages."""
+
+    url: str
+    before: Page
+    after: Page
+
+    def ask(self, query: str) -> dict[str, float]:
+        """Return the values of a query, by position or pod."""
+        return asked(self.url, query)
+
+
+def asked(url: str, query: str) -> dict[str, float]:
+    """Return the values of a query, by position or pod; nothing while it does not answer."""
+    try:
+        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, trust_env=False).json()
+    except httpx.TransportError:
+        return {}
+    series = answer["data"]["result"]
+    return {each["metric"].get("position") or each["metric"].get("pod", ""): float(each["value"][1]) for each in series}
+
+
+def look(url: str) -> Page:
+    """Read an engine's page."""
+    return read_page(httpx.get(f"{url}/metrics", trust_env=False).text, NAMES, time.monotonic())
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """An engine that rests, answers some requests and rests again, while a Prometheus looks."""
+    folder = tmp_path_factory.mktemp("watched")
+    Truth().make(folder / "made", "constant:100", REQUESTS)
+    with replaying(folder / "made" / "trace.jsonl") as engine:
+        targets = [target(engine, "llama"), target(engine, "other"), target(engine, "sidecar", "web")]
+        with prometheus(folder / "prometheus", targets) as url:
+            series = 'vllm:generation_tokens_total{specdecode_deployment="llama"}'
+            eventually(lambda: asked(url, f"count_over_time({series}[1h]) > 1"), "it has seen the engine at rest")
+            before = look(engine)
+            for _ in range(REQUESTS):
+                body = {"prompt": "a", "max_tokens": 500}
+                httpx.post(f"{engine}/v1/completions", json=body, trust_env=False, timeout=60).raise_for_status()
+            after = look(engine)
+            (tokens,) = (value for (name, _), value in after.counters.items() if f"{name}{{" in series)
+            eventually(lambda: asked(url, series).get("llama-0") == tokens, "it has seen what the engine says")
+            yield Watched(url, before, after)
+
+
+def figures(watched: Watched, name: str = "llama") -> dict[str, Any]:
+    """What the command says as that Prometheus knows it."""
+    options = ("-n", "models", "--prometheus", watched.url, "--over", str(WINDOW_S), "-o", "json")
+    done = CliRunner().invoke(app, ["figures", name, *options])
+    assert done.exit_code == 0, done.output
+    return {each["name"]: each for each in json.loads(done.stdout)["figures"]}
+
+
+def test_it_tells_the_figures_that_the_engines_own_pages_tell(watched: Watched) -> None:
+    growth = growth_between([(watched.before, watched.after)])
+    told = figures(watched)
+    scrapes = watched.ask('count_over_time(vllm:generation_tokens_total{specdecode_deployment="llama"}[1h])')["llama-0"]
+    seconds = watched.after.at_s - watched.before.at_s
+    compared = 0
+    for figure in FIGURES:
+        if not figure.levels or isinstance(figure.measure, Gauge):
+            continue
+        own = figure.measure.values(growth)
+        said = told[figure.name]["by_position"] or {"": told[figure.name]["value"]}
+        if figure.unit.endswith("/s"):
+            # It counts on for up to a scrape beyond the last one that it has seen.
+            counted, grown = said[""] * WINDOW_S, own[""] * seconds
+            assert grown * 0.999 <= counted <= grown * (1 + 1.2 / (scrapes - 1)), figure.name
+        else:
+            assert said == pytest.approx(own, rel=1e-6), figure.name
+        compared += bool(own and any(own.values()))
+    assert compared > 8
+    assert told["mean_acceptance_length"]["value"] > 1
+
+
+def test_it_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
+    def evaluated() -> bool:
+        groups = httpx.get(f"{watched.url}/api/v1/rules", trust_env=False).json()["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert not [rule.get("lastError") for rule in rules if rule["health"] == "err"]
+        return bool(rules) and all(rule["health"] == "ok" for rule in rules)
+
+    eventually(evaluated, "all rules were evaluated")
+    told = figures(watched)
+    recorded = {
+        figure.name: watched.ask(f'{figure.recorded()}{{specdecode_deployment="llama"}}')
+        for figure in FIGURES
+        if figure.levels and isinstance(figure.measure, Rate | Gauge)
+    }
+    assert all(recorded.values())
+    ratio = watched.ask('specdecode_deployment:mean_acceptance_length:5m{specdecode_deployment="llama"}')
+    assert ratio[""] == pytest.approx(told["mean_acceptance_length"]["value"], rel=1e-6)
+
+
+def test_a_deployment_is_told_apart_by_its_label(watched: Watched) -> None:
+    running = 'vllm:num_requests_running{specdecode_deployment!=""}'
+    assert set(watched.ask(running)) == {"llama-0", "other-0"}, "a port of another name is not asked"
+    options = ("-n", "elsewhere", "--prometheus", watched.url)
+    done = CliRunner().invoke(app, ["figures", "llama", *options])
+    assert done.exit_code == 2
+    assert "has no series with namespace=elsewhere and specdecode_deployment=llama" in " ".join(done.output.split())

@@ -1,0 +1,229 @@
+"""`specdecode figures`: engines that are looked at twice, a Prometheus, and what both may answer instead."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from specdecode_operator.cli.figures import sources, web
+from tests.support.figure_cases import page
+from tests.support.http_server import Quiet, serving
+from tests.unit.cli.conftest import Specdecode
+
+Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
+NOBODY = "http://127.0.0.1:9"
+FIVE_MINUTES_S = 300
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """Serve on the loopback; yields the URL."""
+
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answer(self)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with serving(HTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+@contextmanager
+def engine(*pages: str | None) -> Iterator[str]:
+    """An engine with one page after the other; None is one that is gone."""
+    left = list(pages)
+
+    def answer(_: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        text = left.pop(0)
+        return (404, b"") if text is None else (200, text.encode())
+
+    with answering(answer) as url:
+        yield url
+
+
+class _Clock:
+    """Time that only passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the time between two looks pass at once."""
+    monkeypatch.setattr(sources, "time", _Clock())
+
+
+def told(text: str) -> dict[str, dict[str, object]]:
+    """Figures of an answer as JSON."""
+    return {each["name"]: each for each in json.loads(text)["figures"]}
+
+
+@pytest.mark.usefixtures("clock")
+def test_engines_are_looked_at_twice_and_summed(specdecode: Specdecode) -> None:
+    with engine(page("a", 10), page("a", 15)) as a, engine(page("b", 10), page("b", 15)) as b:
+        done = specdecode("figures", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S, "-o", "json")
+    assert done.exit_code == 0, done.output
+    figures = told(done.stdout)
+    assert figures["output_tokens_per_second"]["value"] == pytest.approx(12)
+    assert figures["acceptance_rate"]["value"] == 0.5
+    assert figures["acceptance_rate_by_position"]["by_position"] == pytest.approx({"0": 0.7, "1": 0.5})
+    assert figures["kv_cache_usage"]["value"] == 0.75
+    assert "time_to_first_token_within_limit" not in figures, "nobody said a limit"
+    assert json.loads(done.stdout)["engines"] == 2
+
+
+@pytest.mark.usefixtures("clock")
+def test_one_that_vanishes_between_the_looks_is_left_out_and_told(specdecode: Specdecode) -> None:
+    with engine(page("a", 10), page("a", 15)) as a, engine(page("b", 10), None) as b:
+        done = specdecode("figures", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S)
+    assert done.exit_code == 0, done.output
+    assert "of 1 engine over 300 s" in done.stdout
+    assert "output_tokens_per_second          10 tokens/s" in done.stdout
+    assert f"left out: {b}" in done.stderr
+    assert "HTTP 404" in done.stderr
+
+
+@pytest.mark.usefixtures("clock")
+def test_limits_of_an_slo_are_told_as_shares(specdecode: Specdecode) -> None:
+    histogram = "vllm:time_to_first_token_seconds"
+    text = f'# TYPE {histogram} histogram\n{histogram}_bucket{{le="1.0"}} %d\n{histogram}_bucket{{le="+Inf"}} %d\n'
+    pages = [text % counts + f"{histogram}_count {counts[1]}\n" for counts in ((5, 10), (80, 110))]
+    with engine(*pages) as url:
+        done = specdecode("figures", "--engine", url, "--ttft-limit", 1, "--tpot-limit", 0.05, "-o", "json")
+    figures = told(done.stdout)
+    assert figures["time_to_first_token_within_limit"]["value"] == 0.75
+    assert figures["time_per_output_token_within_limit"]["value"] is None
+
+
+@pytest.mark.usefixtures("clock")
+def test_engines_of_a_deployment_are_read_through_kubectl(
+    specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pod(name: str, ready: str, port: str) -> dict[str, object]:
+        containers = [
+            {"ports": [{"name": "metrics", "containerPort": 1}]},
+            {"ports": [{"name": port, "containerPort": 8000}]},
+        ]
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        return {"metadata": {"name": name, "namespace": "team"}, "spec": {"containers": containers}, "status": status}
+
+    pods = [pod("a", "True", "https"), pod("starts", "False", "http"), pod("odd", "True", "grpc")]
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": pods}))
+    (tmp_path / "page").write_text(page("a", 15))
+    kubectl = tmp_path / "kubectl"
+    lines = (f'echo "$*" >>{tmp_path}/calls', 'case "$*" in *--raw*) answer=page ;; *) answer=pods.json ;; esac')
+    kubectl.write_text("\n".join(("#!/bin/sh", *lines, f"cat {tmp_path}/$answer\n")))
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    done = specdecode("figures", "llama", "-n", "team", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["engines"] == 1
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert "specdecode.io/deployment=llama" in calls[0]
+    assert calls[1:] == ["--namespace=team get --raw /api/v1/namespaces/team/pods/https:a:8000/proxy/metrics"] * 2
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": pods[1:]}))
+    none = specdecode("figures", "llama", "-n", "team")
+    assert (none.exit_code, "llama has no engine that is ready" in none.output) == (2, True)
+
+
+def test_a_prometheus_is_asked_with_its_token_for_the_deployment_alone(specdecode: Specdecode, tmp_path: Path) -> None:
+    queries = []
+
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        assert request.headers["Authorization"] == "Bearer secret"
+        queries.append(parse_qs(urlsplit(request.path).query)["query"][0])
+        series = {"metric": {"namespace": "models", "specdecode_deployment": "llama"}, "value": [0, "0.25"]}
+        found = {"status": "success", "data": {"resultType": "vector", "result": [series]}}
+        return 200, json.dumps(found).encode()
+
+    (tmp_path / "token").write_text("secret\n")
+    options = ("-n", "models", "--over", 60, "--token-file", tmp_path / "token", "-o", "json")
+    with answering(answer) as url:
+        done = specdecode("figures", "llama", "--prometheus", f"{url}/", *options)
+    assert done.exit_code == 0, done.output
+    assert told(done.stdout)["acceptance_rate"]["value"] == 0.25
+    chosen = 'namespace="models", specdecode_deployment="llama"'
+    assert all(chosen in query for query in queries)
+    assert any("[60s]" in query for query in queries)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, b"", "refuses with 401: give --token-file"),
+        (403, b"", "refuses with 403"),
+        (302, b"", "answers with HTTP 302"),
+        (503, b"starting", "answers with HTTP 503"),
+        (400, b'{"status":"error","error":"bad query"}', "it says bad query"),
+        (200, b"hello", "no Prometheus"),
+        (200, b'{"status":"success","data":{"resultType":"vector","result":[]}}', "has no series with"),
+        (200, b" " * (5 * 2**20), "answers with more than"),
+    ],
+)
+def test_what_a_prometheus_may_answer_instead(specdecode: Specdecode, status: int, body: bytes, said: str) -> None:
+    with answering(lambda _: (status, body)) as url:
+        done = specdecode("figures", "llama", "-n", "models", "--prometheus", url)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_a_slow_prometheus_is_not_waited_for(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_DEADLINE_S", 0.05)
+
+    given_up = threading.Event()
+
+    def answer(_: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        given_up.wait(60)
+        return 200, b""
+
+    with answering(answer) as url:
+        done = specdecode("figures", "llama", "-n", "models", "--prometheus", url)
+        given_up.set()
+    assert (done.exit_code, "does not answer within" in done.output) == (2, True)
+
+
+def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("sec\nret")
+    done = specdecode("figures", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", tmp_path / "token")
+    assert (done.exit_code, "holds no token" in " ".join(done.output.split())) == (2, True)
+    assert "nret" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "NAME, --engine"),
+        (("llama", "--engine", NOBODY), "NAME, --engine"),
+        (("--engine", NOBODY, "--prometheus", NOBODY), "NAME, --engine"),
+        (("llama", "--prometheus", NOBODY), "--namespace: give it"),
+        (("llama", "--token-file", "t"), "--token-file: it is for --prometheus"),
+        (("llama", "-n", "n", "--prometheus", NOBODY, "--token-file", "/none"), "--token-file: /none cannot be read"),
+        (('x"}) or vector(1', "-n", "n", "--prometheus", NOBODY), "is not a name of Kubernetes"),
+        (("llama", "-n", "n", "--prometheus", NOBODY), "does not answer"),
+        (("llama", "-n", "n", "--prometheus", "file:///etc/passwd"), "does not answer"),
+        (("--engine", NOBODY), "does not answer"),
+        (("--engine", "http://[", "--over", "5"), "does not answer"),
+        (("--engine", NOBODY, "--over", "0"), "must be greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_a_line(specdecode: Specdecode, arguments: tuple[str, ...], said: str) -> None:
+    done = specdecode("figures", *arguments)
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.output.replace("│", "").split())
+    assert done.exception is None or isinstance(done.exception, SystemExit)

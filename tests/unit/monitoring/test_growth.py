@@ -1,0 +1,83 @@
+"""Figures of engines' own pages: the same numbers as Prometheus makes of them, and nothing of what cannot be read."""
+
+import pytest
+
+from specdecode_operator.monitoring.figures import FIGURES, find_figure
+from specdecode_operator.monitoring.growth import Growth, Page, UnreadablePageError, growth_between, read_page
+from tests.support.figure_cases import expected, page
+
+NAMES = frozenset().union(*(figure.measure.series() for figure in FIGURES))
+DRAFTS, ACCEPTED = (f"vllm:spec_decode_num_{each}_total" for each in ("drafts", "accepted_tokens"))
+FIVE_MINUTES_S = 300
+
+
+def read(text: str, at_s: float) -> Page:
+    """Read a page for all figures."""
+    return read_page(text, NAMES, at_s)
+
+
+def grown(before: str, after: str, seconds: float = 10) -> Growth:
+    """What one engine did between two pages."""
+    return growth_between([(read(before, 0), read(after, seconds))])
+
+
+@pytest.mark.parametrize(("name", "values"), list(expected()), ids=lambda each: each if isinstance(each, str) else "")
+def test_pages_give_the_figures_that_prometheus_gives(name: str, values: dict[str, float]) -> None:
+    looks = [(read(page(pod, 10), 0), read(page(pod, 15), FIVE_MINUTES_S)) for pod in ("a", "b")]
+    assert find_figure(name).measure.values(growth_between(looks)) == pytest.approx(values, rel=1e-3)
+
+
+def test_all_recorded_figures_are_compared() -> None:
+    assert {name for name, _ in expected()} == {figure.name for figure in FIGURES if figure.levels}
+
+
+def test_an_engine_that_began_anew_counts_from_zero() -> None:
+    growth = grown(f"{DRAFTS} 1000\n{ACCEPTED} 2000\n", f"{DRAFTS} 10\n{ACCEPTED} 5\n")
+    assert find_figure("mean_acceptance_length").measure.values(growth) == {"": 1.5}
+
+
+def test_without_traffic_no_ratio_is_told() -> None:
+    text = page("a", 5)
+    growth = grown(text, text)
+    told = {figure.name: figure.measure.values(growth) for figure in FIGURES}
+    assert told["acceptance_rate"] == told["time_to_first_token_p99"] == told["time_per_output_token_spread"] == {}
+    assert told["output_tokens_per_second"] == {"": 0}
+    assert told["kv_cache_usage"] == {"": 0.25}
+
+
+def test_what_was_not_there_before_has_nothing_to_compare_with() -> None:
+    growth = grown(f"{DRAFTS} 1\n", f"{DRAFTS} 2\n{ACCEPTED} 5000\n")
+    assert find_figure("acceptance_rate").measure.values(growth) == {}
+
+
+def test_an_engine_without_speculation_has_its_other_figures() -> None:
+    growth = grown("vllm:generation_tokens_total 0\n", "vllm:generation_tokens_total 50\n")
+    told = {figure.name: figure.measure.values(growth) for figure in FIGURES}
+    assert {name for name, values in told.items() if values} == {"output_tokens_per_second"}
+    assert told["output_tokens_per_second"] == {"": 5}
+
+
+def test_beyond_the_last_bucket_a_quantile_is_its_limit() -> None:
+    histogram = "vllm:time_to_first_token_seconds"
+    text = f'# TYPE {histogram} histogram\n{histogram}_bucket{{le="1.0"}} %d\n{histogram}_bucket{{le="+Inf"}} %d\n'
+    growth = grown(text % (0, 0), text % (10, 100))
+    assert find_figure("time_to_first_token_p99").measure.values(growth) == {"": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not vLLM"),
+        ("<html>hello</html>", "not vLLM"),
+        (f"{DRAFTS} one\n", "not in Prometheus format"),
+        (f"{DRAFTS} NaN\n", "cannot be"),
+        (f"{DRAFTS} -1\n", "cannot be"),
+        (f"{DRAFTS} +Inf\n", "cannot be"),
+        (f'{DRAFTS}{{a="{"x" * 20_000}"}} 1\n', "more is said"),
+        ("".join(f'{DRAFTS}{{a="{number}"}} 1\n' for number in range(20_001)), "more is said"),
+    ],
+    ids=["empty", "html", "words", "nan", "negative", "infinite", "long line", "many lines"],
+)
+def test_what_is_no_page_of_an_engine_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UnreadablePageError, match=said):
+        read(text, 0)
