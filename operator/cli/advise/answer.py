@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specdecode_operator.cli.outputs.advise import AdviseOutput, LoadOutput, PositionOutput
+from specdecode_operator.cli.outputs.advise import AdviseOutput, LoadOutput, PositionOutput, PrefixCacheOutput
 from specdecode_operator.cli.plan.tables import aligned
 from specdecode_operator.payoff.acceptance import Acceptance
 from specdecode_operator.payoff.speed_up import (
@@ -28,6 +28,7 @@ class Question:
     loads: tuple[Load, ...] = ()
     size_ratio: float | None = None
     captured: bool = False  # Whether acceptance and drafting are those of a capture
+    prefix: PrefixCacheOutput | None = None
     shortened: bool = False  # Whether its drafts were shorter than K at times
 
 
@@ -44,6 +45,7 @@ def answer(question: Question) -> AdviseOutput:
         memory_bound_speed_up=None if tokens is None or ratio is None else memory_bound_speed_up(tokens, k, ratio),
         loads=[_at(load, question.costs, question) for load in question.loads] if question.costs else [],
         crossover_batch=_crossover(question),
+        prefix_cache=question.prefix,
         assumptions=list(_assumptions(question)),
     )
 
@@ -130,6 +132,8 @@ def advise_text(found: AdviseOutput) -> str:
         parts.append(f"MBSU: {found.memory_bound_speed_up:.2f}x")
     if found.crossover_batch is not None:
         parts.append(f"K {found.num_speculative_tokens} no longer pays from {found.crossover_batch:,} requests on")
+    if found.prefix_cache is not None:
+        parts.append(_prefix_text(found.prefix_cache))
     parts += [f"note: {each}" for each in found.assumptions]
     return "\n".join(part for part in parts if part)
 
@@ -172,6 +176,17 @@ def _loads_text(found: AdviseOutput) -> str:
             )
         )
     return "\n".join(aligned(rows))
+
+
+def _prefix_text(found: PrefixCacheOutput) -> str:
+    kind = f"prefix cache, {found.method} in vLLM {found.engine_version}"
+    if not found.mean_lost_tokens:
+        return f"{kind}: nothing is lost"
+    text = f"{kind}: {found.mean_lost_tokens:g} tokens of each prefix are lost on average"
+    if found.shared_tokens is None or found.lost_tokens is None:
+        return text
+    share = f"{100 * found.lost_tokens / found.shared_tokens:.1f} %"
+    return f"{text}; of {found.shared_tokens:,} that prompts share {found.lost_tokens:,} are computed again ({share})"
 
 
 def _times(value: float | None) -> str:

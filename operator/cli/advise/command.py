@@ -23,7 +23,7 @@ from specdecode_operator.cli.advise.measured import (
     measured_batches,
     plain_curve,
 )
-from specdecode_operator.cli.options import TableOrData
+from specdecode_operator.cli.options import MethodOption, TableOrData, VersionOption
 from specdecode_operator.cli.outputs.printing import print_data
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.payoff.acceptance import Acceptance
@@ -50,6 +50,10 @@ def advise_command(  # noqa: PLR0913  each is an option
     kv_tokens: options.KvTokens = None,
     kv_tokens_alone: options.KvTokensAlone = None,
     size_ratio: options.SizeRatio = None,
+    method: MethodOption = None,
+    engine_version: VersionOption = None,
+    block_size: options.BlockSize = None,
+    shared_prefix: options.SharedPrefix = None,
     output: Annotated[TableOrData, typer.Option("--output", "-o", help="How to print the answer.")] = TableOrData.TABLE,
 ) -> None:
     """Say what speculation brings, by arithmetic: tokens a step, break-even acceptance, best K, by load and context.
@@ -61,6 +65,7 @@ def advise_command(  # noqa: PLR0913  each is an option
     For example: specdecode advise --acceptance 0.8,0.6 --target-step-ms 1:20,64:24
     """
     from specdecode_operator.cli.advise.answer import Question, advise_text, answer  # noqa: PLC0415  not for --help
+    from specdecode_operator.cli.advise.prefix import prefix_cache  # noqa: PLC0415
 
     shares = {"--acceptance": acceptance, "--conditional-acceptance": conditional_acceptance}
     refuse_several({**shares, "--acceptance-rate": acceptance_rate, "--metrics": metrics, "CAPTURE": capture})
@@ -85,6 +90,7 @@ def advise_command(  # noqa: PLR0913  each is an option
         loads=loads_of(batches, context, kv_tokens, kv_tokens_alone),
         size_ratio=size_ratio,
         captured=speculating is not None,
+        prefix=prefix_cache(method, engine_version, block_size, shared_prefix, speculating),
         shortened=speculating is not None and speculating.shortened,
     )
     said = answer(question)

@@ -35,6 +35,10 @@ class Measured:
     acceptance: Acceptance | None
     shortened: bool  # Whether drafts were shorter than K, which counts as refused
     step_ms: Mapping[int, float]
+    # As its header says; None where it does not
+    method: str | None = None
+    version: str | None = None
+    block_tokens: int | None = None
 
 
 @contextmanager
@@ -62,7 +66,17 @@ def measured(path: Path, option: str) -> Measured:
         if k > LARGEST_K:
             raise typer.BadParameter(f"K is {k}: at most {LARGEST_K} is looked at", param_hint=option)
         acceptance, shortened = _counted(recording, k)
-        return Measured(k, acceptance, shortened, _step_ms(recording, k))
+        meta = recording.meta
+        method = (meta.speculative or {}).get("method")
+        return Measured(
+            k=k,
+            acceptance=acceptance,
+            shortened=shortened,
+            step_ms=_step_ms(recording, k),
+            method=method if isinstance(method, str) else None,
+            version=meta.vllm_version,
+            block_tokens=meta.block_size,
+        )
 
 
 def _counted(recording: "Recording", k: int) -> tuple[Acceptance | None, bool]:

@@ -98,3 +98,17 @@ SizeRatio = Annotated[
         "--size-ratio", min=0.0, max=100.0, help="Bytes of the draft's weights over those of the target's, for MBSU."
     ),
 ]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        min=1,
+        max=1_048_576,
+        show_default=False,
+        help="Tokens in a block of the KV cache, for the prefix-cache tax. Absent: as captured, or 16.",
+    ),
+]
+SharedPrefix = Annotated[
+    int | None,
+    typer.Option("--shared-prefix", min=1, max=2**31, help="Tokens with which prompts begin alike, with --method."),
+]

@@ -45,6 +45,25 @@ class LoadOutput(Output):
     """That speed-up."""
 
 
+class PrefixCacheOutput(Output):
+    """What the draft costs of the prefix cache."""
+
+    method: str
+    """How tokens are proposed."""
+    engine_version: str
+    """vLLM's version."""
+    block_tokens: int
+    """Tokens in a block of the KV cache."""
+    mean_lost_tokens: float
+    """Tokens that a prefix of at least a block loses, over all lengths alike."""
+    shared_tokens: int | None
+    """Tokens with which prompts begin alike; null where it was not asked."""
+    found_tokens: int | None
+    """Tokens of them that are found in the cache."""
+    lost_tokens: int | None
+    """Tokens of them that would be found without speculation, and are computed again."""
+
+
 class AdviseOutput(Output):
     """The arithmetic of speculation for the numbers that were given."""
 
@@ -62,5 +81,7 @@ class AdviseOutput(Output):
     """One for each number of requests and context length; empty where no step times are known."""
     crossover_batch: int | None
     """Requests from which K no longer pays; null where it always does, or it is not known."""
+    prefix_cache: PrefixCacheOutput | None
+    """The prefix-cache tax; null without a method."""
     assumptions: list[str]
     """What was taken for granted."""

@@ -80,6 +80,17 @@ def test_steps_that_nobody_measured_are_said(specdecode: Specdecode) -> None:
     assert any("steps of 514 to 514 tokens were asked for" in each for each in beyond["assumptions"])
 
 
+def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode) -> None:
+    asked = ("-K", 3, "--shared-prefix", 4000, "--method")
+    dropped = _asked(specdecode, *asked, "eagle3", "--engine-version", "0.32", "--block-size", 32)["prefix_cache"]
+    assert (dropped["mean_lost_tokens"], dropped["found_tokens"], dropped["lost_tokens"]) == (32, 3968, 32)
+    ahead = _asked(specdecode, *asked, "eagle3", "--engine-version", "0.33")["prefix_cache"]
+    assert (ahead["mean_lost_tokens"], ahead["found_tokens"], ahead["lost_tokens"]) == (1, 3984, 16)
+    text = specdecode("advise", *asked, "eagle3", "--engine-version", "0.32").stdout
+    assert "of 4,000 that prompts share 16 are computed again (0.4 %)" in text
+    assert "prefix cache, ngram in vLLM" in specdecode("advise", *asked, "ngram").stdout
+
+
 def test_mbsu_takes_the_ratio_of_sizes(specdecode: Specdecode) -> None:
     found = _asked(specdecode, "--acceptance", "0.8,0.6,0.45", "--size-ratio", 0.1)
     assert found["memory_bound_speed_up"] == pytest.approx(2.85 / 1.3)
@@ -118,6 +129,10 @@ def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specd
         (("-K", 2, "--target-step-ms", "1", "--target-context-ms", "inf"), "milliseconds"),
         (("-K", 2, "--batch", "1.5"), "whole numbers"),
         (("-K", 2, "--batch", "1e300"), "whole numbers"),
+        (("-K", 2, "--shared-prefix", 5), "--method"),
+        (("-K", 2, "--method", "magic"), "is no method"),
+        (("-K", 2, "--method", "eagle", "--engine-version", "new"), "write it as"),
+        (("-K", 2, "--method", "eagle", "--engine-version", "0.20"), "was not read for this"),
         (("-K", 2, "--kv-tokens", 5), "--kv-tokens-alone"),
         (("-K", 2, "--kv-tokens", 5, "--kv-tokens-alone", 6), "--context"),
         (("-K", 2, "--kv-tokens", 7, "--kv-tokens-alone", 6, "--context", 2), "no more with it"),

@@ -70,6 +70,9 @@ def test_without_times_of_the_target_a_capture_gives_acceptance_alone(
     found = _asked(specdecode, captures[0])
     assert [each["of_all_drafts"] for each in found["acceptance"]] == pytest.approx(RATES, abs=0.04)
     assert found["loads"] == []
+    # vLLM's version is not in these captures' headers.
+    assert found["prefix_cache"]["method"] == "eagle3"
+    assert found["prefix_cache"]["block_tokens"] == 16
     assert any("--baseline" in each for each in found["assumptions"])
 
 
