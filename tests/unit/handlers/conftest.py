@@ -1,6 +1,7 @@
 """What the handlers talk to: an API server in memory, and our own client of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from kubernetes.aio.config import kube_config
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
 from tests.support.api_server import ApiServer
+from tests.support.http_server import serving
+from tests.unit.cluster.test_engine_probe import Metrics
+from tests.unit.handlers.reconciler_world import World
 
 
 @pytest.fixture
@@ -27,3 +31,15 @@ async def cluster(api: ApiServer) -> AsyncIterator[Cluster]:
     connected = await Cluster.connect()
     yield connected
     await connected.close()
+
+
+@pytest.fixture
+async def world(api: ApiServer, cluster: Cluster) -> World:
+    return World(api, cluster)
+
+
+@pytest.fixture
+def engine_port() -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), Metrics)
+    with serving(server):
+        yield server.server_port

@@ -18,7 +18,7 @@ from tests.support.decisions import desired_state
 from tests.support.model_caches import cached
 from tests.support.objects import parent
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100
-from tests.unit.deployment.pods.test_group_rollout import WIDE, spec_at
+from tests.unit.deployment.pods.groups import WIDE, spec_at
 
 
 class FakeCluster:

@@ -41,7 +41,7 @@ from tests.support.api_server import ApiServer, role_rights
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import H100, Body, tiny_cpu
-from tests.unit.deployment.pods.test_group_rollout import WIDE, spec_at
+from tests.unit.deployment.pods.groups import WIDE, spec_at
 from tests.unit.deployment.spec.test_model_facts import undescribed
 
 ROOT = Path(__file__).parents[3]

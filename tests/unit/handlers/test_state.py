@@ -28,7 +28,7 @@ from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import DEADLINE_S, until
 from tests.support.objects import H100, Body, tiny_cpu
-from tests.unit.deployment.pods.test_group_rollout import WIDE, spec_at
+from tests.unit.deployment.pods.groups import WIDE, spec_at
 
 LLAMA = Key("team", "llama")
 GROUPS = LEADER_WORKER_SET.qualified_plural

@@ -2,7 +2,7 @@
 
 from specdecode_operator.deployment.pods.group_history import UNSEEN
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
-from tests.unit.deployment.pods.test_group_rollout import desired_state_of, live, pod_of, pods_of, workload_of
+from tests.unit.deployment.pods.groups import desired_state_of, live, pod_of, pods_of, workload_of
 
 
 def test_groups_of_an_earlier_template_serve_until_theirs_have_their_turn() -> None:

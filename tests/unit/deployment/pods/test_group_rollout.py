@@ -1,23 +1,19 @@
-"""How far engines on several nodes are, what holds them up, and when one kind of engine gives way to the other."""
+"""How far engines on several nodes are, what holds them up, and what is known of them from one look to the next."""
 
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import count
-from typing import Any
 
 import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import Condition
-from specdecode_operator.deployment.changes import objects_to_apply, objects_to_delete, workloads_to_scale
-from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.history import update_group_history, update_last_good
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, observe_groups
-from specdecode_operator.deployment.pods.readiness import stalled
 from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good, with_crashes
 from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -30,61 +26,9 @@ from specdecode_operator.kube.labels import (
 from tests.support.decisions import desired_state
 from tests.support.objects import ended, parent, waiting
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100, STAGES, ngram
+from tests.unit.deployment.pods.groups import NOW, desired_state_of, live, pod_of, pods_of, workload_of
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_MEMORY = "ValueError: No available memory for the cache blocks."
-_uids = count(1)
-
-
-def pod_of(
-    template: Body, group: int, worker: int, *, ready: bool = True, deleted: bool = False, **status: Any
-) -> Body:
-    """A pod as a LeaderWorkerSet makes it."""
-    number = next(_uids)
-    metadata = {
-        **template["metadata"],
-        "name": f"llama-lws-{group}" + (f"-{worker}" if worker else ""),
-        "namespace": "default",
-        "uid": f"pod-{number}",
-        "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}Z",
-    }
-    metadata["labels"] = metadata["labels"] | {
-        "leaderworkerset.sigs.k8s.io/group-index": str(group),
-        "leaderworkerset.sigs.k8s.io/worker-index": str(worker),
-    }
-    if deleted:
-        metadata["deletionTimestamp"] = "2026-01-01T01:00:00Z"
-    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
-    return {"metadata": metadata, "status": {"conditions": conditions, **status}}
-
-
-def pods_of(workload: Body, groups: int = 1, *, ready: bool = True) -> list[Body]:
-    both = workload["spec"]["leaderWorkerTemplate"]
-    return [
-        pod
-        for group in range(groups)
-        for pod in (
-            pod_of(both["leaderTemplate"], group, 0, ready=ready),
-            pod_of(both["workerTemplate"], group, 1, ready=True),
-        )
-    ]
-
-
-def live(workload: Body, *, replicas: int = 1, updated: int = 1, ready: int = 1) -> Body:
-    """The workload with the counters that its controller writes."""
-    metadata = {**workload["metadata"], "uid": "lws-1", "generation": 1}
-    status = {"observedGeneration": 1, "availableReplicas": ready} if workload["kind"] == "Deployment" else {}
-    counts = {"replicas": replicas, "updatedReplicas": updated, "readyReplicas": ready}
-    return {**workload, "metadata": metadata, "status": status | counts}
-
-
-def desired_state_of(spec: Body = STAGES) -> DesiredState:
-    return desired_state(read_parent(parent(spec)), FOUR_H100, has_leader_worker_sets=True)
-
-
-def workload_of(desired: DesiredState) -> Body:
-    assert desired.workload is not None
-    return desired.workload
 
 
 def conditions(spec: Body, observation: Observation) -> dict[str, Condition]:
@@ -381,84 +325,6 @@ def test_groups_that_were_suspended_while_they_started_have_not_served(story: St
     story.look(changed, starting)
     story.seconds += 500_000
     assert story.look(changed, starting)["Ready"].reason == "EngineReadyTimeout"
-
-
-def spec_at(parallelism: dict[str, int], **changes: Any) -> Body:
-    return ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism=parallelism, **changes)
-
-
-WIDE = {"tensor": 8, "pipeline": 2}
-
-
-EARLIER = spec_at({"tensor": 4})
-
-
-def ends_earlier(desired: DesiredState, successor: Body | None, pods: list[Body]) -> bool:
-    """Whether the Deployment of an earlier spec is deleted."""
-    earlier = live(workload_of(desired_state_of(EARLIER)))
-    return earlier in objects_to_delete(desired, [earlier], successor, pods)
-
-
-def test_where_gpus_are_scarce_the_old_kind_goes_before_the_new_one_serves() -> None:
-    desired = desired_state_of(spec_at(WIDE))
-    assert ends_earlier(desired, live(workload_of(desired), ready=0), [])
-
-
-def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
-    desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
-    workload = workload_of(desired)
-    assert not ends_earlier(desired, None, [])
-    assert not ends_earlier(desired, live(workload, ready=0), pods_of(workload, ready=False))
-    assert ends_earlier(desired, live(workload), pods_of(workload))
-
-
-def test_what_was_seen_of_groups_stands_while_the_api_server_refuses_something() -> None:
-    """Then any live workload is looked at, which may be the Deployment that they are to replace."""
-    seen, earlier = GroupHistory("a", crashed=frozenset({("0", "0", "pod-1")})), workload_of(desired_state_of(EARLIER))
-    refused = Observation(live(earlier), blocked=stalled("ChildRefused", "no"))
-    assert update_group_history(seen, desired_state_of(spec_at(WIDE)), refused, None, 0.0) == seen
-
-
-def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_ends() -> None:
-    desired = desired_state_of(spec_at(WIDE, rollout={"paused": True}))
-    earlier = live(workload_of(desired_state_of(EARLIER)))
-    assert not ends_earlier(desired, None, [])
-    kinds = [child["kind"] for child in objects_to_apply(desired, [earlier])]
-    assert "LeaderWorkerSet" not in kinds
-    assert "Service" in kinds
-    assert "LeaderWorkerSet" in [child["kind"] for child in objects_to_apply(desired, [])], (
-        "a first start is no rollout"
-    )
-
-
-def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> None:
-    spec = spec_at(WIDE, replicas=2, rollout={"paused": True})
-    desired, earlier = desired_state_of(spec), live(workload_of(desired_state_of(EARLIER)))
-    owner = read_parent(parent(spec))
-    assert workloads_to_scale(owner, desired, [earlier]) == [(earlier, 2)]
-    both = [earlier, live(workload_of(desired))]
-    assert workloads_to_scale(owner, desired, both) == [], "its successor started before the pause"
-    status = compose_status(owner, desired, Observation(replaced_workload=earlier), NOW)
-    ready = next(condition for condition in status.conditions if condition.type == "Ready")
-    assert ready.reason == "RolloutPaused"
-    assert "0 of 2 engines are of this spec, 1 serve in all" in ready.message
-    assert (status.replicas, status.ready_replicas) == (1, 1)
-
-
-def test_a_change_of_kind_is_complete_when_nothing_of_the_old_one_is_left() -> None:
-    desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
-    workload, earlier = workload_of(desired), live(workload_of(desired_state_of(EARLIER)))
-    assert isinstance(desired.outcome, Launch)
-    seen = Observation(live(workload), pods_of(workload))
-    assert rollout_of(desired.outcome, seen).complete
-    assert not rollout_of(desired.outcome, replace(seen, replaced_workload=earlier)).complete
-
-
-@pytest.mark.parametrize("idle", [{"suspend": True}, {"replicas": 0}])
-def test_where_no_engine_is_wanted_none_of_the_old_kind_stays_for_a_surge(idle: Body) -> None:
-    """A LeaderWorkerSet without groups has no counters at all."""
-    desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}, **idle))
-    assert ends_earlier(desired, {**live(workload_of(desired)), "status": {}}, [])
 
 
 def test_labels_tell_who_serves_and_who_only_computes() -> None:

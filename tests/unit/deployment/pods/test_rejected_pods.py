@@ -23,7 +23,7 @@ from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, deployment, parent, pod, tiny_cpu, waiting
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100
-from tests.unit.deployment.pods.test_group_rollout import WIDE, spec_at
+from tests.unit.deployment.pods.groups import WIDE, spec_at
 
 NO_CPU = "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 7900, capacity: 8000"
 RUNNING: Body = {"phase": "Running", "containerStatuses": [waiting("PodInitializing")]}
