@@ -50,7 +50,7 @@ def logging_config(
     noted: str = _NOTED,
 ) -> str:
     """Return the content of the file that VLLM_LOGGING_CONFIG_PATH names, with the format of vllm/logger.py."""
-    watches = level in _WATCHED_LEVELS
+    watch_handler = _watch(noted) if level in _WATCHED_LEVELS else {}
     config = {
         "version": 1,
         "disable_existing_loggers": False,
@@ -69,36 +69,25 @@ def logging_config(
                 "level": level,
                 "stream": "ext://sys.stdout",
             },
-            "lastWords": {
-                "class": "logging.FileHandler",
-                "formatter": "lastWords",
-                "level": "ERROR",
-                "filename": termination_log,
-                # Not opened before the first error.
-                "delay": True,
-            },
-            "coreDeath": {
-                "class": "logging.FileHandler",
-                "formatter": "lastWords",
-                "level": "WARNING",
-                "filename": termination_log,
-                "delay": True,
-            },
-            **(_watch(noted) if watches else {}),
+            "lastWords": _written_to(termination_log, "ERROR"),
+            "coreDeath": _written_to(termination_log, "WARNING"),
+            **watch_handler,
         },
         # Not a filter: what makes filters is called first, so that the handler's class is there.
-        "filters": {"runSettingsWatch": {"()": "runpy.run_path", "path_name": watch}} if watches else {},
+        "filters": {"runSettingsWatch": {"()": "runpy.run_path", "path_name": watch}} if watch_handler else {},
         "loggers": {
-            "vllm": {
-                "handlers": ["console", *_watch(noted)] if watches else ["console"],
-                "level": level,
-                "propagate": False,
-            },
+            "vllm": {"handlers": ["console", *watch_handler], "level": level, "propagate": False},
             **{speaker: {"handlers": ["lastWords"]} for speaker in _SPEAKERS},
             _CORE_CLIENT: {"handlers": ["coreDeath"]},
         },
     }
     return json.dumps(config, sort_keys=True)
+
+
+def _written_to(termination_log: str, level: str) -> Mapping[str, object]:
+    """Return a handler for last words, which opens no file before the first of them."""
+    handler = {"class": "logging.FileHandler", "formatter": "lastWords", "level": level}
+    return {**handler, "filename": termination_log, "delay": True}
 
 
 def _watch(noted: str) -> Mapping[str, object]:

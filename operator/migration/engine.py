@@ -110,10 +110,8 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
         builder.take(f"image {image}", "engine.version", version)
         builder.set("engine.image", image)
     if not profile.tested:
-        message = (
-            f"is newer than all that the operator knows: launched and sized as {profile.known_as}, with more margin"
-        )
-        builder.note(Outcome.DEFAULT, f"vLLM {version}", message)
+        newer = f"is newer than all that the operator knows: launched and sized as {profile.known_as}, with more margin"
+        builder.note(Outcome.DEFAULT, f"vLLM {version}", newer)
     return profile
 
 

@@ -75,7 +75,7 @@ def take_variables(
                 value = values[name] or ""
             if is_secret_variable(name, value):
                 message = (
-                    "holds a secret as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
+                    "holds a secret as plain text: put it into a Secret, and name that by valueFrom in podTemplate"
                 )
                 builder.decide("spec.engine.env", name, message)
                 continue

@@ -107,15 +107,19 @@ def observe_groups(  # noqa: PLR0913  all that is seen at once
     elif serve:
         return replace(before, served=True, waited_s=0.0, crashed=frozenset(), blocked=None)
     waited_s = 0.0 if before.served else now_s - before.first_seen_s
+    return _with_crashes(replace(before, waited_s=waited_s), pods, now_s)
+
+
+def _with_crashes(before: GroupHistory, pods: list[Body], now_s: float) -> GroupHistory:
+    """Return the history with the pods whose container ended."""
     # A pod that is being deleted was ended with its group, whatever its exit code says.
     crashed = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _crash_time(pod)]
     if not crashed:
-        return replace(before, waited_s=waited_s)
+        return before
     first, named = min(crashed, key=lambda pod: str(_crash_time(pod))), {_named(pod) for pod in crashed}
     anew = any(rejected_pod(pod) for pod in crashed) and not named <= before.crashed
     return replace(
         before,
-        waited_s=waited_s,
         crashed=before.crashed | named,
         blocked=blocked_pod(first) or before.blocked,
         rejected_s=now_s if anew else before.rejected_s,
