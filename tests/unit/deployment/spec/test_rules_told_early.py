@@ -22,8 +22,8 @@ from tests.unit.engine.test_launch_document import rows
 
 LARGE, SMALL = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 QWEN, QWEN_HEAD, LONG = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", {"maxModelLen": 8192}
-HEAD = SpeculationSettings(Method.EAGLE3, 3, draft_model="/models/head")
-MTP = SpeculationSettings(Method.MTP, 1)
+VL, OLD = "Qwen/Qwen3-VL-2B-Instruct", {"version": "0.29"}
+HEAD, MTP = SpeculationSettings(Method.EAGLE3, 3, draft_model="/models/head"), SpeculationSettings(Method.MTP, 1)
 
 
 def drafting(method: str, target: str, draft: str | None = None, k: int = 3, **more: Any) -> Body:
@@ -249,6 +249,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         ),
     ],
     "1 with `draft_model`": [(speculating(DRAFT_MODEL, pipeline_parallel_size=2), "layers of one stage")],
+    "1 with Qwen3-VL up to 0.29": [(drafting("ngram", VL, engine=OLD, parallelism={"pipeline": 2}), "several stages")],
     "with eagle3, dflash and dspark, a target that hands hidden states on between stages": [
         (drafting("eagle3", "Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", parallelism={"pipeline": 2}), "between")
     ],
