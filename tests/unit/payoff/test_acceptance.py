@@ -2,8 +2,11 @@
 
 import random
 from collections import Counter
+from math import prod
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdecode_operator.payoff.acceptance import Acceptance, PayoffError
 from specdecode_operator.payoff.step_cost import Curve, StepCosts
@@ -22,6 +25,17 @@ def test_tokens_of_a_step_and_shares_are_those_of_an_engine_that_throws_dice(con
     assert counted.tokens / counted.drafts == pytest.approx(acceptance.expected_tokens(k), abs=6 * k / STEPS**0.5)
     shares = [accepted / counted.drafts for accepted in counted.accepted_per_position]
     assert shares == pytest.approx(acceptance.reached(k), abs=3 / STEPS**0.5)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_tokens_of_a_step_are_the_mean_of_all_that_can_happen(conditional: list[float]) -> None:
+    """Each outcome with its chance: the first n accepted, and then one refused, or all of them accepted."""
+    acceptance, k = Acceptance(tuple(conditional)), len(conditional)
+    chances = [prod(conditional[:kept]) * (1 - conditional[kept]) for kept in range(k)] + [prod(conditional)]
+    assert sum(chances) == pytest.approx(1)
+    assert acceptance.expected_tokens(k) == pytest.approx(sum((1 + kept) * each for kept, each in enumerate(chances)))
+    again = Acceptance.by_position(acceptance.reached(k))
+    assert again.expected_tokens(k) == pytest.approx(acceptance.expected_tokens(k))
 
 
 def test_what_vllm_counts_gives_the_tokens_that_it_counted() -> None:

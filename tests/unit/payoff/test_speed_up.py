@@ -1,6 +1,8 @@
 """Speed-up, break-even and the best K, held against engines that throw dice and against published shapes."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdecode_operator.payoff.acceptance import Acceptance, PayoffError
 from specdecode_operator.payoff.speed_up import (
@@ -51,6 +53,30 @@ def test_a_full_cache_asks_for_the_share_that_the_draft_takes() -> None:
     assert (load.batch, load.batch_alone) == (30, 40)
     assert break_even_tokens(flat, 3, load) == pytest.approx(4 / 3)
     assert break_even_rate(4 / 3, 3) == pytest.approx(1 / 9)
+
+
+@given(
+    conditional=st.lists(st.floats(0.01, 1), min_size=1, max_size=8),
+    base_ms=st.floats(0.1, 100),
+    token_ms=st.floats(0, 1),
+    draft_ms=st.floats(0, 20),
+    requests=st.integers(1, 200),
+    share=st.floats(0.1, 1),
+)
+def test_speed_up_is_one_exactly_at_break_even(  # noqa: PLR0913, PLR0917  each is drawn
+    conditional: list[float], base_ms: float, token_ms: float, draft_ms: float, requests: int, share: float
+) -> None:
+    """Whatever the times, the load and the share of the KV cache: tokens a second are counted out."""
+    acceptance, k = Acceptance(tuple(conditional)), len(conditional)
+    costs = StepCosts(Curve(((1, base_ms), (1001, base_ms + 1000 * token_ms))), Curve(((1, draft_ms),)))
+    load = Load(requests * share, requests)
+    with_it = load.batch * acceptance.expected_tokens(k) / costs.step_ms(load.batch, k)
+    without = load.batch_alone / costs.step_ms(load.batch_alone, 0)
+    assert speed_up(acceptance, costs, k, load) == pytest.approx(with_it / without)
+    needed = break_even_tokens(costs, k, load)
+    assert (speed_up(acceptance, costs, k, load) >= 1) == (acceptance.expected_tokens(k) >= needed)
+    best = best_k(acceptance, costs, load)
+    assert speed_up(acceptance, costs, best, load) >= max(1, speed_up(acceptance, costs, k, load))
 
 
 def test_the_best_k_is_the_fastest_and_none_is_better_than_a_loss() -> None:
