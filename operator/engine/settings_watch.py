@@ -27,7 +27,7 @@ KEY, VALUE = "key", "value"
 SET, UNSET = "set", "None"
 """Values of what is no number or word, and of what has none."""
 _SPECULATION_HELP = "How vLLM speculates, as it says when it starts."
-_CORE_STARTS = re.compile(r"^Initializing a V1 LLM engine")
+CORE_STARTS = re.compile(r"^Initializing a V1 LLM engine")
 """Begins the record whose last argument is the configuration, with all that vLLM changed in it (v1/engine/core.py)."""
 _WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 
@@ -65,7 +65,7 @@ class Watch(logging.Handler):
             for name, pattern in self._changes.items():
                 if pattern.search(template):
                     self._note(name)
-            if self._keys and _CORE_STARTS.search(template):
+            if self._keys and CORE_STARTS.search(template):
                 for said in _spoken(record.args, self._keys):
                     self._note(said)
 

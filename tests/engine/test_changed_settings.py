@@ -15,7 +15,7 @@ from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
 from specdecode_operator.engine.logging_config import LOGGING_CONFIG_VARIABLE, WATCH, logging_config
 from specdecode_operator.engine.metrics import EngineReading, read_metrics
 from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.engine.settings_watch import LABEL, METRIC
+from specdecode_operator.engine.settings_watch import CORE_STARTS, LABEL, METRIC
 from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import SERVED, VERSIONS, find_packages
@@ -91,6 +91,10 @@ def test_every_version_says_it_in_these_words(engine: Engine, version: str) -> N
     templates = [text for name in SOURCES for text in logged(packages / "vllm" / name)]
     found = {name for name, pattern in CHANGED_SETTINGS.items() if any(re.search(pattern, each) for each in templates)}
     assert found == {name for name in CHANGED_SETTINGS if float(version) >= float(SINCE.get(name, "0"))}
+    core = ast.parse((packages / "vllm/v1/engine/core.py").read_text())
+    calls = [node.args for node in ast.walk(core) if isinstance(node, ast.Call) and node.args]
+    (begins,) = (given for given in calls if CORE_STARTS.search(str(getattr(given[0], "value", ""))))
+    assert "vllm_config" in map(ast.unparse, begins), "the configuration is an argument, and not in the words"
 
 
 def logged(source: Path) -> Iterator[str]:
