@@ -9,7 +9,8 @@ from specdecode_operator.problems import printable
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
-_MESSAGE_LIMIT = 4096
+MESSAGE_LIMIT = 4096
+"""Characters of a message: pods, which anybody may run, have a say in some."""
 _REASON_LIMIT = 64
 
 
@@ -44,7 +45,7 @@ def stamp(
                 type=update.type,
                 status=update.status,
                 reason=_word(update.reason) or update.type,
-                message=printable(update.message)[:_MESSAGE_LIMIT],
+                message=printable(update.message)[:MESSAGE_LIMIT],
                 observed_generation=generation,
                 last_transition_time=old.last_transition_time
                 if old is not None and unchanged

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus, SpeculationFeature
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.conditions import FALSE, MESSAGE_LIMIT, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
 from specdecode_operator.deployment.proof.recent import Recent
 from specdecode_operator.deployment.proof.settings_in_force import change_message
@@ -20,6 +20,7 @@ from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import EngineReading, Reading
 from specdecode_operator.engine.settings_watch import word
 from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS, SpeculativeKey
+from specdecode_operator.problems import printable
 from specdecode_operator.vocabulary import Method
 
 METHOD: Final = "method"
@@ -97,13 +98,14 @@ def speculation_features(  # noqa: PLR0913  three witnesses
     engines = _Engines(facts, tensor, answering_engines(readings), observed, recent, drafting)
     if facts.method is Method.NONE or facts.replay is not None:
         return []
-    none_answers = None if engines.readings else no_engine_condition("", readings).message
+    none_answers = None if engines.readings else no_engine_condition("SpeculationActive", readings).message
     found = []
     for key, value in _asked(facts, tensor):
         feature = key.field.removeprefix("spec.").removeprefix("speculation.")
         judge = _JUDGES.get(feature, _by_its_word)
         in_force, message = (UNKNOWN, none_answers) if none_answers else judge(engines, key, value)
-        found.append(SpeculationFeature(feature=feature, asked=_text(value), in_force=in_force, message=message))
+        told = printable(message)[:MESSAGE_LIMIT]
+        found.append(SpeculationFeature(feature=feature, asked=_text(value), in_force=in_force, message=told))
     return found
 
 

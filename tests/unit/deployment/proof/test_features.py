@@ -219,6 +219,20 @@ def test_without_an_answer_nothing_is_known_and_all_is_listed() -> None:
     assert found["method"][2] == "llama-0: /metrics did not answer"
 
 
+def test_an_engine_without_counters_says_nothing_of_lengths() -> None:
+    found = features(tiny_cpu(), reading(speculation=None))["numSpeculativeTokens"]
+    assert found[1:] == ("Unknown", "too little has been drafted to see it")
+
+
+def test_a_schedule_of_many_ranges_and_the_words_of_a_pod_are_cut() -> None:
+    ranges = [{"from": n, "to": n, "numSpeculativeTokens": 1 + n % 3} for n in range(1, 257)]
+    asked = features(asking(numSpeculativeTokensByBatchSize=ranges), reading())["numSpeculativeTokensByBatchSize"][0]
+    assert (len(asked), asked[-3:]) == (256, "...")
+    hostile = features(tiny_cpu(), Unreachable("\x07" * 100_000))
+    assert len(hostile["method"][2]) == 4096
+    assert "\x07" not in hostile["method"][2]
+
+
 def test_without_speculation_nothing_is_listed() -> None:
     assert features(tiny_cpu(speculation={"method": "none"}), reading(speculation=None)) == {}
 
