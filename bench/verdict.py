@@ -21,9 +21,9 @@ from specdecode_operator.cli.main import app
 from specdecode_operator.evidence.series import PairedSeries, Verdict
 
 RUNS: Final = 1000
-LOOKS: Final = 200
+LOOKS: Final = 100
 POWER_RUNS: Final = 200
-MOST_BLOCKS: Final = 3000
+MOST_BLOCKS: Final = 2000
 REQUESTS_A_BLOCK: Final = 32
 ROOT: Final = Path(__file__).parents[1]
 RECORDED: Final = ROOT / "tests/data/block_series/recorded.json"

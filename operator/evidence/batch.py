@@ -10,11 +10,11 @@ from specdecode_operator.evidence.series import Finding, PairedSeries
 from specdecode_operator.problems import Problem, shown
 
 MOST_LINE_BYTES: Final = 64 * 2**10
-MOST_SERIES: Final = 50_000
+MOST_SERIES: Final = 20_000
 MOST_BLOCKS: Final = 100_000
 """Of a series."""
 MOST_BLOCKS_IN_ALL: Final = 5_000_000
-"""A block takes some 24 bytes, a series some 6 kB: half a gigabyte at the most."""
+"""A block takes 24 bytes, a series up to 28 kB beside: 0.7 GB at the most."""
 
 
 @dataclass

@@ -30,11 +30,17 @@ _FARTHEST_BEFORE: Final = 3.0
 _LOG_2: Final = math.log(2)
 _LOG_WEIGHTS: Final = math.log(len(_WEIGHTS))
 _BELOW_ALL: Final = -1e9
-_SMALLEST_STEP: Final = 1e-7
-_STEPS_AN_ERROR: Final = 4
-"""Points of the grid in a standard error of the mean: the bound between two of them is off by a 400th of that."""
+_SMALLEST_ERROR: Final = 1e-6
+"""Of the mean, where blocks are equal to the last digit."""
 
-_KEPT: Final = 3
+_STEPS_AN_ERROR: Final = 2
+"""Points of the grid in a standard error of the mean, about. Between two of them the evidence is taken as straight."""
+
+_SLACK: Final = 0.8
+"""Powers of two that a grid may be off before there is another one."""
+
+_USUAL_ERRORS: Final = 3.5
+_KEPT: Final = 4
 
 
 class Point:
@@ -83,40 +89,50 @@ class Point:
 class LowerBound:
     """The lowest log ratio that is not refuted, of a series whose blocks depend on the last one by so much.
 
-    It is sought on a grid of ratios, of which only those around it are kept up to date.
+    It is sought on a grid, of which only the points near it are kept up to date. Points are multiples of a power of
+    two: a finer grid has those of a coarser one, and all have 0, the log ratio that a verdict is about.
     """
 
-    __slots__ = ("_dependence", "_history", "_index", "_laid_out_at", "_lowest", "_origin", "_points", "_side", "_step")
+    __slots__ = ("_dependence", "_history", "_index", "_is_there", "_lowest", "_points", "_power", "_side")
 
     def __init__(self, history: History, side: int, dependence: float) -> None:
         self._history, self._side, self._dependence = history, side, dependence
         self._lowest = Point(_BELOW_ALL)
-        self._points: dict[int | None, Point] = {}
-        self._origin, self._step, self._index, self._laid_out_at = 0.0, 0.0, 0, 0
+        self._is_there = False
+        self._points: dict[int, Point] = {}
+        self._index = 0
+        self._power: int | None = None
 
     def value(self, needed: float) -> float | None:
         """Return the bound where the logarithm of the evidence stands at what is needed; None while there is none."""
-        if self._evidence(self._lowest) < needed:
+        # Against what lies below all blocks the evidence only grows.
+        self._is_there = self._is_there or self._evidence(self._lowest) >= needed
+        if not self._is_there:
             return None
-        if len(self._history) >= 2 * self._laid_out_at:
-            self._lay_out()
+        self._choose_grid()
         self._index = self._highest_refuted(needed)
         below, above = self._point(self._index), self._point(self._index + 1)
-        self._points = {key: each for key, each in self._points.items() if key is None or self._is_near(key)}
-        if below.log_ratio < 0 < above.log_ratio:
-            # That the ratio is 1 is what a verdict is about: it is asked itself.
-            equal = self._points.setdefault(None, Point(0.0))
-            below, above = (equal, above) if self._evidence(equal) >= needed else (below, equal)
+        self._points = {key: each for key, each in self._points.items() if abs(key - self._index) <= _KEPT}
         refuted, not_refuted = self._evidence(below), self._evidence(above)
         share = (refuted - needed) / (refuted - not_refuted)
         return below.log_ratio + share * (above.log_ratio - below.log_ratio)
 
-    def _lay_out(self) -> None:
-        """Make the grid as fine as the series now allows, around where the bound was."""
-        blocks = len(self._history)
-        self._origin = self._point(self._index).log_ratio if self._points else self._side * self._history.centre()
-        self._step = max(self._history.scale() / math.sqrt(blocks) / _STEPS_AN_ERROR, _SMALLEST_STEP)
-        self._points, self._index, self._laid_out_at = {}, 0, blocks
+    def _choose_grid(self) -> None:
+        """Make the grid as fine as the series allows, and begin where the bound of a usual one is."""
+        error = max(self._history.scale() / math.sqrt(len(self._history)), _SMALLEST_ERROR)
+        power = math.log2(error / _STEPS_AN_ERROR)
+        if self._power is None:
+            self._power = round(power)
+            wider = math.sqrt((1 + self._dependence) / (1 - self._dependence))
+            usual = self._side * self._history.centre() - _USUAL_ERRORS * error * wider
+            self._index = math.floor(usual / 2.0**self._power)
+        elif abs(power - self._power) > _SLACK:
+            finer = self._power - round(power)
+            self._power = round(power)
+            self._points = {
+                _on_grid(key, finer): each for key, each in self._points.items() if finer >= 0 or not key % 2**-finer
+            }
+            self._index = _on_grid(self._index, finer)
 
     def _highest_refuted(self, needed: float) -> int:
         """Return the place on the grid, sought from the last one in ever larger steps, then by halves."""
@@ -137,13 +153,15 @@ class LowerBound:
     def _is_refuted(self, index: int, needed: float) -> bool:
         return self._evidence(self._point(index)) >= needed
 
-    def _is_near(self, index: int) -> bool:
-        return abs(index - self._index) <= _KEPT
-
     def _point(self, index: int) -> Point:
         if index not in self._points:
-            self._points[index] = Point(self._origin + index * self._step)
+            self._points[index] = Point(index * 2.0 ** (self._power or 0))
         return self._points[index]
 
     def _evidence(self, point: Point) -> float:
         return point.evidence(self._history, self._side, self._dependence)
+
+
+def _on_grid(index: int, finer: int) -> int:
+    """Return the place of a point on a grid that is so many times twice as fine, or coarser where that is negative."""
+    return index << finer if finer >= 0 else index >> -finer

@@ -9,6 +9,7 @@ from specdecode_operator.evidence.bound import LowerBound
 from specdecode_operator.evidence.history import ANYTHING_TO_NOTHING, History
 
 DEFAULT_LEVEL: Final = 0.95
+_KEPT: Final = 4
 _LARGEST_EXPONENT: Final = 700.0
 """Of a ratio that a program can compute with."""
 
@@ -55,7 +56,7 @@ class PairedSeries:
     def __init__(self, level: float = DEFAULT_LEVEL) -> None:
         self._history = History()
         self._needed = math.log(2 / (1 - level))
-        self._bounds: dict[tuple[int, float], LowerBound] = {}
+        self._bounds: dict[float, tuple[LowerBound, LowerBound]] = {}
 
     def add(self, baseline: float, candidate: float) -> Finding:
         """Take the next block and return what is known now. One in which neither arm did anything tells nothing."""
@@ -63,25 +64,29 @@ class PairedSeries:
             self._history.add(_log_ratio(baseline, candidate))
         if not len(self._history):
             return Finding(Verdict.INCONCLUSIVE, None, None, None)
-        low, mirrored = self._lowest(1), self._lowest(-1)
+        low, mirrored = self._lowest()
         high = None if mirrored is None else -mirrored
         centre = self._history.centre()
         centre = centre if low is None else max(centre, low)
         centre = centre if high is None else min(centre, high)
         return Finding(_verdict(low, high), *(_ratio(each) for each in (centre, low, high)))
 
-    def _lowest(self, side: int) -> float | None:
-        """Return the lower of two bounds: for blocks that do not depend on each other, and for the dependence seen."""
-        found = []
-        for dependence in sorted({0.0, self._history.dependence()}, reverse=True):
-            key = side, dependence
-            if key not in self._bounds:
-                self._bounds[key] = LowerBound(self._history, side, dependence)
-            bound = self._bounds[key].value(self._needed)
-            if bound is None:
-                return None
-            found.append(bound)
-        return min(found)
+    def _lowest(self) -> tuple[float | None, float | None]:
+        """Return the lowest log ratio, and that with arms swapped: for independent blocks or the dependence seen."""
+        dependences = {0.0, self._history.dependence()}
+        found = [[bound.value(self._needed) for bound in self._both(each)] for each in dependences]
+        low, mirrored = (None if None in each else min(each) for each in zip(*found, strict=True))
+        return low, mirrored
+
+    def _both(self, dependence: float) -> tuple[LowerBound, LowerBound]:
+        """Return the bounds for a dependence; those that were asked last are kept, as it goes to and fro."""
+        bounds = self._bounds.pop(dependence, None)
+        if bounds is None:
+            bounds = LowerBound(self._history, 1, dependence), LowerBound(self._history, -1, dependence)
+        self._bounds[dependence] = bounds
+        if len(self._bounds) > _KEPT:
+            del self._bounds[next(iter(self._bounds))]
+        return bounds
 
 
 def _log_ratio(baseline: float, candidate: float) -> float:
