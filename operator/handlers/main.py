@@ -7,7 +7,7 @@ from pathlib import Path
 import kopf
 
 from specdecode_operator.handlers import lifecycle, watch
-from specdecode_operator.handlers.metrics import CaptureCollector, DeploymentCollector, serve_metrics
+from specdecode_operator.handlers.metrics import serve_metrics
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.problems import printable
@@ -57,14 +57,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
             logging.getLogger(name).setLevel(logging.WARNING)
     state = OperatorState(calibration, host_paths, pod_template)
     lifecycle.serve_health(health_port, state)
-    port = serve_metrics(
-        metrics_port,
-        state.residuals,
-        state.ended_captures,
-        state.reconcile_times,
-        CaptureCollector(state.cache),
-        DeploymentCollector(state.cache),
-    )
+    port = serve_metrics(metrics_port, *state.collectors())
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     kopf.run(
         clusterwide=True,

@@ -22,7 +22,9 @@ from specdecode_operator.sizing.memory.budget import Verdict
 _LABELS: Final = ("product", "engine_version", "runner", "tensor")
 """Each has few values: known products and versions, two runners, powers of two."""
 
-_ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED)
+_ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED)
+"""For good: one that was cancelled may go on."""
+
 _MOST_CONDITIONS: Final = 200
 """Series of conditions: more than there are reasons. A reason of a pod's own is a word that others may write."""
 
@@ -120,8 +122,8 @@ class EndedCaptures(Collector):
             self._ended.labels(phase.value)
 
     def count(self, before: CapturePhase | None, now: CapturePhase | None) -> None:
-        """Count a capture whose status has a new phase, if it ended with it."""
-        if now in _ENDED and now is not before:
+        """Count a capture whose status has a phase, if it had not ended before."""
+        if now in _ENDED and before not in _ENDED:
             self._ended.labels(now.value).inc()
 
     def collect(self) -> Iterator[Metric]:

@@ -7,6 +7,8 @@ import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+from prometheus_client.registry import Collector
+
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import read_capture
@@ -17,7 +19,13 @@ from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
-from specdecode_operator.handlers.metrics import EndedCaptures, ReconcileTimes, ResidualCollector
+from specdecode_operator.handlers.metrics import (
+    CaptureCollector,
+    DeploymentCollector,
+    EndedCaptures,
+    ReconcileTimes,
+    ResidualCollector,
+)
 from specdecode_operator.handlers.own_image import own_image
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconciler import Reconciler
@@ -116,6 +124,11 @@ class OperatorState:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connections.aclose()
+
+    def collectors(self) -> tuple[Collector, ...]:
+        """Return all that is said at /metrics."""
+        of_objects = (CaptureCollector(self.cache), DeploymentCollector(self.cache))
+        return (self.residuals, self.ended_captures, self.reconcile_times, *of_objects)
 
     def check(self) -> None:
         """Raise when a background task has ended or hangs: the operator is of no use then.

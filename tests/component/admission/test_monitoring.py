@@ -12,14 +12,7 @@ import pytest
 import yaml
 
 from bench.monitoring import FOLDER, files
-from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.handlers.metrics import (
-    CaptureCollector,
-    DeploymentCollector,
-    EndedCaptures,
-    ReconcileTimes,
-    ResidualCollector,
-)
+from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.monitoring.figures import FIGURES
 from tests.component.admission.test_install import NAME, helm
 from tests.support.documents import ROOT, anchors
@@ -57,12 +50,7 @@ def dashboard_expressions() -> list[str]:
 
 def series_of_the_operator() -> set[str]:
     """Names of all series that the operator publishes."""
-    cache = Cache()
-    collectors = (
-        *(ResidualCollector(), EndedCaptures(), ReconcileTimes()),
-        *(CaptureCollector(cache), DeploymentCollector(cache)),
-    )
-    families = list(chain.from_iterable(collector.collect() for collector in collectors))
+    families = list(chain.from_iterable(collector.collect() for collector in OperatorState().collectors()))
     return {each.name for each in families} | {sample.name for each in families for sample in each.samples}
 
 

@@ -27,7 +27,7 @@ from tests.support.replay_process import replaying
 from tests.support.synthetic import Truth
 from tests.support.waiting import eventually
 
-REQUESTS = 16
+REQUESTS = 6
 WINDOW_S = 120
 NAMES = frozenset().union(*(figure.measure.series() for figure in FIGURES))
 

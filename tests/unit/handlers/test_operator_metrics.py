@@ -1,5 +1,8 @@
 """What the operator says of its objects and its own work at /metrics."""
 
+import asyncio
+from typing import Any, cast
+
 import pytest
 from prometheus_client.registry import Collector
 
@@ -7,7 +10,17 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.metrics import DeploymentCollector, EndedCaptures, ReconcileTimes
+from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.kube.resources import SPECDECODE_DEPLOYMENT
+from tests.support.api_server import ApiServer
+from tests.support.captures import JOB_UID, KEY, job
+from tests.support.captures import capture as captured
+from tests.support.embedded_operator import until
+from tests.support.objects import tiny_cpu
+from tests.unit.handlers.test_image_note import OWNER, FakeCluster, labelled
 
 
 def samples(collector: Collector) -> dict[tuple[str, ...], float]:
@@ -59,10 +72,11 @@ def test_a_capture_is_counted_once_when_it_ends() -> None:
         (CapturePhase.FAILED, CapturePhase.FAILED),
         (None, CapturePhase.PENDING),
         (CapturePhase.STARTING, CapturePhase.CANCELLED),
+        (CapturePhase.CANCELLED, CapturePhase.SUCCEEDED),
     ):
         ended.count(before, now)
     counts = {key[1]: value for key, value in samples(ended).items() if key[0].endswith("_total")}
-    assert counts == {"Succeeded": 0, "Failed": 1, "Cancelled": 1}
+    assert counts == {"Succeeded": 1, "Failed": 1}, "one that was cancelled may go on"
 
 
 def test_reconciles_are_measured_by_outcome() -> None:
@@ -78,3 +92,30 @@ def test_reconciles_are_measured_by_outcome() -> None:
         (capture.KIND, "done"): 0,
         (capture.KIND, "failed"): 1,
     }
+
+
+def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again() -> None:
+    cluster, cache, ended = FakeCluster(), Cache(), EndedCaptures()
+    cache.put_parent(capture.KIND, captured())
+    cache.put("Job", labelled(job("Failed"), JOB_UID, ownerReferences=[OWNER]))
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", None), ended, "operator:1")
+    for version in ("2", "3"):
+        asyncio.run(reconciler.reconcile(KEY))
+        cache.put_parent(capture.KIND, captured(status=cluster.status, resourceVersion=version))
+    assert cluster.status["phase"] == "Failed"
+    assert samples(ended)["specdecode_captures_ended_total", "Failed"] == 1
+
+
+async def test_a_running_operator_measures_its_looks(api: ApiServer) -> None:
+    state = OperatorState()
+    body = {"metadata": {"namespace": "team", "name": "llama"}, "spec": tiny_cpu(suspend=True)}
+    api.create(SPECDECODE_DEPLOYMENT, body)
+    try:
+        await state.start()
+        state.add_all()
+        looks = ("specdecode_reconcile_duration_seconds_count", deployment.KIND, "done")
+        await until(lambda: samples(state.reconcile_times)[looks] > 0, lambda: "it was looked at")
+    finally:
+        await state.stop()
+    named = {family.name for collector in state.collectors() for family in collector.collect()}
+    assert {"specdecode_deployments", "specdecode_plans", "specdecode_captures", "specdecode_captures_ended"} <= named
