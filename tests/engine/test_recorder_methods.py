@@ -191,11 +191,11 @@ def questions_cut_short(known: Answer) -> list[Question]:
     Parameters
     ----------
     known
-        Answer to the first ordinary question, whose later words are the strings. There are several, as the model's
-        bf16 lets the same question go another way in another batch.
+        Answer to the first ordinary question, whose commonest letters are the strings: words of it need not come again,
+        as the model's bf16 lets the same question go another way in another batch.
     """
-    words = re.findall("[a-z]{4}", known.text[len(known.text) // 4 :])[:MAX_STOP_STRINGS]
-    stops = {"stop": words, "include_stop_str_in_output": True}
+    letters = Counter(re.findall("[a-z]", known.text)).most_common(MAX_STOP_STRINGS)
+    stops = {"stop": [letter for letter, _ in letters], "include_stop_str_in_output": True}
     stopped = [Question(f"stopped-{number}", prompt(40), max_tokens=600, more=stops) for number in range(2)]
     leavers = [
         Question(f"leaver-{number}", prompt(50, number), max_tokens=900, leaves_after=LEAVES_AFTER)
