@@ -8,6 +8,13 @@ from specdecode_operator.documents.json_text import parse_json
 _TAG: Final = re.compile(r"v?(0\.\d+)(\.\d+)?([-+._].*|(post|rc)\d+)?")
 """vLLM's releases are 0.x so far; a tag of another form says nothing of vLLM."""
 
+_SAID: Final = re.compile(r"v?(\d{1,4}\.\d{1,4})(?!\d)")
+_UNTOLD: Final = "0.1"
+"""What a build from a clone without tags calls itself: 0.1.dev1."""
+
+_MOST_CHARACTERS: Final = 4096
+_VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}")
+
 
 def split_reference(image: str) -> tuple[str, str]:
     """Return repository and tag of a reference; a digest is no tag."""
@@ -25,19 +32,10 @@ def version_of_image(image: str) -> str | None:
     return found[1] if found else None
 
 
-_SAID: Final = re.compile(r"v?(\d{1,4}\.\d{1,4})(?!\d)")
-_UNTOLD: Final = "0.1"
-"""What a build from a clone without tags calls itself: 0.1.dev1."""
-
-
 def version_of_engine(said: str) -> str | None:
     """Return the version, as major and minor, that an engine says of itself; None where it says none."""
     found = _SAID.match(said)
     return found[1] if found and found[1] != _UNTOLD else None
-
-
-_MOST_CHARACTERS: Final = 4096
-_VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}")
 
 
 def read_version(page: str) -> str | None:

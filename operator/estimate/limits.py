@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from specdecode_operator.engine.speculative_config import FLY_KEY
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.choice.other_models import matching_drafts
@@ -122,7 +123,7 @@ def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:
 def _refuse_entropy(speculative: CaseFields, pair: Pair) -> None:
     """config/speculative.py, RejectionSampleMethod and _verify_args."""
     version = pair.limits.engine_version
-    if "fly_window_size" not in sizing_facts(version).get("speculative_keys", {}):
+    if FLY_KEY not in sizing_facts(version).get("speculative_keys", {}):
         raise speculative.error(REJECTION_KEY, f"vLLM {version} does not have it: use 0.33 or later")
     if pair.num_speculative_tokens == 1:
         raise speculative.error("num_speculative_tokens", "fly looks at tokens after a rejected one: use 2 or more")

@@ -1,7 +1,6 @@
 """Waits for the engine, and reads what its own counters say of a run."""
 
 import asyncio
-import json
 import ssl
 import time
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ import httpx
 
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.cluster.engine_page import read_page
+from specdecode_operator.engine.image_version import read_version, version_of_engine
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 
 _TIMEOUT_S = 5.0
 _LARGEST_PAGE_BYTES = 16 * 2**20
-_LONGEST_VERSION = 64
 _POLL_S = 0.5
 _IDLE_POLL_S = 0.1
 IDLE_DEADLINE_S = 30.0
@@ -101,10 +100,13 @@ class EngineMonitor:
             It does not say.
         """
         try:
-            version = json.loads(await self._page("/version"))["version"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
+            page = await self._page("/version")
+        except httpx.HTTPError as error:
             raise EngineNotReadyError(f"/version gave no version ({type(error).__name__}: {error})") from error
-        return str(version)[:_LONGEST_VERSION]
+        version = read_version(page.decode(errors="replace"))
+        if version is None:
+            raise EngineNotReadyError("/version gave no version")
+        return version
 
     async def read(self) -> EngineReading | NoMetrics:
         """Return what its /metrics says now."""
@@ -141,8 +143,8 @@ class EngineMonitor:
         return await read_page(self._client, path, most_bytes=_LARGEST_PAGE_BYTES, timeout_s=_TIMEOUT_S)
 
     async def _profile(self) -> EngineProfile:
-        major_and_minor = ".".join((await self.version()).split(".")[:2])
-        return find_profile(major_and_minor)
+        version = await self.version()
+        return find_profile(version_of_engine(version) or version)
 
 
 def metrics_delta(before: EngineReading | NoMetrics, after: EngineReading | NoMetrics) -> MetricsDelta | NoMetrics:

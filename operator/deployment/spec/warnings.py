@@ -193,7 +193,7 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
         return
     on_v1 = runs_on_v1(facts.spec, pair)
     then = "drafts for none while one is longer" if on_v1 else "goes on beyond with positions that it does not know"
-    if not on_v1 and sizing_facts(pair.limits.engine_version)["ends_with_draft"]:
+    if not on_v1 and facts.profile.ends_with_draft:
         then = f"lowers max_model_len to {longest} and refuses what is longer"
     yield (
         f"{draft.name} was made for at most {longest} tokens, and sequences may have {wanted}: vLLM"

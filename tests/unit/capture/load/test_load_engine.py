@@ -75,6 +75,14 @@ async def test_an_engine_that_is_not_there() -> None:
             await monitor.version()
 
 
+@pytest.mark.parametrize("page", ['{"version":32}', "0.32.0", '{"version":"a b"}', "[" * 9999])
+async def test_what_answers_and_is_no_engine_says_no_version(server: CompletionServer, page: str) -> None:
+    server.pages["/version"] = (200, page)
+    async with EngineMonitor(server.url) as monitor:
+        with pytest.raises(EngineNotReadyError, match="/version gave no version"):
+            await monitor.version()
+
+
 async def test_a_stop_ends_the_waiting(server: CompletionServer) -> None:
     stop = Stop()
     stop.set("SIGTERM received")
