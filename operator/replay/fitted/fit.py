@@ -8,6 +8,7 @@ import numpy as np
 
 from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.files.publish import read_manifest
+from specdecode_operator.engine.image_version import version_of_engine
 from specdecode_operator.engine.profiles import UnknownEngineVersionError, find_profile
 from specdecode_operator.replay.emulated.step_time import StepTime, step_time_from_json
 from specdecode_operator.replay.fitted import buckets
@@ -141,10 +142,11 @@ def _origin(recordings: Sequence[Recording], captures: list[FittedCapture], line
 def _draft_slots(meta: TraceMeta) -> int | None:
     """Return what vLLM's scheduler keeps free for drafting, for each request of a step; None where it is not known."""
     method, k = ((meta.speculative or {}).get(name) for name in ("method", "num_speculative_tokens"))
-    if method not in set(Method) or not isinstance(k, int) or meta.vllm_version is None:
+    version = version_of_engine(meta.vllm_version or "")
+    if method not in tuple(Method) or type(k) is not int or version is None:
         return None
     try:
-        slots = find_profile(".".join(meta.vllm_version.split(".")[:2])).extra_draft_slots
+        slots = find_profile(version).extra_draft_slots
     except UnknownEngineVersionError:
         return None
     of_method = slots.get(Method(method))

@@ -1,9 +1,12 @@
 """A model fitted to a small capture of a real vLLM is near to it, as far as so few requests can tell."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
+import msgspec
 import pytest
 
 from specdecode_operator.replay.fitted.fit import fit
@@ -45,3 +48,19 @@ def test_a_drafter_that_looks_tokens_up_drafts_as_often_as_it_did() -> None:
     assert 0 < model.donors.drafts.singles < 0.5
     assert model.origin.limits.draft_slots == 0
     assert model.donors.num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"method": ["ngram"], "num_speculative_tokens": 4},
+        {"method": {}, "num_speculative_tokens": 4},
+        {"method": "ngram", "num_speculative_tokens": True},
+        {"method": "xyzzy", "num_speculative_tokens": 4},
+    ],
+    ids=str,
+)
+def test_what_a_trace_says_oddly_of_speculation_is_not_known(said: dict[str, Any]) -> None:
+    recording = read_recording(CAPTURES / "ngram")
+    odd = replace(recording, meta=msgspec.structs.replace(recording.meta, speculative=said))
+    assert fit([odd]).origin.limits.draft_slots is None
