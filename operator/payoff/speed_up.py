@@ -9,6 +9,9 @@ from specdecode_operator.payoff.step_cost import StepCosts
 LARGEST_BATCH: Final = 8192
 """Requests that a crossover is looked for among: more than engines run at once."""
 
+LARGEST_RATIO: Final = 100
+"""Of a draft's size to the target's: far more than anybody has."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -96,4 +99,6 @@ def memory_bound_speed_up(tokens: float, k: int, size_ratio: float) -> float:
     size_ratio
         Bytes of the draft's weights over those of the target's, c: reading the target takes 1, a step K c + 1.
     """
+    if not 0 <= size_ratio <= LARGEST_RATIO:
+        raise PayoffError(f"{size_ratio:g}: a ratio of sizes is from 0 to {LARGEST_RATIO}")
     return tokens / (k * size_ratio + 1)

@@ -23,7 +23,7 @@ from specdecode_operator.cli.advise.measured import (
     measured_batches,
     plain_curve,
 )
-from specdecode_operator.cli.options import MethodOption, TableOrData, VersionOption
+from specdecode_operator.cli.options import TableOrData, VersionOption
 from specdecode_operator.cli.outputs.printing import print_data
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.payoff.acceptance import Acceptance
@@ -50,7 +50,7 @@ def advise_command(  # noqa: PLR0913  each is an option
     kv_tokens: options.KvTokens = None,
     kv_tokens_alone: options.KvTokensAlone = None,
     size_ratio: options.SizeRatio = None,
-    method: MethodOption = None,
+    method: options.MethodName = None,
     engine_version: VersionOption = None,
     block_size: options.BlockSize = None,
     shared_prefix: options.SharedPrefix = None,
@@ -80,9 +80,10 @@ def advise_command(  # noqa: PLR0913  each is an option
     if target_step_ms is not None:
         target = with_verification(curve_of(target_step_ms, "--target-step-ms"), verify_step_ms, batches[0], k)
     if target is not None:
-        draft = _draft(speculating, target, draft_step_ms, one_pass=parallel_drafting)
+        one_pass = parallel_drafting or (speculating is not None and speculating.one_pass)
+        draft = _draft(speculating, target, draft_step_ms, one_pass=one_pass)
         with refused_at("--target-step-ms"):
-            costs = StepCosts(target, draft, parallel_drafting, target_context_ms, draft_context_ms)
+            costs = StepCosts(target, draft, one_pass, target_context_ms, draft_context_ms)
     question = Question(
         k=k,
         acceptance=found or acceptance_of(acceptance, conditional_acceptance, acceptance_rate, k),
@@ -93,7 +94,8 @@ def advise_command(  # noqa: PLR0913  each is an option
         prefix=prefix_cache(method, engine_version, block_size, shared_prefix, speculating),
         shortened=speculating is not None and speculating.shortened,
     )
-    said = answer(question)
+    with refused_at("--size-ratio"):
+        said = answer(question)
     if output is TableOrData.TABLE:
         say(advise_text(said))
     else:

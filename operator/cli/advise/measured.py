@@ -16,6 +16,7 @@ from specdecode_operator.cli.text_files import DocumentError, place_of, read_tex
 from specdecode_operator.payoff.acceptance import LARGEST_K, Acceptance
 from specdecode_operator.payoff.step_cost import Curve
 from specdecode_operator.problems import printable
+from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
 
 if TYPE_CHECKING:
     from specdecode_operator.replay.recording.recording import Recording
@@ -39,6 +40,11 @@ class Measured:
     method: str | None = None
     version: str | None = None
     block_tokens: int | None = None
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether its draft proposes all tokens at once for sure; heads that were trained to do so do not tell."""
+        return self.method in METHODS_OF_BLOCKS
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from specdecode_operator.cli import offered
 from specdecode_operator.payoff.acceptance import LARGEST_K
 
 Capture = Annotated[
@@ -94,8 +95,15 @@ KvTokensAlone = Annotated[
 ]
 SizeRatio = Annotated[
     float | None,
+    typer.Option("--size-ratio", help="Bytes of the draft's weights over those of the target's, for MBSU."),
+]
+MethodName = Annotated[
+    str | None,
     typer.Option(
-        "--size-ratio", min=0.0, max=100.0, help="Bytes of the draft's weights over those of the target's, for MBSU."
+        "--method",
+        metavar="METHOD",
+        autocompletion=offered.methods,
+        help="Who proposes tokens, for the prefix-cache tax. Absent: as captured.",
     ),
 ]
 BlockSize = Annotated[
@@ -105,7 +113,7 @@ BlockSize = Annotated[
         min=1,
         max=1_048_576,
         show_default=False,
-        help="Tokens in a block of the KV cache, for the prefix-cache tax. Absent: as captured, or 16.",
+        help="Tokens in a block of the KV cache. Absent: as captured, or 16.",
     ),
 ]
 SharedPrefix = Annotated[

@@ -129,6 +129,8 @@ def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specd
         (("-K", 2, "--target-step-ms", "1", "--target-context-ms", "inf"), "milliseconds"),
         (("-K", 2, "--batch", "1.5"), "whole numbers"),
         (("-K", 2, "--batch", "1e300"), "whole numbers"),
+        (("--acceptance", "0.5", "--size-ratio", "nan"), "from 0 to 100"),
+        (("--acceptance", "0.5", "--size-ratio", "-1"), "from 0 to 100"),
         (("-K", 2, "--shared-prefix", 5), "--method"),
         (("-K", 2, "--method", "magic"), "is no method"),
         (("-K", 2, "--method", "eagle", "--engine-version", "new"), "write it as"),
