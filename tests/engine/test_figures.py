@@ -4,6 +4,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.monitoring import dashboard
 from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, find_figure
+from specdecode_operator.monitoring.growth import read_page
+from specdecode_operator.monitoring.measures import Gauge
 from tests.engine.contract_cases import GOOD
 from tests.engine.contract_checks import Vllm
 
@@ -11,7 +13,13 @@ from tests.engine.contract_checks import Vllm
 def test_engines_have_the_series_and_the_buckets(vllm: Vllm) -> None:
     page = vllm.h100.ask("metrics", vllm.line(GOOD["gpu-ngram"])).value
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    assert frozenset().union(*(figure.measure.series() for figure in FIGURES)) <= {sample.name for sample in samples}
+    asked = frozenset().union(*(figure.measure.series() for figure in FIGURES))
+    assert asked <= {sample.name for sample in samples}
+    read = read_page(page, asked, 0)
+    gauges = {name for name, _ in read.gauges}
+    assert gauges | {name for name, _ in read.counters} == asked
+    of_now = [figure.measure.series() for figure in FIGURES if isinstance(figure.measure, Gauge)]
+    assert gauges == frozenset().union(*of_now)
     for variable, name in (
         (TTFT_LIMIT, "time_to_first_token_within_limit"),
         (TPOT_LIMIT, "time_per_output_token_within_limit"),
