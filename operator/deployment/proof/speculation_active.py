@@ -24,9 +24,11 @@ _USELESS: Final = (
 )
 
 _STOPPED: Final = (
-    "the engines drafted before and do so no longer: a whole window of their steps had no draft; look at the engine's"
-    " log, and start it anew with kubectl rollout restart"
+    "the engines drafted before and do so no longer: a whole window of their steps had no draft. On model runner V1 a"
+    " request that is longer than the draft goes stops it for all; else look at the engine's log, and start it anew"
+    " with kubectl rollout restart"
 )
+"""For V1: vllm/v1/worker/gpu_model_runner.py, _input_fits_in_drafter."""
 
 
 def prove_speculation(
