@@ -131,17 +131,6 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
     return tuple(replace(facts, product=full_product(facts.product)) for facts in found if facts is not None)
 
 
-def read_objects(file: str) -> list[Document]:
-    """Return every object of a file, those of a List one by one.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read.
-    """
-    return objects_in(read_text(file), file)
-
-
 def read_all(file: str) -> list[Document | Other]:
     """Return every object of a file, those of a List one by one, and what else stands there.
 

@@ -35,9 +35,6 @@ CASE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 REMARKS: Final = ("notes", "comment", "source", "source_url", "observed", "confidence", "gpu_count")
 """Keys of collected logs that set nothing; of gpu_count more than one is asked what is spread over them."""
 
-CASE_KEYS: Final = (*CASE_NAMES, *(name for others in CASE_NAMES.values() for name in others))
-"""All keys that say something of an engine."""
-
 SPECULATIVE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "method": (),
     "num_speculative_tokens": (),
