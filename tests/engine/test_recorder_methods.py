@@ -31,6 +31,7 @@ from tests.engine.recorder_checks import (
 )
 from tests.engine.recorder_clients import Answer, Question, ask_all, prompt
 from tests.engine.recorder_server import REPOSITORY, Line, Server, serving
+from tests.engine.shared_prefixes import assert_found, block_tokens, pairs
 from tests.support.recordings import read_lines_of, write_lines
 from tests.support.waiting import eventually
 
@@ -128,6 +129,10 @@ def test_a_method_is_recorded_as_it_happened(
         more = [*ordinary_questions("later"), *cut_short]
         answers |= ask_all(server.url, more, at_once=6)
         questions += more
+        sharing = pairs(block_tokens(server))
+        for alike in zip(*sharing.values(), strict=True):
+            answers |= ask_all(server.url, list(alike), at_once=1)
+            questions += alike
         assert {answer.status for answer in answers.values()} == {200}
         eventually(lambda: len(lines_of(server, "request")) == len(questions), "all requests are written")
         eventually(lambda: lines_of(server, "step")[-1]["scheduler"]["num_running_reqs"] == 0, "the engine is idle")
@@ -137,6 +142,7 @@ def test_a_method_is_recorded_as_it_happened(
     records = requests_by_name(server)
     assert_whole(server)
     assert_ends_as_asked(records, questions)
+    assert_found(method.name, block_tokens(server), list(sharing), records)
     assert_as_observed(server, {name: records[name] for name in records if records[name]["ended_by"] == "engine"})
     for question in cut_short:
         # What the engine did after it was told to stop is nobody's answer.
