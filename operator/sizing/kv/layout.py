@@ -98,16 +98,20 @@ class Loading(NamedTuple):
     stretches_all_positions: bool  # Whether rotary tables of images are stretched that need not be
 
 
-def _loading(pair: Pair) -> Loading:
-    stretches = sizing_facts(pair.limits.engine_version)["stretches_all_positions"]
-    return Loading(loads_encoder_everywhere(pair), bool(stretches))
-
-
 def loads_encoder_everywhere(pair: Pair) -> bool:
     """Decide whether each pipeline stage loads the encoder, or only that which runs it (interfaces.py, _mark_tower)."""
-    if pair.era.runner is Runner.V1:
-        return True
-    return bool(sizing_facts(pair.limits.engine_version)["encoder_on_every_stage"])
+    return _loading(pair).encoder_everywhere
+
+
+def _loading(pair: Pair) -> Loading:
+    return _version_loading(pair.limits.engine_version, pair.era.runner)
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _version_loading(version: str, runner: Runner) -> Loading:
+    facts = sizing_facts(version)
+    everywhere = runner is Runner.V1 or bool(facts["encoder_on_every_stage"])
+    return Loading(everywhere, bool(facts["stretches_all_positions"]))
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)

@@ -39,9 +39,9 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
         stage = stages(pair.target, split.pipeline)[-1]
     draft = loaded_draft(pair)
     kept, scratch = _expert_bytes(pair, draft, split, stage)
-    if profiles_latent_parts(pair):
+    if (reserved := latent_parts_bytes(pair, split.tensor)) and profiles_latent_parts(pair):
         # Both are served from one workspace (v1/worker/workspace.py).
-        kept = max(kept, described(latent_parts_bytes(pair, split.tensor), "of parts of the context"))
+        kept = max(kept, described(reserved, "of parts of the context"))
     if pair.era.peaks_in_pieces and not pair.era.cublas_before_snapshot:
         kept += memory_coefficients().cublas_workspace_bytes
     target, limits = pair.target, pair.limits
@@ -59,8 +59,7 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
         peak = max(peak, described(drafting, "in the draft's step"), described(sampling, "in sampling"))
         if draft is not None and pair.era.runner is Runner.V2:
             proposing = _proposing_bytes(pair, draft[0], split.tensor) + states_bytes + given
-            joining = joining_bytes(pair, draft[0]) + states_bytes + given
-            peak = max(peak, described(proposing, "in proposing"), described(joining, "in joining states"))
+            peak = max(peak, described(proposing, "in proposing"))
             kept += refining_scratch_bytes(pair, draft[0])
     kept = described(kept, "held beside it")
     if not target.tower.item_tokens:
@@ -80,17 +79,20 @@ def _draft_pass_bytes(pair: Pair, draft: _Draft | None, split: Parallelism) -> i
 
 def unprofiled_latent_bytes(pair: Pair, split: Parallelism) -> int:
     """Return by how much the workspace grows after the profiling run for parts of the context."""
-    if profiles_latent_parts(pair) or not (reserved := latent_parts_bytes(pair, split.tensor)):
+    reserved = latent_parts_bytes(pair, split.tensor)
+    if not reserved or profiles_latent_parts(pair):
         return 0
     kept, _ = _expert_bytes(pair, loaded_draft(pair), split, stages(pair.target, split.pipeline)[-1])
     return max(0, reserved - kept)
 
 
 def _proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
-    """Return what proposing takes after the draft's pass, which V1 leaves out of the profiling run."""
-    if draft.head is not None and draft.head.refiner is not None:
-        return refining_bytes(pair, draft, tensor)
-    return proposing_bytes(pair, draft, tensor)
+    """Return what proposing takes before and after the draft's pass, which V1 leaves out of the profiling run."""
+    if draft.head is None:
+        return proposing_bytes(pair, draft, tensor)
+    refines = draft.head.refiner is not None
+    proposing = refining_bytes(pair, draft, tensor) if refines else proposing_bytes(pair, draft, tensor)
+    return max(joining_bytes(pair, draft), proposing)
 
 
 def _expert_bytes(pair: Pair, draft: _Draft | None, split: Parallelism, stage: Stage) -> tuple[int, int]:

@@ -31,7 +31,7 @@ def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
         tokens = min(tokens, requests * block_places(pair))
     elif pair.method == Method.EAGLE3:
         tokens *= 3
-    return (tokens + rows) * draft.hidden_size * draft.dtype_bytes + _logits_bytes(pair, draft, rows, tensor)
+    return (tokens + rows) * draft.hidden_size * draft.dtype_bytes + _logits_bytes(pair, draft, requests, rows, tensor)
 
 
 def joining_bytes(pair: Pair, draft: ModelGeometry) -> int:
@@ -46,7 +46,7 @@ def joining_bytes(pair: Pair, draft: ModelGeometry) -> int:
     return pair.limits.max_num_batched_tokens * width
 
 
-def _logits_bytes(pair: Pair, draft: ModelGeometry, rows: int, tensor: int) -> int:
+def _logits_bytes(pair: Pair, draft: ModelGeometry, requests: int, rows: int, tensor: int) -> int:
     """Return the logits while they are gathered over the ranks, or what is made of them then.
 
     Those of a smaller vocabulary are spread over the target's (qwen3_dflash.py and llama_eagle3.py, compute_logits).
@@ -55,7 +55,7 @@ def _logits_bytes(pair: Pair, draft: ModelGeometry, rows: int, tensor: int) -> i
     padded = padded_vocabulary(vocabulary) * draft.dtype_bytes
     made = 0
     if pair.method == Method.DSPARK:
-        made = _TRANSITIONS * profiled_requests(pair) * padded
+        made = _TRANSITIONS * requests * padded
     elif vocabulary != draft.vocab_size:
         made = rows * draft.vocab_size * draft.dtype_bytes
     return max(gathered_logits_bytes(rows * padded, tensor), rows * padded + made)
