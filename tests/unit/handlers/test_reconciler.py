@@ -2,6 +2,7 @@
 
 import time
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -22,6 +23,7 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
 )
 from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu, waiting
+from tests.unit.deployment.proof.test_recent import engine as counting
 from tests.unit.deployment.spec.test_model_facts import answers, undescribed
 from tests.unit.handlers.reconciler_world import World
 
@@ -300,6 +302,21 @@ class TestEngines:
         known = reasons[0]
         assert known != "Unreachable"
         assert reasons == [known] * 6 + ["Unreachable", known]
+
+    async def test_what_an_engine_drafted_lately_is_remembered_from_look_to_look(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.start_engines()
+        world.serve()
+        reasons = []
+        for steps, drafts in ((600, 600), (900, 600), (1200, 600), (1800, 1200)):
+            said = AsyncMock(return_value={"llama-1": counting(steps, drafts)})
+            monkeypatch.setattr(world.probe, "read_all", said)
+            await world.look()
+            reasons.append(world.said("SpeculationActive")[1])
+        assert reasons == ["Drafting", "Drafting", "NotDrafting", "Drafting"]
 
     async def test_an_engine_that_misses_a_question_keeps_its_residual(self, world: World, engine_port: int) -> None:
         await world.measure(engine_port)
