@@ -14,16 +14,12 @@ from specdecode_operator.engine.settings import EngineSettings, Platform
 from specdecode_operator.engine.settings_watch import word
 from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS
 from specdecode_operator.sizing.base.eras import ModelTraits, Runner, find_era
-from specdecode_operator.versions.table import release
 from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import METHODS, with_models_under
 from tests.engine.oracle_process import Answer, Oracle
 
 BLOCKS = (Method.DFLASH, Method.DSPARK)
 """Methods that always propose all tokens in one pass."""
-
-WAITS_FOR_STAGES = (0, 31)
-"""From when on model runner V1 prepares no step ahead over stages (vllm/config/vllm.py, __post_init__)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,19 +115,13 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
     if settings.platform is Platform.GPU:
         expected["--gpu-memory-utilization"] = settings.memory_utilization_percent / 100
     if settings.platform is Platform.GPU and speculation:
-        expected |= _runner(settings, speculation.method, vllm.profile)
+        no_async = any(argument.startswith("--no") for argument in settings.extra_args)
+        expected["async_scheduling"] = vllm.profile.async_scheduling[speculation.method] and not no_async
+        experts = ModelTraits("", has_experts=speculation.method is Method.MTP)
+        on_v1 = find_era(vllm.profile.version, speculation.method.value, experts).runner is Runner.V1
+        expected["runner"] = "V1" if runs_on_v1(replace(settings, target_on_v1=on_v1), vllm.profile) else "V2"
     assert {key: answer.value[key] for key in expected} == expected
     check_says_what_was_asked(settings, vllm.profile, answer.value["speculative_config"])
-
-
-def _runner(settings: EngineSettings, method: Method, profile: EngineProfile) -> dict[str, object]:
-    """Return the model runner on a GPU, and whether it prepares a step while one runs."""
-    experts = ModelTraits("", has_experts=method is Method.MTP)
-    era_on_v1 = find_era(profile.version, method.value, experts).runner is Runner.V1
-    on_v1 = runs_on_v1(replace(settings, target_on_v1=era_on_v1), profile)
-    over_stages = on_v1 and settings.pipeline_parallel_size > 1 and release(profile.version) >= WAITS_FOR_STAGES
-    waits = over_stages or any(argument.startswith("--no") for argument in settings.extra_args)
-    return {"runner": "V1" if on_v1 else "V2", "async_scheduling": profile.async_scheduling[method] and not waits}
 
 
 def check_says_what_was_asked(settings: EngineSettings, profile: EngineProfile, started: Mapping[str, object]) -> None:

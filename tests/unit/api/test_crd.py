@@ -98,6 +98,7 @@ def test_lists_say_how_they_merge() -> None:
         ".spec.captures",
         ".status.captures",
         ".status.conditions",
+        ".status.speculation",
     }
     assert set(kinds.values()) == {"map", "atomic"}
 
