@@ -49,13 +49,6 @@ def _outliers(random: Random) -> Iterator[float]:
         yield random.gauss(0, 1) * (20 if random.random() < 0.05 else 1)  # noqa: PLR2004  one block in twenty
 
 
-def _uneven(random: Random) -> Iterator[float]:
-    look = 0
-    while True:
-        look += 1
-        yield math.exp(math.sin(look / 7)) * random.gauss(0, 1)
-
-
 def _growing(random: Random) -> Iterator[float]:
     look = 0
     while True:
@@ -82,9 +75,7 @@ def _wandering(random: Random) -> Iterator[float]:
 NOISES: Final[dict[str, Callable[[Random], Iterator[float]]]] = {
     "normal": _normal,
     "Student's t, 3 degrees": _student(3),
-    "Student's t, 2 degrees": _student(2),
     "5 % outliers, 20 times": _outliers,
-    "noise that comes and goes": _uneven,
     "noise that grows 15 times": _growing,
     "autocorrelation 0.3": _followed(0.3),
     "autocorrelation 0.5": _followed(0.5),
@@ -111,13 +102,13 @@ def _share(decided: Sequence[int | None]) -> str:
 
 def _false_verdicts(pool: Pool) -> Iterator[str]:
     yield f"wrong verdicts in % of {RUNS:,} comparisons of equal arms, each looked at after each of {LOOKS} blocks"
-    yield f"{'noise':34}{'verdict':>9}" + "".join(f"{name:>32}" for name in METHODS)
+    yield f"{'noise':34}{'verdict':>9}" + "".join(f"{name:>16}" for name in METHODS)
     for name, noise in NOISES.items():
         random = Random(name)  # noqa: S311
         differences = [[0.05 * each for each in islice(noise(random), LOOKS)] for _ in range(RUNS)]
         others = [_share(first_decided(method(np.array(differences)))) for method in METHODS.values()]
         ours = _share(pool.map(_decided, map(_pairs, differences), chunksize=20))
-        yield f"{name:34}{ours}" + "".join(f"{each:>32}" for each in others)
+        yield f"{name:34}{ours}" + "".join(f"{each:>16}" for each in others)
 
 
 def _recorded(random: Random) -> Iterator[Pairs]:
@@ -146,6 +137,7 @@ def _replayed(random: Random, folder: Path, seeds: int = 16) -> Iterator[Pairs]:
 
 
 def _from_engines(pool: Pool) -> Iterator[str]:
+    yield f"wrong verdicts in % of {RUNS:,} comparisons of equal arms, each looked at after each block"
     with TemporaryDirectory() as folder:
         for name, pairs in (
             ("blocks of vLLM, recorded", _recorded(Random(1))),  # noqa: S311
@@ -182,14 +174,14 @@ def _power(pool: Pool) -> Iterator[str]:
 
 def _compared_power(pool: Pool) -> Iterator[str]:
     yield "blocks until a verdict, of half and of nine in ten; effects in standard deviations of a block's log ratio"
-    yield f"{'noise':34}{'effect':>7}{'verdict':>12}" + "".join(f"{name:>32}" for name in METHODS)
-    for name in ("normal", "Student's t, 3 degrees", "5 % outliers, 20 times"):
+    yield f"{'noise':34}{'effect':>7}{'verdict':>12}" + "".join(f"{name:>16}" for name in METHODS)
+    for name in ("normal", "5 % outliers, 20 times"):
         for effect in (0.3, 0.5, 1.0, 2.0, 5.0):
             random = Random(name)  # noqa: S311
             runs = [[0.05 * (effect + each) for each in islice(NOISES[name](random), 400)] for _ in range(POWER_RUNS)]
             ours = pool.map(_decided, map(_pairs, runs), chunksize=5)
             others = [first_decided(method(np.array(runs))) for method in METHODS.values()]
-            yield f"{name:34}{effect:7}{_quantiles(ours):>12}" + "".join(f"{_quantiles(each):>32}" for each in others)
+            yield f"{name:34}{effect:7}{_quantiles(ours):>12}" + "".join(f"{_quantiles(each):>16}" for each in others)
 
 
 def _quantiles(looks: Sequence[int | None]) -> str:
@@ -211,11 +203,12 @@ def _speed() -> Iterator[str]:
 
 def report() -> Iterator[str]:
     """Return all figures, line by line."""
+    yield from _speed()
+    yield ""
     with Pool(2) as pool:
-        for part in (_false_verdicts, _from_engines, _power, _compared_power):
+        for part in (_from_engines, _power, _compared_power, _false_verdicts):
             yield from part(pool)
             yield ""
-    yield from _speed()
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ def anytime_t_test(differences: Values, prior: float = 4.0) -> Values:
 
 
 METHODS: Final[dict[str, Callable[[Values], Values]]] = {
-    "t-test at every look": repeated_t_test,
-    "asymptotic confidence sequence": asymptotic_sequence,
-    "anytime-valid t-test": anytime_t_test,
+    "t-test": repeated_t_test,
+    "asymptotic": asymptotic_sequence,
+    "anytime t-test": anytime_t_test,
 }
 
 

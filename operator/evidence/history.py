@@ -20,7 +20,7 @@ _TRIMMED: Final = 0.2
 DEPENDENCES: Final = tuple(step / 10 for step in range(9))
 """Autocorrelations that a series may be taken to have."""
 
-_CAUTION_BLOCKS: Final = 5.0
+_CAUTION_BLOCKS: Final = 6.0
 _CAUTION_ERRORS: Final = 0.25
 """By how much the estimate of an autocorrelation is raised: blocks of bias, and standard errors. Few blocks say little
 of it, and read low (Kendall 1954: by (1 + 3 times it) / n). How they were chosen: docs/explanation/verdict.md."""

@@ -60,7 +60,7 @@ def test_the_interval_holds_the_true_ratio_at_every_look(noise: str) -> None:
     assert missed <= MOST_WRONG // 4
 
 
-@pytest.mark.parametrize(("effect", "deviation", "blocks"), [(0.1, 0.02, 16), (0.05, 0.02, 30), (-0.1, 0.05, 60)])
+@pytest.mark.parametrize(("effect", "deviation", "blocks"), [(0.1, 0.02, 20), (0.05, 0.02, 30), (-0.1, 0.05, 60)])
 def test_an_effect_is_found_in_a_few_blocks(effect: float, deviation: float, blocks: int) -> None:
     """At least nine times out of ten."""
     random = Random(18)
