@@ -167,6 +167,8 @@ class EngineProfile:
     """Token slots a request that drafting adds to a step."""
     parallel_draft_slots: Mapping[Method, DraftSlots]
     """The same where the draft proposes all tokens in one pass."""
+    asynchronous_over_stages_on_v1: bool
+    """Whether model runner V1 prepares a step while pipeline stages run another."""
     maps_vocabularies: bool
     """Whether a GPU's draft model may have another vocabulary."""
     method_packages: Mapping[Method, str]
@@ -242,6 +244,7 @@ def _profile(version: str) -> EngineProfile:
         parallel_draft_slots=_by_method(
             {method: DraftSlots(**slots) for method, slots in facts["parallel_draft_slots"].items()}
         ),
+        asynchronous_over_stages_on_v1=facts["asynchronous_over_stages_on_v1"],
         maps_vocabularies=facts["maps_vocabularies"],
         method_packages=_by_method(facts["method_packages"]),
         targets=_target_limits(facts["targets"]),

@@ -115,13 +115,19 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
     if settings.platform is Platform.GPU:
         expected["--gpu-memory-utilization"] = settings.memory_utilization_percent / 100
     if settings.platform is Platform.GPU and speculation:
-        no_async = any(argument.startswith("--no") for argument in settings.extra_args)
-        expected["async_scheduling"] = vllm.profile.async_scheduling[speculation.method] and not no_async
-        experts = ModelTraits("", has_experts=speculation.method is Method.MTP)
-        on_v1 = find_era(vllm.profile.version, speculation.method.value, experts).runner is Runner.V1
-        expected["runner"] = "V1" if runs_on_v1(replace(settings, target_on_v1=on_v1), vllm.profile) else "V2"
+        expected |= _runner(settings, speculation.method, vllm.profile)
     assert {key: answer.value[key] for key in expected} == expected
     check_says_what_was_asked(settings, vllm.profile, answer.value["speculative_config"])
+
+
+def _runner(settings: EngineSettings, method: Method, profile: EngineProfile) -> dict[str, object]:
+    """Return the model runner on a GPU, and whether it prepares a step while one runs."""
+    experts = ModelTraits("", has_experts=method is Method.MTP)
+    era_on_v1 = find_era(profile.version, method.value, experts).runner is Runner.V1
+    on_v1 = runs_on_v1(replace(settings, target_on_v1=era_on_v1), profile)
+    over_stages = on_v1 and settings.pipeline_parallel_size > 1 and not profile.asynchronous_over_stages_on_v1
+    waits = over_stages or any(argument.startswith("--no") for argument in settings.extra_args)
+    return {"runner": "V1" if on_v1 else "V2", "async_scheduling": profile.async_scheduling[method] and not waits}
 
 
 def check_says_what_was_asked(settings: EngineSettings, profile: EngineProfile, started: Mapping[str, object]) -> None:

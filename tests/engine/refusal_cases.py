@@ -62,6 +62,7 @@ def marked(method: Method = Method.EAGLE3, **changes: Any) -> EngineSettings:
 ON_V1 = replace(METHODS[Method.DRAFT_MODEL], speculation=PARD)
 """What model runner V1 serves on a GPU."""
 
+STAGES = replace(METHODS[Method.NGRAM_GPU], pipeline_parallel_size=2)
 NO_GRAPHS = CudagraphMode.NONE
 IGNORED_KEY = (
     "vllm/config/speculative.py, __post_init__, reads it with another method only: what is written has no effect"
@@ -138,6 +139,7 @@ COMBINED: dict[str, tuple[EngineSettings, Verdict]] = {
         extra("--no-enable-chunked-prefill", base=replace(GPU, max_num_batched_tokens=511)),
         Refused("(511) is smaller than max_model_len (512)"),
     ),
+    "ahead of stages": (extra("--async-sched", base=STAGES), Refused("pipeline parallelism with async scheduling")),
     "two microbatches": (extra("--enable-dbo"), Refused("Microbatching currently only supports")),
     "shards of one GPU": (extra("--enable-batch-sharded-sampling"), Refused("nothing to shard")),
     "shards of fewer requests": (

@@ -38,6 +38,7 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_microbatch_problems(on),
         *_shard_problems(settings, profile, on),
         *_replay_problems(settings, profile, on),
+        *_stage_problems(settings, profile, on),
         *_runner_problems(on),
         *(_metrics_problems(on) if speculation is None else _drafting_problems(settings, speculation, profile, on)),
     ]
@@ -99,6 +100,14 @@ def _replay_problems(settings: EngineSettings, profile: EngineProfile, on: dict[
     option = on.get("--enable-trace-replay")
     if option is not None and runs_on_v1(settings, profile):
         yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
+
+
+def _stage_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/vllm.py, __post_init__: pipeline parallelism with async scheduling, on model runner V1."""
+    option = on.get("--async-scheduling")
+    waits = settings.pipeline_parallel_size > 1 and not profile.asynchronous_over_stages_on_v1
+    if option is not None and waits and runs_on_v1(settings, profile):
+        yield _problem(option, "needs vLLM's model runner V2 over pipeline stages, and V1 serves this; remove it")
 
 
 def _runner_problems(on: dict[str, Option]) -> Iterator[Problem]:

@@ -124,6 +124,20 @@ def test_on_model_runner_v1_it_never_can() -> None:
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_from_0_31_on_model_runner_v1_is_not_ahead_of_stages(version: str, stages: int) -> None:
+    settings = replace(PLAIN, target_on_v1=True, pipeline_parallel_size=stages, extra_args=("--async-scheduling",))
+    profile = find_profile(version)
+    refused = stages == 2 and release(version) >= (0, 31)
+    problems = serving_problems(settings, profile)
+    assert [(problem.field, problem.value) for problem in problems] == [
+        ("spec.engine.extraArgs[0]", "--async-scheduling")
+    ] * refused
+    assert serving_problems(replace(settings, extra_args=("--no-async-scheduling",)), profile) == []
+    assert serving_problems(replace(settings, target_on_v1=False), profile) == []
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
 def test_drafts_that_cannot_be_shortened_take_no_schedule_where_model_runner_v1_serves(version: str) -> None:
     profile = find_profile(version)
     looked_up = replace(NGRAM, method=Method.NGRAM_GPU, schedule=(ScheduleRange(1, 8, 2),))
