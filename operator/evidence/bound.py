@@ -113,13 +113,16 @@ class LowerBound:
         self._index = self._highest_refuted(needed)
         below, above = self._point(self._index), self._point(self._index + 1)
         self._points = {key: each for key, each in self._points.items() if abs(key - self._index) <= _KEPT}
+        if self._error() <= _SMALLEST_ERROR:
+            # Evidence falls in steps as wide as the grid, at each block: what is refuted for sure.
+            return below.log_ratio
         refuted, not_refuted = self._evidence(below), self._evidence(above)
         share = (refuted - needed) / (refuted - not_refuted)
         return below.log_ratio + share * (above.log_ratio - below.log_ratio)
 
     def _choose_grid(self) -> None:
         """Make the grid as fine as the series allows, and begin where the bound of a usual one is."""
-        error = max(self._history.scale() / math.sqrt(len(self._history)), _SMALLEST_ERROR)
+        error = self._error()
         power = math.log2(error / _STEPS_AN_ERROR)
         if self._power is None:
             self._power = round(power)
@@ -133,6 +136,10 @@ class LowerBound:
                 _on_grid(key, finer): each for key, each in self._points.items() if finer >= 0 or not key % 2**-finer
             }
             self._index = _on_grid(self._index, finer)
+
+    def _error(self) -> float:
+        """Return the standard error of the mean, about."""
+        return max(self._history.scale() / math.sqrt(len(self._history)), _SMALLEST_ERROR)
 
     def _highest_refuted(self, needed: float) -> int:
         """Return the place on the grid, sought from the last one in ever larger steps, then by halves."""

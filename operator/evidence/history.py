@@ -70,10 +70,16 @@ class History:
         return few * (self._quantile(0.75) - self._quantile(0.25)) / _NORMAL_QUARTILES
 
     def centre(self) -> float:
-        """Return the mean of the blocks without the outer ones."""
+        """Return the mean of the blocks without the outer ones: of more of them where one arm did nothing in some.
+
+        It is ANYTHING_TO_NOTHING where that is so up to the middle.
+        """
         cut = int(len(self) * _TRIMMED)
+        if max(abs(self._sorted[cut]), abs(self._sorted[-1 - cut])) >= ANYTHING_TO_NOTHING:
+            cut = (len(self) - 1) // 2
         inner = self._sorted[cut : len(self) - cut]
-        return math.fsum(inner) / len(inner)
+        farthest = max(inner, key=abs)
+        return farthest if abs(farthest) >= ANYTHING_TO_NOTHING else math.fsum(inner) / len(inner)
 
     def dependence(self) -> float:
         """Return an autocorrelation, out of DEPENDENCES, that successive blocks probably do not exceed."""

@@ -31,7 +31,8 @@ class Finding:
     verdict
         Pays where the whole interval lies above 1, DoesNotPay where it lies below.
     ratio
-        Goodput of the candidate to that of the baseline; None where one of them did nothing in most blocks.
+        Goodput of the candidate to that of the baseline; None where one of them did nothing in half
+        of the blocks or more.
     low, high
         The interval; None where it has no such end yet.
     """

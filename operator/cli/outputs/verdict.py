@@ -18,7 +18,7 @@ class FindingOutput(Output):
     """Pays where low is above 1, DoesNotPay where high is below 1."""
     ratio: float | None
     """Goodput of the candidate to that of the baseline, the mean of log ratios without the outer fifths; null where one
-    of them did nothing in most blocks, or neither ever did anything."""
+    of them did nothing in half of the blocks or more, or neither ever did anything."""
     low: float | None
     """Lower end of the interval; null while there is none."""
     high: float | None

@@ -150,6 +150,25 @@ def test_an_arm_that_never_did_anything_has_no_ratio_and_a_verdict() -> None:
     assert (last.verdict, last.ratio, last.low, last.high) == (Verdict.PAYS, None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "ratio"),
+    [
+        ([(100.0, 110.0), (0.0, 110.0), (100.0, 108.0)], 1.1),
+        ([(100.0, 110.0), (100.0, 0.0), (100.0, 108.0), (100.0, 108.0)], 1.08),
+        ([(0.0, 80.0)] * 4 + [(100.0, 110.0)] * 6, 1.1),
+        # Those at both ends do not make up for each other.
+        ([(0.0, 80.0), (80.0, 0.0), (100.0, 110.0), (100.0, 110.0)], 1.1),
+        ([(0.0, 80.0), (100.0, 110.0)], None),
+        ([(0.0, 80.0), (80.0, 0.0)], None),
+    ],
+)
+def test_blocks_in_which_one_arm_did_nothing_leave_the_ratio_of_the_others(
+    blocks: list[Pair], ratio: float | None
+) -> None:
+    found = findings(blocks)[-1].ratio
+    assert found == (None if ratio is None else pytest.approx(ratio))
+
+
 def test_blocks_in_which_neither_arm_did_anything_say_nothing() -> None:
     empty = findings([(0.0, 0.0)] * 3)[-1]
     assert (empty.verdict, empty.ratio) == (Verdict.INCONCLUSIVE, None)
@@ -163,6 +182,15 @@ def test_arms_that_are_equal_to_the_last_digit_are_equal() -> None:
         assert found.ratio == 1
     last = findings([(100.0, 100.0)] * 40)[-1]
     assert (last.low, last.high) == (pytest.approx(1), pytest.approx(1))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-9])
+def test_the_interval_of_blocks_that_are_equal_or_nearly_so_holds_their_ratio(noise: float) -> None:
+    for found in findings([(100.0, 110.0 + noise * (-1) ** block) for block in range(60)])[8:]:
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < 1.1 < found.high
+        assert found.low == pytest.approx(found.high, rel=2e-6)
 
 
 def test_a_series_gets_over_a_sudden_change_of_its_level_and_noise() -> None:
