@@ -106,7 +106,7 @@ def _model(part: dict[str, Any]) -> str:
 
 
 def estimated(
-    lines: Iterable[str], calibration: "Calibration | None" = None, lookup: Lookup | None = None
+    lines: Iterable[str | bytes], calibration: "Calibration | None" = None, lookup: Lookup | None = None
 ) -> Iterator[dict[str, Any]]:
     """Return the result of each line that is not blank."""
     # Sizing takes longer to load than the rest of the command line.
@@ -137,7 +137,7 @@ def _write(results: Iterator[dict[str, Any]], target: TextIO) -> tuple[int, int]
     return total, bad
 
 
-def _estimated(number: int, line: str, calibration: "Calibration", lookup: Lookup) -> dict[str, Any]:
+def _estimated(number: int, line: str | bytes, calibration: "Calibration", lookup: Lookup) -> dict[str, Any]:
     from specdecode_operator.estimate.estimate import size_case  # noqa: PLC0415
 
     try:

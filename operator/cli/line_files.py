@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
 from specdecode_operator.cli.options import fail
-from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole
+from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, replaced_whole, unreadable
 
 STANDARD_STREAM: Final = "-"
 
 
 @contextmanager
-def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterator[tuple[Iterator[str], TextIO]]:
+def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterator[tuple[Iterator[bytes], TextIO]]:
     """Open the files of --in and --out; end with the exit code of invalid input where one cannot be used.
 
     A line that is too long comes without its end, so that nobody has to hold it.
@@ -24,7 +24,7 @@ def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterato
         with open_to_read(source) as stream:
             _refuse_same_file(stream, target)
             with _opened_to_write(target) as written:
-                yield _lines(stream, most_line_bytes), written
+                yield _lines(stream, source, most_line_bytes), written
     except DocumentError as error:
         fail(f"--in: {error}")
     except OSError as error:
@@ -46,9 +46,15 @@ def _opened_to_write(target: str) -> AbstractContextManager[TextIO]:
     return nullcontext(sys.stdout) if target == STANDARD_STREAM else replaced_whole(Path(target))
 
 
-def _lines(source: BinaryIO, most_bytes: int) -> Iterator[str]:
-    while line := source.readline(most_bytes + 1):
+def _lines(stream: BinaryIO, source: str, most_bytes: int) -> Iterator[bytes]:
+    def read() -> bytes:
+        try:
+            return stream.readline(most_bytes + 1)
+        except OSError as error:
+            raise unreadable(source, error) from error
+
+    while line := read():
         rest = line
         while len(rest) > most_bytes and not rest.endswith(b"\n"):
-            rest = source.readline(most_bytes + 1)
-        yield line.decode(errors="replace")
+            rest = read()
+        yield line

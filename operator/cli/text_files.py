@@ -66,7 +66,7 @@ def read_text(file: str) -> str:
         try:
             content = stream.read(MAX_BYTES + 1)
         except OSError as error:
-            raise _unreadable(file, error) from error
+            raise unreadable(file, error) from error
     if len(content) > MAX_BYTES:
         raise DocumentError(f"{place_of(file)}: {too_large()}")
     try:
@@ -93,12 +93,13 @@ def open_to_read(file: str) -> Iterator[BinaryIO]:
     try:
         stream = Path(file).open("rb")  # noqa: SIM115  closed below; the errors of who reads are not ours
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
     with stream:
         yield stream
 
 
-def _unreadable(file: str, error: OSError | ValueError) -> DocumentError:
+def unreadable(file: str, error: OSError | ValueError) -> DocumentError:
+    """Return what is said of a file that cannot be read."""
     return DocumentError(f"{place_of(file)}: {getattr(error, 'strerror', None) or error}: {_FIX}")
 
 
@@ -115,7 +116,7 @@ def refuse_no_file(file: str) -> None:
     try:
         mode = Path(file).stat().st_mode
     except (OSError, ValueError) as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
     kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
     if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and file.startswith(_OWN_STREAMS)):
         return

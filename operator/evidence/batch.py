@@ -41,16 +41,16 @@ class Batch:
         self._states: dict[SeriesName, _State] = {}
         self.lines = self.errors = self._blocks = 0
 
-    def answer(self, text: str) -> dict[str, Any]:
-        """Return the answer to the next line, as it is written: a finding, or what is wrong with the line."""
+    def answer(self, number: int, text: str | bytes) -> dict[str, Any]:
+        """Return the answer to a line of the input, as it is written: a finding, or what is wrong with the line."""
         self.lines += 1
         try:
             block = read_block(parse_json(text, MOST_LINE_BYTES))
             finding = self._add(block)
         except UnreadableTextError as error:
-            return self._refused(BlockError(str(error)))
+            return self._refused(number, BlockError(str(error)))
         except BlockError as error:
-            return self._refused(error)
+            return self._refused(number, error)
         return {
             "series": block.series,
             "block": block.block,
@@ -65,9 +65,9 @@ class Batch:
         """Return the last finding of each series, with the number of its blocks."""
         return {name: (each.blocks, each.finding) for name, each in self._states.items() if each.finding}
 
-    def _refused(self, error: BlockError) -> dict[str, Any]:
+    def _refused(self, number: int, error: BlockError) -> dict[str, Any]:
         self.errors += 1
-        return {"series": error.series, "block": error.block, "error": f"line {self.lines}: {error}"}
+        return {"series": error.series, "block": error.block, "error": f"line {number}: {error}"}
 
     def _add(self, block: Block) -> Finding:
         state = self._states.get(block.series) or _State(PairedSeries(self._level))

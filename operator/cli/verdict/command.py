@@ -38,9 +38,9 @@ def verdict_command(
     """
     batch = Batch(level)
     with opened_line_files(blocks, verdicts, MOST_LINE_BYTES) as (lines, target):
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if line.strip():
-                target.write(json_text(batch.answer(line)) + "\n")
+                target.write(json_text(batch.answer(number, line)) + "\n")
                 # Who feeds a pipe waits for the answer before the next block.
                 target.flush()
     for each in _summary(batch):

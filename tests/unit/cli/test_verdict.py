@@ -165,6 +165,38 @@ def test_files_that_cannot_be_used_are_named(specdecode: Specdecode, tmp_path: P
     assert specdecode("verdict", "--in", pairs_file, "--out", tmp_path / "no" / "v").exit_code == INVALID
 
 
+def test_an_error_counts_lines_as_editors_do(specdecode: Specdecode) -> None:
+    (answer,) = verdicts(specdecode, "", "  ", "bad", exit_code=INVALID)
+    assert answer["error"].startswith("line 3: ")
+
+
+LINE = b'{"series": "%s", "block": 1, "baseline": 1, "candidate": 2}'
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        # Its beginning alone would be a block, and has no more characters than a line may have bytes.
+        ((LINE % "é".encode()).ljust(batch.MOST_LINE_BYTES + 1) + b"no block", "has more than 64 KiB"),
+        # Both would read as one series.
+        (LINE % b"\xff", "is not UTF-8 text"),
+        (LINE % b"\xfe", "is not UTF-8 text"),
+    ],
+)
+def test_a_line_is_taken_as_its_bytes_are(specdecode: Specdecode, tmp_path: Path, line: bytes, words: str) -> None:
+    (tmp_path / "pairs.jsonl").write_bytes(line + b"\n")
+    result = specdecode("verdict", "--in", tmp_path / "pairs.jsonl", "--out", "-")
+    (answer,) = map(json.loads, result.stdout.splitlines())
+    assert answer == {"series": None, "block": None, "error": answer["error"]}
+    assert words in answer["error"]
+
+
+def test_a_file_that_breaks_while_it_is_read_is_that_of_in(specdecode: Specdecode, tmp_path: Path) -> None:
+    result = specdecode("verdict", "--in", "/proc/self/mem", "--out", tmp_path / "verdicts.jsonl")
+    assert (result.exit_code, "--in: /proc/self/mem: Input/output error" in result.stderr) == (INVALID, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_in_is_nothing_out(specdecode: Specdecode) -> None:
     assert verdicts(specdecode, "", "  ") == []
 
