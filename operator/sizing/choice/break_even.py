@@ -17,8 +17,11 @@ _ONE_REQUEST: Final = Load.same(1)
 class BreakEven:
     """Acceptance, accepted over drafted tokens; None where even all of them are too few."""
 
-    few_requests: float | None  # While the KV cache has room, and is read in no time
+    # While the KV cache has room, and is read in no time. None for a mixture of experts, too: how many of them a step
+    # of few tokens reads depends on the text, and one that verifies reads more
+    few_requests: float | None
     full_cache: float | None  # Once requests wait for room in it
+    reads_all: bool = True  # Whether each step reads all weights; experts are where requests are many
 
 
 def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
@@ -40,9 +43,11 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
         draft_ms_per_1000_context=1000 * of_draft / GIB,
     )
     full = full_cache(tokens, alone.kv_cache_tokens, context_tokens=1)
+    reads_all = not pair.target.has_experts
     return BreakEven(
-        few_requests=break_even_rate(break_even_tokens(costs, k, _ONE_REQUEST), k),
+        few_requests=break_even_rate(break_even_tokens(costs, k, _ONE_REQUEST), k) if reads_all else None,
         full_cache=break_even_rate(break_even_tokens(costs, k, full), k),
+        reads_all=reads_all,
     )
 
 
@@ -52,11 +57,12 @@ def pays_from(needed: BreakEven | None) -> tuple[str, tuple[tuple[str, float], .
         return "", ()
     shares = (("break_even_full_percent", needed.full_cache), ("break_even_few_percent", needed.few_requests))
     numbers = tuple((name, 100 * share) for name, share in shares if share is not None)
-    given = "where a step takes as long as reading weights and KV cache"
-    if needed.full_cache is None:
-        return f"; not even 100 % acceptance pays for that while the cache is full, {given}", numbers
-    least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
+    read = "weights" if needed.reads_all else "weights, those of all experts,"
+    given = f"where a step takes as long as reading {read} and KV cache"
     few = "" if needed.few_requests is None else f" ({100 * needed.few_requests:.0f} % with few requests)"
+    if needed.full_cache is None:
+        return f"; not even 100 % acceptance pays for that while the cache is full{few}, {given}", numbers
+    least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
     return f"; it takes {least}{few}, {given}", numbers
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.break_even import break_even
+from specdecode_operator.sizing.choice.break_even import BreakEven, break_even, pays_from
 from specdecode_operator.sizing.memory.budget import Budget, estimate
+from specdecode_operator.sizing.model.layers import Experts
 from specdecode_operator.sizing.pair.pair import Pair, without_speculation
 
 PairFactory = Callable[..., Pair]
@@ -55,3 +56,24 @@ def test_where_nothing_is_left_nothing_is_said(make_pair: PairFactory) -> None:
     budget, alone = _budgets(pair)
     assert break_even(pair, replace(budget, kv_cache_tokens=0), alone) is None
     assert break_even(replace(pair, num_speculative_tokens=0), budget, alone) is None
+
+
+def test_of_a_mixture_of_experts_nothing_is_said_of_few_requests(make_pair: PairFactory) -> None:
+    """A step of few tokens reads a part of the experts, and one that verifies reads more of them."""
+    pair = make_pair("FP8")
+    budget, alone = _budgets(pair)
+    layer = pair.target.layers[0]
+    experts = replace(layer, feed_forward=Experts(num_experts=64, top_k=8, intermediate_size=1024))
+    mixture = replace(pair, target=replace(pair.target, layers=(experts, *pair.target.layers[1:])))
+    dense, needed = break_even(pair, budget, alone), break_even(mixture, budget, alone)
+    assert dense is not None
+    assert needed is not None
+    assert (needed.few_requests, needed.full_cache) == (None, dense.full_cache)
+    text, numbers = pays_from(needed)
+    assert "few requests" not in text
+    assert "weights, those of all experts, and KV cache" in text
+    assert [name for name, _ in numbers] == ["break_even_full_percent"]
+
+
+def test_where_a_full_cache_never_pays_few_requests_are_told_still() -> None:
+    assert "(49 % with few requests)" in pays_from(BreakEven(few_requests=0.49, full_cache=None))[0]
