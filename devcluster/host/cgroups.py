@@ -1,5 +1,6 @@
 """The control groups of a cluster's pods: one directory of its own below every hierarchy."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,9 +26,9 @@ def create(name: str) -> None:
 def pids(name: str) -> set[int]:
     """Return the processes in the cluster's cgroups: its pods."""
     found: set[int] = set()
-    for file in (file for directory in _existing(name) for file in directory.rglob("cgroup.procs")):
+    for directory in (directory for top in _existing(name) for directory in _deepest_first(top)):
         with suppress(OSError):
-            found |= {int(pid) for pid in file.read_text().split()}
+            found |= {int(pid) for pid in (directory / "cgroup.procs").read_text().split()}
     return found
 
 
@@ -35,8 +36,7 @@ def remove(name: str) -> bool:
     """Remove the cluster's cgroups; False where one is still busy (its last process is ending)."""
     done = True
     for top in _existing(name):
-        below = [path for path in top.rglob("*") if path.is_dir()]
-        for directory in sorted([top, *below], key=lambda path: len(path.parts), reverse=True):
+        for directory in _deepest_first(top):
             try:
                 directory.rmdir()
             except FileNotFoundError:
@@ -44,6 +44,11 @@ def remove(name: str) -> bool:
             except OSError:
                 done = False
     return done
+
+
+def _deepest_first(top: Path) -> list[Path]:
+    """Return a cgroup and those below it. A pod that ends meanwhile disturbs nobody: rglob would raise."""
+    return [Path(directory) for directory, _, _ in os.walk(top, topdown=False)]
 
 
 def _hierarchies() -> list[Path]:
