@@ -62,7 +62,8 @@ class SpeculationReading:
         """Accepted share of the drafted tokens; None before the first draft."""
         if self.draft_tokens == 0:
             return None
-        return round(100 * self.accepted_tokens / self.draft_tokens)
+        # Counters of a hostile engine need not fit each other, and the API server takes no number of any size.
+        return min(100, round(100 * self.accepted_tokens / self.draft_tokens))
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -235,7 +236,7 @@ def _total(samples: _Samples, name: str) -> int:
     if not samples.get(name):
         msg = f"{name} is missing"
         raise UnreadableMetricsError(msg)
-    return sum(_count(sample) for sample in samples[name])
+    return int(_checked(name, sum(_count(sample) for sample in samples[name])))
 
 
 def _count(sample: Sample) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.engine.metrics import EngineReading, Reading
@@ -9,6 +10,9 @@ from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.choice.plan import Plan, Row
 from specdecode_operator.sizing.memory.budget import tightest_grouping
 from specdecode_operator.sizing.pair.pair import Pair
+
+_MOST_BYTES: Final = 2**60
+"""Far more than a GPU has: an engine may say what it likes, and the API server takes no number of any size."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -
         tensor=plan.chosen.tensor,
         predicted_tokens=plan.chosen.budget.kv_cache_tokens,
         reported_tokens=smallest_tokens,
-        residual_bytes=_residual_bytes(facts.pair, plan.chosen, smallest, smallest_tokens),
+        residual_bytes=max(_residual_bytes(facts.pair, plan.chosen, smallest, smallest_tokens), -_MOST_BYTES),
     )
 
 

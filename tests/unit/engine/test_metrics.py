@@ -56,6 +56,16 @@ def test_decoding_steps_are_the_gaps_between_outputs_of_all_ranks() -> None:
     assert read_metrics(SCRAPE + line.format(0, 700.0) + line.format(1, 50.0), PROFILE).decode_steps == 750
 
 
+def test_ranks_whose_sum_is_no_count_are_refused() -> None:
+    lines = [f'vllm:generation_tokens_total{{engine="{rank}"}} {2.0**53}\n' for rank in (1, 2)]
+    with pytest.raises(UnreadableMetricsError, match="which cannot be"):
+        read_metrics(SCRAPE + "".join(lines), PROFILE)
+
+
+def test_no_more_is_accepted_than_all() -> None:
+    assert SpeculationReading(1, 1, 2**53, ()).acceptance_percent == 100
+
+
 def test_the_mean_length_of_drafts() -> None:
     assert SpeculationReading(4, 10, 1, (1, 0, 0)).mean_draft_length == 2.5
     assert SpeculationReading(0, 0, 0, ()).mean_draft_length is None

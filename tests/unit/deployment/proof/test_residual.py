@@ -60,6 +60,13 @@ def predicted() -> int:
     return int(status.plan.kv_cache_tokens)
 
 
+def test_what_no_gpu_has_is_a_number_that_the_api_server_takes() -> None:
+    for told in (reading(2**53), reading(2**53, blocks=2**53)):
+        residual, status, _ = report(told)
+        assert residual is not None
+        assert -(2**63) < status.observed.kv_cache_residual_bytes == residual.residual_bytes < -(2**50)
+
+
 def test_the_smallest_engine_is_compared_and_every_place_says_the_same() -> None:
     tokens = predicted()
     residual, status, message = report(tokens - 10_000, tokens + 500)
