@@ -26,6 +26,12 @@ def test_acceptance_by_position_gives_tokens_a_step(specdecode: Specdecode) -> N
     assert found["acceptance_rate"] == pytest.approx(1.85 / 3)
     assert [each["conditional"] for each in found["acceptance"]] == pytest.approx([0.8, 0.75, 0.75])
     assert found["loads"] == []
+    assert found["assumptions"] == []
+
+
+def test_positions_that_nobody_gave_are_said_to_be_assumed(specdecode: Specdecode) -> None:
+    found = _asked(specdecode, "--acceptance", "0.8,0.6", "-K", 3)
+    assert [each["known"] for each in found["acceptance"]] == [True, True, False]
 
 
 def test_both_ways_of_counting_and_the_rate_say_the_same(specdecode: Specdecode) -> None:

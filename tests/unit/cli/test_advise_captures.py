@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.cli.advise.measured import Measured, measured_batches
 from specdecode_operator.replay.emulated.acceptance import from_rates
 from specdecode_operator.replay.emulated.step_time import StepTime
 from specdecode_operator.replay.synth.given import spread
@@ -81,6 +82,32 @@ def test_requests_that_were_recorded_are_answered_for(specdecode: Specdecode, ca
     assert batches == sorted(batches)
     assert 8 in batches
     assert max(batches) <= 8
+
+
+def test_of_many_loads_the_ends_and_some_between_are_answered_for() -> None:
+    batches = measured_batches(Measured(0, None, shortened=False, step_ms=dict.fromkeys(range(1, 21), 1.0)))
+    assert {1, 20} < set(batches)
+    assert len(batches) < 12
+
+
+def test_steps_that_prefill_are_no_plain_steps_though_they_have_a_token_a_request(
+    specdecode: Specdecode, tmp_path: Path
+) -> None:
+    slow = Truth(None, StepTime(((1.0, 10.0),), prefill_token_us=50_000.0, residuals=NOISE))
+    tiny = {"prompt_tokens": Lengths(1, 1), "output_tokens": Lengths(2, 2)}
+    plain = slow.make(tmp_path / "plain", "closed:1", 60, **tiny).folder
+    (load,) = _asked(specdecode, "-K", 1, "--baseline", plain)["loads"]
+    assert load["plain_step_ms"] == pytest.approx(10, rel=0.05)
+
+
+def test_a_draft_of_one_pass_is_answered_by_all_its_tokens(specdecode: Specdecode, tmp_path: Path) -> None:
+    engine = Truth(from_rates(RATES), StepTime(TARGET, draft_ms=DRAFT_MS, residuals=NOISE))
+    folder = engine.make(tmp_path / "two", "closed:2,closed:8", 60).folder
+    asked = (folder, "--target-step-ms", 5, "--batch", "2,8")
+    passes, at_once = (_asked(specdecode, *asked, *more)["loads"] for more in ((), ("--parallel-drafting",)))
+    # With the K that was recorded a step is the one that was recorded.
+    assert [each["step_ms"] for each in at_once] == pytest.approx([each["step_ms"] for each in passes])
+    assert at_once[0]["step_ms"] < at_once[1]["step_ms"]
 
 
 def test_a_saved_page_of_metrics_gives_acceptance(specdecode: Specdecode) -> None:

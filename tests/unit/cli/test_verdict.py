@@ -83,9 +83,10 @@ BAD: list[tuple[dict[str, Any] | str, str]] = [
     ({**GOOD, "block": 2, "candidat": 1}, "candidat: 1: is no field of a block: use series, block"),
     ({**GOOD, "block": "2"}, 'block: "2": write its number as a whole number'),
     ({**GOOD, "block": 2.5}, "block: 2.5: write its number as a whole number"),
+    ({**GOOD, "block": 2**53 + 1}, "block: 9007199254740993: write its number as a whole number"),
     ({**GOOD, "block": -1}, "block: -1: write its number as a whole number, 0 or more"),
-    ({**GOOD, "block": 1}, "block: 1: must be larger than that of the block before it in its series, 1"),
-    ({**GOOD, "block": 0}, "block: 0: must be larger than that of the block before it in its series, 1"),
+    ({**GOOD, "block": 1}, "block: 1: must be larger than that of the block before it in its series, "),
+    ({**GOOD, "block": 0}, "block: 0: must be larger than that of the block before it in its series, "),
     ({**GOOD, "block": 2, "series": ["a"]}, 'series: ["a"]: write a name of at most 200 characters'),
     ({**GOOD, "block": 2, "series": "a" * 201}, "write a name of at most 200 characters"),
     ('{"block": 1, "block": 2, "baseline": 1, "candidate": 1}', "the key block is there twice"),
@@ -112,6 +113,12 @@ def test_an_error_says_which_block_it_was(specdecode: Specdecode) -> None:
     assert (answer["series"], answer["block"]) == ("a", 1)
     (answer,) = verdicts(specdecode, {**GOOD, "series": {}, "block": "x"}, exit_code=INVALID)
     assert (answer["series"], answer["block"]) == (None, None)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_number_that_was_there_is_refused(specdecode: Specdecode, number: int) -> None:
+    answers = verdicts(specdecode, GOOD, {**GOOD, "block": 2}, {**GOOD, "block": number}, exit_code=INVALID)
+    assert answers[2]["error"].endswith("must be larger than that of the block before it in its series, 2")
 
 
 def test_a_block_that_was_refused_may_be_sent_again(specdecode: Specdecode) -> None:

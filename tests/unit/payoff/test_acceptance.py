@@ -74,7 +74,8 @@ def test_positions_that_nobody_gave_are_as_the_last_one() -> None:
 
 
 def test_what_is_never_reached_is_never_accepted() -> None:
-    assert Acceptance.by_position((0.5, 0.0, 0.0)).reached(3) == (0.5, 0.0, 0.0)
+    never = Acceptance.by_position((0.5, 0.0, 0.0))
+    assert never.reached(3) == never.conditional == (0.5, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.6), (1.1,), (-0.1,), (), (float("nan"),), (0.5,) * 33])

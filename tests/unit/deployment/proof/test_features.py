@@ -12,6 +12,7 @@ from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
 from specdecode_operator.engine.profiles import find_profile
 from tests.support.decisions import H200_NODE, NOW, desired_state
 from tests.support.objects import Body, pair_70b, parent, tiny_cpu
+from tests.support.replay_field_cases import replaying
 from tests.unit.deployment.test_deployment_status import SERVING, drafted, reading
 from tests.unit.engine.test_metrics import SCRAPE
 
@@ -70,8 +71,28 @@ def test_engines_that_draft_otherwise_serve_and_say_what_they_lack() -> None:
 
 @pytest.mark.parametrize(
     ("drafts", "tokens", "in_force"),
-    [(100, 500, "True"), (100, 450, "True"), (100, 300, "False"), (100, 301, "False"), (100, 340, "Unknown")],
-    ids=["whole", "some at the end", "each shorter", "each but one shorter", "now this, now that"],
+    [
+        (100, 500, "True"),
+        (100, 450, "True"),
+        (100, 440, "Unknown"),
+        (100, 300, "False"),
+        (100, 301, "False"),
+        (100, 310, "Unknown"),
+        (100, 340, "Unknown"),
+        (32, 64, "False"),
+        (21, 63, "Unknown"),
+    ],
+    ids=[
+        "whole",
+        "some at the end",
+        "more at the end",
+        "each shorter",
+        "each but one shorter",
+        "some longer",
+        "now this, now that",
+        "just enough",
+        "too few",
+    ],
 )
 def test_the_length_of_drafts_tells_what_is_in_force(drafts: int, tokens: int, in_force: str) -> None:
     seen = SpeculationReading(drafts, tokens, 90, (90, 0, 0, 0, 0))
@@ -84,10 +105,19 @@ def test_a_few_drafts_prove_no_length() -> None:
     assert found[1:] == ("Unknown", "too little has been drafted to see it")
 
 
+def test_another_k_that_the_engine_started_with_is_named_though_its_places_are_as_asked() -> None:
+    engine = reading(speculation=drafted(100, 213), speculation_settings={"num_speculative_tokens": "2"})
+    found = features(tiny_cpu(), engine)["numSpeculativeTokens"]
+    assert found[1] == "False"
+    assert found[2].startswith("llama-0 started with num_speculative_tokens 2; ")
+
+
 def test_a_lookup_proposes_what_it_finds() -> None:
     short = SpeculationReading(100, 120, 90, (90, 0, 0))
-    found = features(tiny_cpu(speculation=NGRAM), reading(speculation=short))
+    schedule = {"numSpeculativeTokensByBatchSize": by_requests(3, 1)}
+    found = features(tiny_cpu(speculation={**NGRAM, **schedule}), reading(speculation=short))
     assert found["numSpeculativeTokens"][1] == "True"
+    assert found["numSpeculativeTokensByBatchSize"][1] == "Unknown", "a short draft need not be one of the schedule"
 
 
 def test_one_engine_of_several_that_differs_is_named() -> None:
@@ -140,6 +170,30 @@ def test_steps_without_a_draft_prove_a_schedule_with_none_and_what_that_costs() 
     assert found[1] == "True"
     assert found[2].startswith("75 % of decoding steps had no draft; 0 tokens are not the same as none: ")
     assert "collapsed acceptance: use 1 in place of 0" in found[2]
+
+
+def test_a_share_of_steps_is_one_of_all_engines() -> None:
+    """Their API servers count steps, their cores drafts: a step may be in one of them already."""
+    ahead = status(tiny_cpu(), reading(speculation=drafted(100, 90), decode_steps=99)).observed
+    assert ahead is not None
+    assert ahead.drafted_steps_percent == 100
+    silent = reading(speculation=drafted(100, 90))
+    mixed = status(tiny_cpu(), reading(speculation=drafted(100, 90), decode_steps=400), silent).observed
+    assert mixed is not None
+    assert mixed.drafted_steps_percent is None
+
+
+def test_what_is_not_in_force_is_told_before_there_is_traffic_and_alone() -> None:
+    engine = reading(speculation_settings={"method": "ngram"})
+    status_, reason, message = active(tiny_cpu(), engine)
+    assert (status_, reason) == ("False", "OtherMethod")
+    assert "ready to draft" not in message
+
+
+def test_steps_without_a_draft_prove_no_schedule_that_has_none() -> None:
+    spec = asking(numSpeculativeTokensByBatchSize=by_requests(3, 1))
+    found = features(spec, reading(speculation=drafted(100, 90), decode_steps=400, generation_tokens=500))
+    assert found["numSpeculativeTokensByBatchSize"][1] == "Unknown"
 
 
 def test_requests_of_one_token_have_no_step_that_could_draft() -> None:
@@ -233,8 +287,9 @@ def test_a_schedule_of_many_ranges_and_the_words_of_a_pod_are_cut() -> None:
     assert "\x07" not in hostile["method"][2]
 
 
-def test_without_speculation_nothing_is_listed() -> None:
+def test_without_speculation_and_of_a_replay_nothing_is_listed() -> None:
     assert features(tiny_cpu(speculation={"method": "none"}), reading(speculation=None)) == {}
+    assert features(replaying(), reading(speculation=drafted(100, 90))) == {}
 
 
 def test_an_engine_that_misses_a_question_keeps_what_it_proved() -> None:

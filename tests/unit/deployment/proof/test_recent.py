@@ -10,6 +10,7 @@ from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, 
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable
 from tests.support.decisions import decide
 from tests.support.objects import Body, parent, tiny_cpu
+from tests.support.replay_field_cases import replaying
 from tests.unit.deployment.test_deployment_status import SERVING, reading
 
 
@@ -56,15 +57,20 @@ def test_an_idle_engine_has_not_stopped() -> None:
     "speculation",
     [
         {"method": "ngram", "numSpeculativeTokens": 3},
+        {"method": "suffix", "numSpeculativeTokens": 3},
         {
             **tiny_cpu()["speculation"],
             "numSpeculativeTokensByBatchSize": [{"from": 1, "to": 4, "numSpeculativeTokens": 0}],
         },
     ],
-    ids=["a lookup that finds nothing", "a schedule that says so"],
+    ids=["a lookup that finds nothing", "answers that were never given before", "a schedule that says so"],
 )
 def test_steps_without_a_draft_may_be_as_asked(speculation: dict[str, Any]) -> None:
     assert active(tiny_cpu(speculation=speculation), DRAFTED, {"a": engine(2000, 1000)}) == ("True", "Drafting")
+
+
+def test_a_recording_may_end_without_drafts() -> None:
+    assert active(replaying(), DRAFTED, {"a": engine(2000, 1000)}) == ("True", "Replayed")
 
 
 def test_an_engine_that_began_anew_is_counted_from_there() -> None:
@@ -72,6 +78,11 @@ def test_an_engine_that_began_anew_is_counted_from_there() -> None:
     assert anew.last == Work(1000, 1000, 3000, 1500), "the window that runs is not whole"
     assert update_recent(anew, {"a": engine(512, 0)}).last == Work(512)
     assert after(DRAFTED, {"a": engine(600, 600)}).last == Work(600, 600, 1800, 900)
+    few = {"a": engine(1000, 100)}
+    assert after(few, {"a": engine(600, 600)}).last == Work(600, 600, 1800, 900), "with more drafts than before"
+    assert after(DRAFTED, {"a": engine(1200, 5)}).last == Work(1200, 5, 15, 8), "with more steps than before"
+    caught_up = after(few, {"a": engine(100, 0)}, {"a": engine(1200, 150)})
+    assert caught_up.last == Work(1200, 150, 450, 225), "it was seen to begin anew, and has more of all since"
 
 
 def test_pods_that_vanish_come_and_miss_a_question_are_no_news() -> None:
@@ -92,7 +103,7 @@ def test_an_engine_that_does_not_say_its_steps_never_fills_a_window() -> None:
     assert after({"a": silent}).last is None
 
 
-@pytest.mark.parametrize(("now", "collapsed"), [(0.24, True), (0.26, False)])
+@pytest.mark.parametrize(("now", "collapsed"), [(0.24, True), (0.25, False), (0.26, False)])
 def test_acceptance_that_fell_below_half_is_told_beside_steps_without_a_draft(now: float, collapsed: bool) -> None:
     speculation = {
         **tiny_cpu()["speculation"],

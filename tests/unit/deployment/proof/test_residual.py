@@ -136,6 +136,18 @@ def test_the_residual_in_the_status_is_that_of_the_plan_beside_it() -> None:
     assert steady(new, old, figures_due=True) == new
 
 
+@pytest.mark.parametrize(
+    ("field", "small", "large"), [("drafted_steps_percent", 51, 52), ("mean_draft_length", "3.05", "3.10")]
+)
+def test_what_tells_of_features_is_written_anew_when_it_moved(field: str, small: object, large: object) -> None:
+    old = ObservedStatus(
+        engines=1, draft_tokens=900, acceptance_percent=70, drafted_steps_percent=50, mean_draft_length="3.00"
+    )
+    nearly, moved = (old.model_copy(update={field: value}) for value in (small, large))
+    assert steady(nearly, old, figures_due=True) == old
+    assert steady(moved, old, figures_due=True) == moved
+
+
 def test_what_no_engine_reports_has_no_residual() -> None:
     for tokens in ((), (None,)):
         residual, status, _ = report(*tokens)
