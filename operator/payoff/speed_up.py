@@ -39,6 +39,8 @@ def full_cache(kv_tokens: float, kv_tokens_alone: float, context_tokens: float) 
     """Return the load that fills the KV cache: as many requests as it holds beside a draft, and without one."""
     if not 0 < context_tokens <= kv_tokens:
         raise PayoffError(f"{context_tokens:g} tokens of context: above 0, and no more than the cache's {kv_tokens:g}")
+    if kv_tokens > kv_tokens_alone:
+        raise PayoffError(f"{kv_tokens:g} tokens beside a draft, {kv_tokens_alone:g} without: no more with it")
     return Load(kv_tokens / context_tokens, kv_tokens_alone / context_tokens, context_tokens, full_cache=True)
 
 
@@ -68,37 +70,46 @@ def best_k(acceptance: Acceptance, costs: StepCosts, load: Load, largest: int = 
 
 
 def crossover(acceptance: Acceptance, costs: StepCosts, k: int, context_tokens: float = 0.0) -> int | None:
-    """Return the requests from which K is slower than no speculation; None where it is not up to `LARGEST_BATCH`.
+    """Return the requests from which on K is slower than no speculation; None where it is not at `LARGEST_BATCH`.
 
-    Between doublings it is found by bisection: of several crossings that lie there, one.
+    It is 1 where no number of requests pays.
     """
 
     def loses(batch: int) -> bool:
         return speed_up(acceptance, costs, k, Load.same(batch, context_tokens)) < 1
 
-    low, high = 0, 1
-    while not loses(high):
-        low, high = high, 2 * high
-        if high > LARGEST_BATCH:
-            return None
-    while high - low > 1:
+    if not loses(LARGEST_BATCH):
+        return None
+    # Time that is gained is a straight line from corner to corner: it may be lost and won again.
+    corners = _corners(costs, k)
+    low = max((corner for corner in corners if not loses(corner)), default=0)
+    high = min(corner for corner in corners if corner > low)
+    while low and high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if loses(middle) else (middle, high)
     return high
 
 
-def memory_bound_speed_up(tokens: float, k: int, size_ratio: float) -> float:
+def _corners(costs: StepCosts, k: int) -> set[int]:
+    """Return the requests next to which a step's time has a corner, the fewest and the most."""
+    at = [tokens / rows for tokens, _ in costs.target.points for rows in (1, k + 1)]
+    at += [tokens / (k if costs.one_pass else 1) for tokens, _ in costs.draft.points]
+    beside = {int(each) + up for each in at for up in (0, 1)}
+    return {1, LARGEST_BATCH, *(each for each in beside if 1 <= each <= LARGEST_BATCH)}
+
+
+def memory_bound_speed_up(tokens: float, passes: int, size_ratio: float) -> float:
     """Return MBSU: the speed-up where a step takes as long as reading the weights of each pass.
 
     Parameters
     ----------
     tokens
         That a request gets from a step, tau.
-    k
-        Proposed tokens, each by a pass of its own.
+    passes
+        Of the draft in a step: K, or 1 where one proposes all tokens.
     size_ratio
-        Bytes of the draft's weights over those of the target's, c: reading the target takes 1, a step K c + 1.
+        Bytes of the draft's weights over those of the target's, c: reading the target takes 1, a step passes * c + 1.
     """
     if not 0 <= size_ratio <= LARGEST_RATIO:
         raise PayoffError(f"{size_ratio:g}: a ratio of sizes is from 0 to {LARGEST_RATIO}")
-    return tokens / (k * size_ratio + 1)
+    return tokens / (passes * size_ratio + 1)

@@ -9,6 +9,8 @@ from specdecode_operator.payoff.acceptance import PayoffError
 
 _LONGEST_MS: Final = 1e7
 _LARGEST_COUNT: Final = 2**31
+_CLEARLY_LESS: Final = 0.95
+"""Share of a time: medians that were measured differ by less."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Curve:
     def knows(self, tokens: float) -> bool:
         """Whether so many tokens lie among the points, or one point stands for all."""
         return len(self.points) == 1 or self.points[0][0] <= tokens <= self.points[-1][0]
+
+    @property
+    def falls(self) -> bool:
+        """Whether a pass with more tokens takes clearly less, as none does."""
+        return any(after < _CLEARLY_LESS * before for (_, before), (_, after) in pairwise(self.points))
 
     def ms(self, tokens: float) -> float:
         """Return how long a pass with so many tokens takes."""

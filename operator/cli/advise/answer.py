@@ -16,6 +16,7 @@ from specdecode_operator.payoff.speed_up import (
     speed_up,
 )
 from specdecode_operator.payoff.step_cost import Curve, StepCosts
+from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Question:
     costs: StepCosts | None = None
     loads: tuple[Load, ...] = ()
     size_ratio: float | None = None
+    one_pass: bool = False  # Whether the draft proposes all tokens in one pass
     captured: bool = False  # Whether acceptance and drafting are those of a capture
     prefix: PrefixCacheOutput | None = None
     shortened: bool = False  # Whether its drafts were shorter than K at times
@@ -42,7 +44,9 @@ def answer(question: Question) -> AdviseOutput:
         acceptance=[] if acceptance is None else list(_positions(acceptance, k)),
         acceptance_rate=None if acceptance is None else acceptance.rate(k),
         expected_tokens=tokens,
-        memory_bound_speed_up=None if tokens is None or ratio is None else memory_bound_speed_up(tokens, k, ratio),
+        memory_bound_speed_up=None
+        if tokens is None or ratio is None
+        else memory_bound_speed_up(tokens, 1 if question.one_pass else k, ratio),
         loads=[_at(load, question.costs, question) for load in question.loads] if question.costs else [],
         crossover_batch=_crossover(question),
         prefix_cache=question.prefix,
@@ -94,20 +98,33 @@ def _assumptions(question: Question) -> Iterator[str]:
         yield f"positions after {len(acceptance.conditional)} are accepted as that one, of the drafts that got so far"
     if question.shortened:
         yield "drafts were shorter than K at times: the tokens that they lack count as refused"
-    if question.captured and costs is None:
+    if costs is None:
         yield "break-even takes the target's own step times: give --baseline, or --target-step-ms"
     if question.captured and costs is not None:
         yield "drafting takes what is left of a recorded step beside the target's pass over as many tokens"
     if acceptance is not None and costs is not None:
         yield "the best K takes later positions to be accepted as the last one known, of the drafts that got so far"
     if costs is not None:
-        yield from _beyond(question, costs.target)
-        if len(costs.target.points) == 1:
-            yield "a step of the target takes equally long whatever is in it: true of few requests (--verify-step-ms)"
-        yield "requests decode all the time: prefill, and steps that a finished request leaves early, are not counted"
-        yield "acceptance is the same at every load, and adaptive verification is off: under it acceptance reads low"
-    if question.size_ratio is not None:
+        yield from _assumed_times(question, costs)
+    if question.size_ratio is not None and acceptance is not None:
         yield "MBSU: a step takes as long as reading the weights of each pass; nothing else takes time"
+    if question.prefix is not None and release(question.prefix.engine_version) > release(LAUNCHED_VERSIONS[-1]):
+        yield (
+            f"vLLM {question.prefix.engine_version} is newer than all that were read: its prefix cache is taken to be "
+            f"that of {LAUNCHED_VERSIONS[-1]}"
+        )
+
+
+def _assumed_times(question: Question, costs: StepCosts) -> Iterator[str]:
+    yield from _beyond(question, costs.target)
+    if len(costs.target.points) == 1:
+        yield "a step of the target takes equally long whatever is in it: true of few requests (--verify-step-ms)"
+    if costs.target.falls:
+        yield "times of the target fall where a step has more tokens: measure longer, speed-ups come out too large"
+    if any(load.context_tokens for load in question.loads) and not costs.target_ms_per_1000_context:
+        yield "reading the context takes the target no time: give --target-context-ms"
+    yield "requests decode all the time: prefill, and steps that a finished request leaves early, are not counted"
+    yield "acceptance is the same at every load, and adaptive verification is off: under it acceptance reads low"
 
 
 def _beyond(question: Question, target: Curve) -> Iterator[str]:
@@ -119,8 +136,9 @@ def _beyond(question: Question, target: Curve) -> Iterator[str]:
     asked = [tokens for batch, alone in batches for tokens in (alone, batch * (question.k + 1))]
     if beyond := [tokens for tokens in asked if not target.knows(tokens)]:
         low, high = target.points[0][0], target.points[-1][0]
+        asked_for = " to ".join(dict.fromkeys(f"{each:.5g}" for each in (min(beyond), max(beyond))))
         yield (
-            f"steps of {min(beyond):.4g} to {max(beyond):.4g} tokens were asked for, the target's times are known of "
+            f"steps of {asked_for} tokens were asked for, the target's times are known of "
             f"{low:g} to {high:g}: below they stay as they are, above they go on"
         )
 
@@ -131,7 +149,7 @@ def advise_text(found: AdviseOutput) -> str:
     if found.memory_bound_speed_up is not None:
         parts.append(f"MBSU: {found.memory_bound_speed_up:.2f}x")
     if found.crossover_batch is not None:
-        parts.append(f"K {found.num_speculative_tokens} no longer pays from {found.crossover_batch:,} requests on")
+        parts.append(_crossover_text(found, found.crossover_batch))
     if found.prefix_cache is not None:
         parts.append(_prefix_text(found.prefix_cache))
     parts += [f"note: {each}" for each in found.assumptions]
@@ -178,11 +196,21 @@ def _loads_text(found: AdviseOutput) -> str:
     return "\n".join(aligned(rows))
 
 
+def _crossover_text(found: AdviseOutput, crossing: int) -> str:
+    context = found.loads[0].context_tokens
+    each = f" of {context:,.0f} tokens" if context else ""
+    room = " while the KV cache has room" if any(load.full_cache for load in found.loads) else ""
+    if crossing == 1:
+        return f"K {found.num_speculative_tokens} pays for no number of requests{each}{room}"
+    return f"K {found.num_speculative_tokens} no longer pays from {crossing:,} requests{each} on{room}"
+
+
 def _prefix_text(found: PrefixCacheOutput) -> str:
     kind = f"prefix cache, {found.method} in vLLM {found.engine_version}"
     if not found.mean_lost_tokens:
         return f"{kind}: nothing is lost"
-    text = f"{kind}: {found.mean_lost_tokens:g} tokens of each prefix are lost on average"
+    lost = "1 token" if found.mean_lost_tokens == 1 else f"{found.mean_lost_tokens:g} tokens"
+    text = f"{kind}: each prefix loses {lost} on average"
     if found.shared_tokens is None or found.lost_tokens is None:
         return text
     share = f"{100 * found.lost_tokens / found.shared_tokens:.1f} %"

@@ -28,6 +28,7 @@ from specdecode_operator.cli.outputs.printing import print_data
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.payoff.acceptance import Acceptance
 from specdecode_operator.payoff.step_cost import Curve, StepCosts
+from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
 
 
 def advise_command(  # noqa: PLR0913  each is an option
@@ -71,16 +72,21 @@ def advise_command(  # noqa: PLR0913  each is an option
     refuse_several({**shares, "--acceptance-rate": acceptance_rate, "--metrics": metrics, "CAPTURE": capture})
     refuse_several({"--target-step-ms": target_step_ms, "--baseline": baseline})
     refuse_several({"CAPTURE": capture, "--draft-step-ms": draft_step_ms})
+    refuse_several({"--baseline": baseline, "--verify-step-ms": verify_step_ms})
+    if verify_step_ms is not None and target_step_ms is None:
+        raise typer.BadParameter("is missing: --verify-step-ms is held against it", param_hint="--target-step-ms")
     speculating = None if capture is None else measured(capture, "CAPTURE")
     plain = None if baseline is None else measured(baseline, "--baseline")
-    k, found = _acceptance(speculating, metrics, num_speculative_tokens, acceptance or conditional_acceptance)
+    k, found, shortened = _acceptance(
+        speculating, metrics, num_speculative_tokens, acceptance or conditional_acceptance
+    )
     batches = counts(batch, "--batch") if batch else measured_batches(speculating or plain)
+    one_pass = parallel_drafting or (method in METHODS_OF_BLOCKS if speculating is None else speculating.one_pass)
     costs = None
     target = None if plain is None else plain_curve(plain, "--baseline")
     if target_step_ms is not None:
         target = with_verification(curve_of(target_step_ms, "--target-step-ms"), verify_step_ms, batches[0], k)
     if target is not None:
-        one_pass = parallel_drafting or (speculating is not None and speculating.one_pass)
         draft = _draft(speculating, target, draft_step_ms, one_pass=one_pass)
         with refused_at("--target-step-ms"):
             costs = StepCosts(target, draft, one_pass, target_context_ms, draft_context_ms)
@@ -90,9 +96,10 @@ def advise_command(  # noqa: PLR0913  each is an option
         costs=costs,
         loads=loads_of(batches, context, kv_tokens, kv_tokens_alone),
         size_ratio=size_ratio,
+        one_pass=one_pass,
         captured=speculating is not None,
         prefix=prefix_cache(method, engine_version, block_size, shared_prefix, speculating),
-        shortened=speculating is not None and speculating.shortened,
+        shortened=shortened,
     )
     with refused_at("--size-ratio"):
         said = answer(question)
@@ -104,14 +111,17 @@ def advise_command(  # noqa: PLR0913  each is an option
 
 def _acceptance(
     speculating: Measured | None, metrics: str | None, k: int | None, shares: str | None
-) -> tuple[int, Acceptance | None]:
-    """Return K, and the acceptance where it was measured: that asked for, else that of what was measured."""
+) -> tuple[int, Acceptance | None, bool]:
+    """Return K, the acceptance where it was measured, and whether drafts were shorter than K was at most.
+
+    K is that asked for, else that of what was measured.
+    """
     if speculating is not None:
-        return k or asked_k(speculating.k or None, None), speculating.acceptance
+        return k or asked_k(speculating.k or None, None), speculating.acceptance, speculating.shortened
     if metrics is not None:
-        counted, acceptance = acceptance_of_page(metrics)
-        return k or counted, acceptance
-    return asked_k(k, shares), None
+        counted, acceptance, shortened = acceptance_of_page(metrics)
+        return k or counted, acceptance, shortened
+    return asked_k(k, shares), None, False
 
 
 def _draft(speculating: Measured | None, target: Curve, given: str | None, *, one_pass: bool) -> Curve:

@@ -159,8 +159,8 @@ def _no_steps() -> str:
     )
 
 
-def acceptance_of_page(file: str) -> tuple[int, Acceptance]:
-    """Return K and the acceptance that a saved page of an engine's /metrics counts since its start."""
+def acceptance_of_page(file: str) -> tuple[int, Acceptance, bool]:
+    """Return what an engine's saved /metrics counts since its start: K, acceptance, and whether drafts were shorter."""
     from specdecode_operator.engine.metrics import UnreadableMetricsError, read_metrics  # noqa: PLC0415  slow
     from specdecode_operator.engine.profiles import find_profile  # noqa: PLC0415
     from specdecode_operator.versions.table import LAUNCHED_VERSIONS  # noqa: PLC0415
@@ -173,4 +173,6 @@ def acceptance_of_page(file: str) -> tuple[int, Acceptance]:
         message = f"{place_of(file)}: counts no drafts: this engine has not speculated"
         raise typer.BadParameter(message, param_hint="--metrics")
     with refused_at("--metrics"):
-        return len(counted.accepted_per_position), _of_counts(counted.drafts, counted.accepted_per_position)
+        k = len(counted.accepted_per_position)
+        acceptance = _of_counts(counted.drafts, counted.accepted_per_position)
+        return k, acceptance, counted.draft_tokens < k * counted.drafts

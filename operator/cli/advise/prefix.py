@@ -18,7 +18,7 @@ def prefix_cache(
     """Return the prefix-cache tax of a method; None where no method is known, and nothing else was asked for."""
     recorded = speculating or _NOTHING
     if method is None and recorded.method is None:
-        if shared is not None:
+        if (version, block_size, shared) != (None, None, None):
             raise typer.BadParameter("is missing: what is lost depends on it", param_hint="--method")
         return None
     from specdecode_operator.versions.table import LAUNCHED_VERSIONS  # noqa: PLC0415  only who asks needs it

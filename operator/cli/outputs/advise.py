@@ -80,7 +80,8 @@ class AdviseOutput(Output):
     loads: list[LoadOutput]
     """One for each number of requests and context length; empty where no step times are known."""
     crossover_batch: int | None
-    """Requests from which K no longer pays; null where it always does, or it is not known."""
+    """Requests from which on K no longer pays, at the first context length and while the KV cache has room; 1 where it
+    never does, null where it does with 8,192, or it is not known."""
     prefix_cache: PrefixCacheOutput | None
     """The prefix-cache tax; null without a method."""
     assumptions: list[str]

@@ -1,6 +1,7 @@
 """`specdecode advise`: the arithmetic of speculation for given numbers."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_steps_that_nobody_measured_are_said(specdecode: Specdecode) -> None:
     within = _asked(specdecode, "-K", 1, *MEASURED, "--batch", "1,256")
     beyond = _asked(specdecode, "-K", 1, *MEASURED, "--batch", "1,257")
     assert not any("were asked for" in each for each in within["assumptions"])
-    assert any("steps of 514 to 514 tokens were asked for" in each for each in beyond["assumptions"])
+    assert any("steps of 514 tokens were asked for" in each for each in beyond["assumptions"])
 
 
 def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode) -> None:
@@ -94,12 +95,46 @@ def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode)
     assert (ahead["mean_lost_tokens"], ahead["found_tokens"], ahead["lost_tokens"]) == (1, 3984, 16)
     text = specdecode("advise", *asked, "eagle3", "--engine-version", "0.32").stdout
     assert "of 4,000 that prompts share 16 are computed again (0.4 %)" in text
+    assert "0.33: each prefix loses 1 token on average" in specdecode("advise", *asked, "eagle3").stdout
     assert "prefix cache, ngram in vLLM" in specdecode("advise", *asked, "ngram").stdout
 
 
 def test_mbsu_takes_the_ratio_of_sizes(specdecode: Specdecode) -> None:
     found = _asked(specdecode, "--acceptance", "0.8,0.6,0.45", "--size-ratio", 0.1)
     assert found["memory_bound_speed_up"] == pytest.approx(2.85 / 1.3)
+
+
+@pytest.mark.parametrize("said", [("--parallel-drafting",), ("--method", "dflash")])
+def test_a_draft_that_proposes_all_in_one_pass_is_read_and_waited_for_once(
+    specdecode: Specdecode, said: tuple[str, ...]
+) -> None:
+    given = ("--acceptance", "0.8,0.6,0.45", "--size-ratio", 0.1, "--target-step-ms", 20, "--draft-step-ms", 2)
+    found = _asked(specdecode, *given, *said)
+    assert found["memory_bound_speed_up"] == pytest.approx(2.85 / 1.1)
+    assert found["loads"][0]["step_ms"] == pytest.approx(22)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (("-K", 2), "give --baseline, or --target-step-ms"),
+        (("-K", 2, "--target-step-ms", 20, "--verify-step-ms", 10), "times of the target fall"),
+        (("-K", 2, "--target-step-ms", 20, "--context", 4000), "give --target-context-ms"),
+        (("-K", 2, "--method", "eagle3", "--engine-version", "0.34"), "vLLM 0.34 is newer than all that were read"),
+    ],
+)
+def test_what_makes_figures_too_good_is_said(specdecode: Specdecode, arguments: tuple[object, ...], note: str) -> None:
+    assert any(note in each for each in _asked(specdecode, *arguments)["assumptions"])
+    usual = _asked(specdecode, "-K", 2, "--target-step-ms", 20, "--verify-step-ms", 21, "--method", "eagle3")
+    assert not any(note in each for each in usual["assumptions"])
+
+
+def test_the_load_from_which_it_no_longer_pays_is_told_with_its_context(specdecode: Specdecode) -> None:
+    given = ("--acceptance", "0.8,0.6", *MEASURED, "--context", "1000,32000", "--kv-tokens", 90_000)
+    text = specdecode("advise", *given, "--kv-tokens-alone", 90_000, "--target-context-ms", 0.01).stdout
+    assert re.search(r"K 2 no longer pays from \d+ requests of 1,000 tokens on while the KV cache has room", text)
+    never = specdecode("advise", "--acceptance", "0,0", "--target-step-ms", 20, "--draft-step-ms", 3).stdout
+    assert "K 2 pays for no number of requests" in never
 
 
 def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specdecode: Specdecode) -> None:
@@ -138,6 +173,9 @@ def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specd
         (("--acceptance", "0.5", "--size-ratio", "nan"), "from 0 to 100"),
         (("--acceptance", "0.5", "--size-ratio", "-1"), "from 0 to 100"),
         (("-K", 2, "--shared-prefix", 5), "--method"),
+        (("-K", 2, "--engine-version", "0.33"), "--method"),
+        (("-K", 2, "--block-size", 32), "--method"),
+        (("-K", 2, "--verify-step-ms", 20), "--target-step-ms: is missing"),
         (("-K", 2, "--method", "magic"), "is no method"),
         (("-K", 2, "--method", "eagle", "--engine-version", "new"), "write it as"),
         (("-K", 2, "--method", "eagle", "--engine-version", "0.20"), "was not read for this"),

@@ -1,5 +1,7 @@
 """Speed-up, break-even and the best K, held against engines that throw dice and against published shapes."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,6 +108,25 @@ def test_one_acceptance_pays_at_one_load_and_costs_at_another() -> None:
     assert speed_up(steady, COSTS, 5, Load.same(1)) > 1.2
     busy = StepCosts(Curve(((1, 20.0), (32, 21.0), (64, 40.0))), Curve(((1, 2.0),)))
     assert speed_up(steady, busy, 5, Load.same(32)) < 1
+
+
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_the_crossover_is_the_load_from_which_on_it_never_pays_again(one_pass: bool) -> None:
+    """Counted out for each number of requests: between its points a curve's gain may be lost and won more than once."""
+    random = Random(16)
+    found = []
+    for _ in range(20):
+        tokens = sorted(random.sample(range(1, 600), 4))
+        target = Curve(tuple(zip(map(float, tokens), sorted(random.uniform(5, 60) for _ in tokens), strict=True)))
+        costs = StepCosts(target, Curve(((3, 1.0), (90, random.uniform(1, 2)))), one_pass, 0.0001, 0.00005)
+        acceptance, k = Acceptance((random.uniform(0.2, 0.9),)), random.randint(1, 6)
+        pays = [
+            batch for batch in range(1, LARGEST_BATCH + 1) if speed_up(acceptance, costs, k, Load.same(batch, 500)) >= 1
+        ]
+        last = max(pays, default=0)
+        found.append((len(pays) < last, crossover(acceptance, costs, k, 500)))
+        assert found[-1][1] == (None if last == LARGEST_BATCH else last + 1)
+    assert any(again for again, _ in found)
 
 
 def test_what_always_pays_has_no_crossover() -> None:
