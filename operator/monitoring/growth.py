@@ -59,6 +59,8 @@ def read_page(text: str, names: Collection[str], at_s: float) -> Page:
                 if sample.name in names:
                     key = (sample.name, frozenset(sample.labels.items()))
                     kept[key] = _checked(sample.name, sample.value)
+                    if sample.name.endswith("_bucket"):
+                        _check_limit(sample.labels.get("le", ""))
     except (ValueError, KeyError, IndexError) as error:
         if isinstance(error, UnreadablePageError):
             raise
@@ -96,6 +98,12 @@ def _readable(text: str, names: Collection[str]) -> str:
     if len(lines) > _MOST_LINES or max(map(len, lines), default=0) > _LONGEST_LINE:
         raise UnreadablePageError("more is said than an engine has to say: this is not vLLM")
     return "\n".join(lines)
+
+
+def _check_limit(limit: str) -> None:
+    """Refuse what is no limit of a time."""
+    if not float(limit) > 0:
+        raise UnreadablePageError(f"a bucket ends at {limit}, which cannot be")
 
 
 def _checked(name: str, value: float) -> float:

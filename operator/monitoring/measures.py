@@ -164,9 +164,11 @@ class Quantile:
         """Return the quantile as Prometheus takes it: linear within a bucket, and none beyond the last limit."""
         by_limit = {float(limit): rate for limit, rate in self._buckets.values_by(growth, "le").items() if limit}
         limits = sorted(by_limit)
-        if len(limits) < _FEWEST_BUCKETS or limits[-1] != math.inf or by_limit[math.inf] <= 0:
+        if len(limits) < _FEWEST_BUCKETS or limits[-1] != math.inf:
             return {}
         rank = self.quantile * by_limit[math.inf]
+        if rank <= 0:
+            return {}
         low, high = next(pair for pair in pairwise((0.0, *limits)) if by_limit[pair[1]] >= rank)
         if high == math.inf:
             return {"": low}

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
@@ -61,6 +62,24 @@ class Kubectl:
         if done.returncode:
             raise KubectlError(self._words(done.stderr.decode(errors="replace"), done.returncode))
         return done.stdout.decode(errors="replace")
+
+    def short_text(self, *arguments: str, most_bytes: int) -> str:
+        """Return what kubectl prints, where who answers it need not end.
+
+        Raises
+        ------
+        KubectlError
+            When it fails, or prints more than that.
+        """
+        with tempfile.TemporaryFile() as errors, self.stream(*arguments, errors=errors) as process:
+            printed = process.stdout.read(most_bytes + 1) if process.stdout else b""
+            if len(printed) > most_bytes:
+                process.kill()
+                raise KubectlError(f"answers with more than {most_bytes} bytes")
+            if process.wait():
+                errors.seek(0)
+                raise KubectlError(self._words(errors.read().decode(errors="replace"), process.returncode))
+        return printed.decode(errors="replace")
 
     def find(self, *arguments: str) -> Body | None:
         """Return the object, or the list of objects, that ``get`` with these arguments finds; None where there is none.

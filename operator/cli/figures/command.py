@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -11,6 +10,7 @@ from specdecode_operator.cli.figures import options
 from specdecode_operator.cli.options import Context, TableOrData, fail
 from specdecode_operator.cli.outputs.printing import print_data
 from specdecode_operator.cli.terminal import say, say_line
+from specdecode_operator.cli.text_files import DocumentError, open_to_read
 from specdecode_operator.problems import shown
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _OVER_ENGINES_S: Final = 30
 _OVER_PROMETHEUS_S: Final = 300
+_LONGEST_TOKEN: Final = 16 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -45,7 +46,7 @@ def figures_command(  # noqa: PLR0913  each is an option
     For example: specdecode figures llama-70b -n models --over 60
     """
     from specdecode_operator.cli.capture.kubectl import Kubectl  # noqa: PLC0415  not for --help
-    from specdecode_operator.cli.figures.web import NoAnswerError  # noqa: PLC0415
+    from specdecode_operator.cli.figures.web import NoAnswerError, place_of  # noqa: PLC0415
 
     _check(name, namespace, engine, prometheus, token_file)
     figures = _figures(ttft_limit, tpot_limit)
@@ -57,7 +58,8 @@ def figures_command(  # noqa: PLR0913  each is an option
             taken = _from_engines(Kubectl(context, namespace), name, engine or [], figures, over or _OVER_ENGINES_S)
     except NoAnswerError as error:
         fail(error)
-    found = _answer(prometheus or name or ", ".join(engine or ()), figures, taken)
+    asked = [prometheus] if prometheus else engine or []
+    found = _answer(", ".join(map(place_of, asked)) or name or "", figures, taken)
     if output is not TableOrData.TABLE:
         print_data(found, output)
         return
@@ -102,7 +104,7 @@ def _from_prometheus(
     url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: "list[Figure]", over_s: int
 ) -> "Taken":
     from specdecode_operator.cli.figures.sources import ask_prometheus  # noqa: PLC0415
-    from specdecode_operator.cli.figures.web import NoAnswerError  # noqa: PLC0415
+    from specdecode_operator.cli.figures.web import NoAnswerError, place_of  # noqa: PLC0415
     from specdecode_operator.monitoring.measures import Scope  # noqa: PLC0415
 
     namespace, name = deployment
@@ -110,7 +112,7 @@ def _from_prometheus(
     taken = ask_prometheus(url, _token(token_file), scope, figures, over_s)
     if not any(taken.values.values()):
         raise NoAnswerError(
-            f"{shown(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
+            f"{place_of(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
             " docs/how-to/monitor.md says how it gets them"
         )
     return taken
@@ -120,10 +122,13 @@ def _token(file: str | None) -> str | None:
     if file is None:
         return None
     try:
-        token = Path(file).read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        fail(f"--token-file: {shown(file)} cannot be read: {getattr(error, 'strerror', None) or 'it holds no token'}")
-    if not token.isprintable() or not token or " " in token:
+        with open_to_read(file) as stream:
+            token = stream.read(_LONGEST_TOKEN + 1).decode("ascii").strip()
+    except DocumentError as error:
+        fail(f"--token-file: {error}")
+    except (OSError, UnicodeDecodeError):
+        token = ""
+    if not token.isprintable() or not token or " " in token or len(token) > _LONGEST_TOKEN:
         fail(f"--token-file: {shown(file)} holds no token: write it in one line, without spaces")
     return token
 

@@ -1,5 +1,6 @@
 """Where figures come from: engines that are looked at twice, or a Prometheus that has looked at them all along."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +8,12 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
-from specdecode_operator.cli.figures.web import NoAnswerError, fetch
+from specdecode_operator.cli.figures.web import DEADLINE_S, MOST_BYTES, NoAnswerError, fetch, place_of
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL, OWNED_SELECTOR
 from specdecode_operator.monitoring.answers import UnusableAnswerError, read_answer
 from specdecode_operator.monitoring.figures import Figure
 from specdecode_operator.monitoring.growth import Page, UnreadablePageError, growth_between, read_page
 from specdecode_operator.monitoring.measures import Scope, Values
-from specdecode_operator.problems import shown
 
 _PORTS: Final = {"http": "", "https": "https:"}
 """Names of an engine's port, with what the API server's proxy wants before the pod's name."""
@@ -43,7 +43,7 @@ def named_engines(urls: Sequence[str]) -> list[Engine]:
     def reader(url: str) -> Callable[[], str]:
         return lambda: fetch(f"{url.rstrip('/')}/metrics").decode(errors="replace")
 
-    return [Engine(url, reader(url)) for url in urls]
+    return [Engine(place_of(url), reader(url)) for url in urls]
 
 
 def engines_of(kubectl: Kubectl, name: str) -> list[Engine]:
@@ -69,7 +69,8 @@ def _engine(kubectl: Kubectl, pod: Body) -> Engine | None:
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     address = f"{_PORTS[port['name']]}{name}:{port['containerPort']}"
     path = f"/api/v1/namespaces/{namespace}/pods/{address}/proxy/metrics"
-    return Engine(name, lambda: kubectl.text("get", "--raw", path))
+    asked = ("get", "--raw", path, f"--request-timeout={DEADLINE_S:.0f}s")
+    return Engine(name, lambda: kubectl.short_text(*asked, most_bytes=MOST_BYTES))
 
 
 def look_twice(engines: Sequence[Engine], figures: Sequence[Figure], over_s: float) -> Taken:
@@ -80,8 +81,13 @@ def look_twice(engines: Sequence[Engine], figures: Sequence[Figure], over_s: flo
     time.sleep(over_s if before else 0)
     after = _look([engine for engine in engines if engine.name in before], names, left_out)
     growth = growth_between([(before[name], page) for name, page in after.items()])
-    values = {figure.name: figure.measure.values(growth) for figure in figures}
+    values = {figure.name: _finite(figure.measure.values(growth)) for figure in figures}
     return Taken(values, over_s, len(after), [f"{name}: {why}" for name, why in left_out.items()])
+
+
+def _finite(values: Values) -> Values:
+    """Return what says something, as of a Prometheus: who answers need not be an engine."""
+    return {label: value for label, value in values.items() if math.isfinite(value)}
 
 
 def _look(engines: Sequence[Engine], names: frozenset[str], left_out: dict[str, str]) -> dict[str, Page]:
@@ -108,5 +114,5 @@ def ask_prometheus(url: str, token: str | None, scope: Scope, figures: Sequence[
         try:
             values[figure.name] = read_answer(text, scope)
         except UnusableAnswerError as error:
-            raise NoAnswerError(f"{shown(url)}: {error}") from error
+            raise NoAnswerError(f"{place_of(url)}: {error}") from error
     return Taken(values, over_s)

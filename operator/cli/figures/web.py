@@ -1,6 +1,7 @@
 """Pages of engines and answers of a Prometheus, over HTTP: no more and no longer than they should take."""
 
-import time
+import asyncio
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -8,12 +9,18 @@ import httpx
 
 from specdecode_operator.problems import printable, shown
 
-_DEADLINE_S: Final = 15.0
-_MOST_BYTES: Final = 4 * 2**20
+DEADLINE_S: Final = 15.0
+MOST_BYTES: Final = 4 * 2**20
+_USER: Final = re.compile(r"(?<=//)[^/?#]*@")
 
 
 class NoAnswerError(Exception):
     """Nothing usable came; the message says what, and what to do."""
+
+
+def place_of(url: str) -> str:
+    """Return a URL as it may be shown: without a user and a password."""
+    return shown(_USER.sub("", url))
 
 
 def fetch(url: str, query: Mapping[str, str] | None = None, token: str | None = None) -> bytes:
@@ -25,26 +32,34 @@ def fetch(url: str, query: Mapping[str, str] | None = None, token: str | None = 
         When it does not answer with 200 in time, or with more than it has to say.
     """
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    started_s, content = time.monotonic(), bytearray()
     try:
-        with httpx.stream("GET", url, params=query, headers=headers, timeout=_DEADLINE_S) as response:
-            for chunk in response.iter_raw():
-                content += chunk
-                if len(content) > _MOST_BYTES:
-                    raise NoAnswerError(f"{shown(url)}: answers with more than {_MOST_BYTES} bytes")
-                if time.monotonic() - started_s > _DEADLINE_S:
-                    raise NoAnswerError(f"{shown(url)}: takes more than {_DEADLINE_S:.0f} s: is it overloaded?")
-    except httpx.TimeoutException as error:
-        raise NoAnswerError(f"{shown(url)}: does not answer within {_DEADLINE_S:.0f} s") from error
+        status, content = asyncio.run(_answer(url, query, headers))
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise NoAnswerError(
+            f"{place_of(url)}: does not answer within {DEADLINE_S:.0f} s: is it up, or overloaded?"
+        ) from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise NoAnswerError(
-            f"{shown(url)}: does not answer: {printable(str(error))}: is it up, and is this its URL?"
+            f"{place_of(url)}: does not answer: {printable(str(error))}: is it up, and is this its URL?"
         ) from error
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise NoAnswerError(
-            f"{shown(url)}: refuses with {response.status_code}: give --token-file, or one with the right"
-        )
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise NoAnswerError(f"{place_of(url)}: refuses with {status}: give --token-file, or one with the right")
     # Prometheus says in a body what is wrong with a query.
-    if response.status_code != httpx.codes.OK and not bytes(content).startswith(b'{"status":"error"'):
-        raise NoAnswerError(f"{shown(url)}: answers with HTTP {response.status_code}: is this its URL?")
-    return bytes(content)
+    if status != httpx.codes.OK and not content.startswith(b'{"status":"error"'):
+        raise NoAnswerError(f"{place_of(url)}: answers with HTTP {status}: is this its URL?")
+    return content
+
+
+async def _answer(url: str, query: Mapping[str, str] | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    """Return status and body; the time is that of the whole answer, whose head may come letter by letter, too."""
+    content = bytearray()
+    async with (
+        httpx.AsyncClient(timeout=DEADLINE_S) as client,
+        asyncio.timeout(DEADLINE_S),
+        client.stream("GET", url, params=query, headers=headers) as response,
+    ):
+        async for chunk in response.aiter_raw():
+            content += chunk
+            if len(content) > MOST_BYTES:
+                raise NoAnswerError(f"{place_of(url)}: answers with more than {MOST_BYTES} bytes")
+    return response.status_code, bytes(content)

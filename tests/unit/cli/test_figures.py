@@ -135,7 +135,8 @@ def test_engines_of_a_deployment_are_read_through_kubectl(
     assert json.loads(done.stdout)["engines"] == 1
     calls = (tmp_path / "calls").read_text().splitlines()
     assert "specdecode.io/deployment=llama" in calls[0]
-    assert calls[1:] == ["--namespace=team get --raw /api/v1/namespaces/team/pods/https:a:8000/proxy/metrics"] * 2
+    path = "/api/v1/namespaces/team/pods/https:a:8000/proxy/metrics"
+    assert calls[1:] == [f"--namespace=team get --raw {path} --request-timeout=15s"] * 2
     (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": pods[1:]}))
     none = specdecode("figures", "llama", "-n", "team")
     assert (none.exit_code, "llama has no engine that is ready" in none.output) == (2, True)
@@ -184,7 +185,7 @@ def test_what_a_prometheus_may_answer_instead(specdecode: Specdecode, status: in
 
 
 def test_a_slow_prometheus_is_not_waited_for(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_DEADLINE_S", 0.05)
+    monkeypatch.setattr(web, "DEADLINE_S", 0.05)
 
     given_up = threading.Event()
 
@@ -196,6 +197,79 @@ def test_a_slow_prometheus_is_not_waited_for(specdecode: Specdecode, monkeypatch
         done = specdecode("figures", "llama", "-n", "models", "--prometheus", url)
         given_up.set()
     assert (done.exit_code, "does not answer within" in done.output) == (2, True)
+
+
+def test_a_prometheus_whose_answer_never_begins_is_not_waited_for(
+    specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each letter of its head comes in time."""
+    monkeypatch.setattr(web, "DEADLINE_S", 0.5)
+    given_up = threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        request.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        for _ in range(1000):
+            if given_up.wait(0.02):
+                break
+            request.wfile.write(b"x")
+        return 200, b""
+
+    with answering(answer) as url:
+        done = specdecode("figures", "llama", "-n", "models", "--prometheus", url)
+        given_up.set()
+    assert (done.exit_code, "does not answer within" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--prometheus", "--engine"])
+@pytest.mark.usefixtures("clock")
+def test_a_password_of_a_url_is_not_shown(specdecode: Specdecode, option: str) -> None:
+    name = ["llama", "-n", "models"] if option == "--prometheus" else []
+    with answering(lambda _: (404, b"")) as url:
+        done = specdecode("figures", *name, option, url.replace("//", "//me:hunter2@"))
+        assert f"{url}/" in done.output
+    with answering(lambda _: (200, page("a", 1).encode())) as url:
+        told = specdecode("figures", "--engine", url.replace("//", "//me:hunter2@"), "-o", "json").stdout
+    assert json.loads(told)["source"] == url
+    assert "hunter2" not in done.output + told
+
+
+@pytest.mark.parametrize(("file", "said"), [("/dev/zero", "is a device"), ("long", "holds no token")])
+def test_what_never_ends_is_no_token(
+    specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("long").write_text("x" * 20_000)
+    done = specdecode("figures", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", file)
+    assert (done.exit_code, f"--token-file: {file}" in done.output, said in done.output) == (2, True, True)
+
+
+def test_an_engine_behind_kubectl_that_says_too_much_is_left_out(
+    specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = {
+        "metadata": {"name": "a", "namespace": "team"},
+        "spec": {"containers": [{"ports": [{"name": "http", "containerPort": 8000}]}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": [pod]}))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        f'#!/bin/sh\ncase "$*" in *--raw*) head -c 5000000 /dev/zero ;; *) cat {tmp_path}/pods.json ;; esac\n'
+    )
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    done = specdecode("figures", "llama", "-n", "team")
+    assert (done.exit_code, "a: answers with more than 4194304 bytes" in done.output) == (2, True)
+
+
+@pytest.mark.usefixtures("clock")
+def test_sums_that_are_no_number_are_not_told(specdecode: Specdecode) -> None:
+    gauge = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="%d"} 1.7e308\n'
+    text = page("a", 1) + gauge % 1 + gauge % 2
+    with engine(text, text) as url:
+        done = specdecode("figures", "--engine", url, "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert told(done.stdout)["running_requests"]["value"] is None
 
 
 def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path) -> None:
@@ -213,7 +287,7 @@ def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Pat
         (("--engine", NOBODY, "--prometheus", NOBODY), "NAME, --engine"),
         (("llama", "--prometheus", NOBODY), "--namespace: give it"),
         (("llama", "--token-file", "t"), "--token-file: it is for --prometheus"),
-        (("llama", "-n", "n", "--prometheus", NOBODY, "--token-file", "/none"), "--token-file: /none cannot be read"),
+        (("llama", "-n", "n", "--prometheus", NOBODY, "--token-file", "/none"), "--token-file: /none: No such file"),
         (('x"}) or vector(1', "-n", "n", "--prometheus", NOBODY), "is not a name of Kubernetes"),
         (("llama", "-n", "n", "--prometheus", NOBODY), "does not answer"),
         (("llama", "-n", "n", "--prometheus", "file:///etc/passwd"), "does not answer"),

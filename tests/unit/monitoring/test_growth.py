@@ -7,6 +7,7 @@ from specdecode_operator.monitoring.growth import Growth, Page, UnreadablePageEr
 from tests.support.figure_cases import expected, page
 
 NAMES = frozenset().union(*(figure.measure.series() for figure in FIGURES))
+TTFT_BUCKET = "vllm:time_to_first_token_seconds_bucket"
 DRAFTS, ACCEPTED = (f"vllm:spec_decode_num_{each}_total" for each in ("drafts", "accepted_tokens"))
 FIVE_MINUTES_S = 300
 
@@ -75,8 +76,15 @@ def test_beyond_the_last_bucket_a_quantile_is_its_limit() -> None:
         (f"{DRAFTS} +Inf\n", "cannot be"),
         (f'{DRAFTS}{{a="{"x" * 20_000}"}} 1\n', "more is said"),
         ("".join(f'{DRAFTS}{{a="{number}"}} 1\n' for number in range(20_001)), "more is said"),
+        *(
+            (f'{TTFT_BUCKET}{{le="{limit}"}} 1\n', "ends at|Prometheus format")
+            for limit in ("", "abc", "nan", "0", "-Inf")
+        ),
     ],
-    ids=["empty", "html", "words", "nan", "negative", "infinite", "long line", "many lines"],
+    ids=[
+        *("empty", "html", "words", "nan", "negative", "infinite", "long line", "many lines"),
+        *("no limit", "words as limit", "limit nan", "limit 0", "limit below 0"),
+    ],
 )
 def test_what_is_no_page_of_an_engine_is_refused(text: str, said: str) -> None:
     with pytest.raises(UnreadablePageError, match=said):
