@@ -1,6 +1,7 @@
 """`specdecode figures`: what engines do now, from their own /metrics or from a Prometheus, by the same definitions."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -60,6 +61,8 @@ def figures_command(  # noqa: PLR0913  each is an option
         fail(error)
     asked = [prometheus] if prometheus else engine or []
     found = _answer(", ".join(map(place_of, asked)) or name or "", figures, taken)
+    for each in _not_buckets(found, {"time_to_first_token": ttft_limit, "time_per_output_token": tpot_limit}):
+        say_line(each, err=True)
     if output is not TableOrData.TABLE:
         print_data(found, output)
         return
@@ -174,6 +177,14 @@ def _answer(source: str, figures: "list[Figure]", taken: "Taken") -> "FiguresOut
         left_out=taken.left_out,
         figures=rows,
     )
+
+
+def _not_buckets(found: "FiguresOutput", limits: Mapping[str, float | None]) -> Iterator[str]:
+    """Return what is said of limits of times that are known, and not by that limit."""
+    values = {each.name: each.value for each in found.figures}
+    for time, limit in limits.items():
+        if limit is not None and values[f"{time}_within_limit"] is None and values[f"{time}_p50"] is not None:
+            yield f"note: {limit:g} is no bucket of the histogram of {time}: take one that /metrics has as le"
 
 
 def _table(found: "FiguresOutput") -> str:

@@ -1,6 +1,7 @@
 """`specdecode figures`: engines that are looked at twice, a Prometheus, and what both may answer instead."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,6 +109,11 @@ def test_limits_of_an_slo_are_told_as_shares(specdecode: Specdecode) -> None:
     figures = told(done.stdout)
     assert figures["time_to_first_token_within_limit"]["value"] == 0.75
     assert figures["time_per_output_token_within_limit"]["value"] is None
+    assert "no bucket" not in done.stderr, "no time per output token was seen at all"
+    with engine(*pages) as url:
+        other = specdecode("figures", "--engine", url, "--ttft-limit", 0.33)
+    assert "note: 0.33 is no bucket of the histogram of time_to_first_token" in other.stderr
+    assert re.search("time_to_first_token_within_limit +-$", other.stdout, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("clock")
