@@ -55,7 +55,9 @@ def _summary(batch: Batch) -> Iterator[str]:
         series = "" if name is None else f"{shown(name)}: "
         ratio = "no ratio" if found.ratio is None else f"ratio {found.ratio:.4g}"
         ends = " to ".join("unknown" if each is None else f"{each:.4g}" for each in (found.low, found.high))
-        yield f"{series}{found.verdict} after {count:,} blocks: {ratio}, interval {ends}"
+        interval = "no interval" if found.low is None and found.high is None else f"interval {ends}"
+        blocks = "1 block" if count == 1 else f"{count:,} blocks"
+        yield f"{series}{found.verdict} after {blocks}: {ratio}, {interval}"
     if len(findings) > _MOST_NAMED:
         yield f"and {len(findings) - _MOST_NAMED:,} more series"
     if batch.errors:

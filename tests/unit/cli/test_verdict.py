@@ -146,7 +146,7 @@ def test_what_is_kept_has_limits(
 def test_of_many_series_the_first_are_summed_up(specdecode: Specdecode) -> None:
     stdin = "".join(json.dumps({**GOOD, "series": n}) + "\n" for n in range(30))
     told = specdecode("verdict", "--in", "-", "--out", "-", stdin=stdin).stderr.splitlines()
-    assert told[0] == "0: Inconclusive after 1 blocks: ratio 1.109, interval unknown to unknown"
+    assert told[0] == "0: Inconclusive after 1 block: ratio 1.109, no interval"
     assert told[-1] == "and 10 more series"
     assert len(told) == 21
 
