@@ -8,6 +8,9 @@ from typing import Final
 from specdecode_operator.payoff.acceptance import PayoffError
 
 _LONGEST_MS: Final = 1e7
+_SHORTEST_MS: Final = 1e-6
+"""Of a step of the target: by a time that is as good as none nothing can be divided."""
+
 _LARGEST_COUNT: Final = 2**31
 _CLEARLY_LESS: Final = 0.95
 """Share of a time: medians that were measured differ by less."""
@@ -73,8 +76,9 @@ class StepCosts:
         for ms in (self.target_ms_per_1000_context, self.draft_ms_per_1000_context):
             if not (math.isfinite(ms) and 0 <= ms <= _LONGEST_MS):
                 raise PayoffError(f"{ms:g}: milliseconds are from 0 to {_LONGEST_MS:g}")
-        if self.target.points[0][1] <= 0:
-            raise PayoffError("0 ms: a step of the target takes time")
+        shortest = min(ms for _, ms in self.target.points)
+        if shortest < _SHORTEST_MS:
+            raise PayoffError(f"{shortest:g} ms: a step of the target takes time")
 
     def target_ms(self, batch: float, k: int, context_tokens: float) -> float:
         """Return the time of the target's pass: K + 1 tokens of each request, which read its context once."""

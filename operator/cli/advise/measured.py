@@ -127,7 +127,8 @@ def plain_curve(baseline: Measured, option: str) -> Curve:
         raise typer.BadParameter(message, param_hint=option)
     if not baseline.step_ms:
         raise typer.BadParameter(_no_steps(), param_hint=option)
-    return Curve(tuple(baseline.step_ms.items()))
+    with refused_at(option):
+        return Curve(tuple(baseline.step_ms.items()))
 
 
 def draft_curve(speculating: Measured, target: Curve, option: str, *, one_pass: bool) -> Curve:
@@ -138,9 +139,10 @@ def draft_curve(speculating: Measured, target: Curve, option: str, *, one_pass: 
         raise typer.BadParameter(_no_steps(), param_hint=option)
     k = speculating.k
     left = {batch: max(0.0, ms - target.ms(batch * (k + 1))) for batch, ms in speculating.step_ms.items()}
-    if one_pass:
-        return Curve(tuple((batch * k, ms) for batch, ms in left.items()))
-    return Curve(tuple((batch, ms / k) for batch, ms in left.items()))
+    with refused_at(option):
+        if one_pass:
+            return Curve(tuple((batch * k, ms) for batch, ms in left.items()))
+        return Curve(tuple((batch, ms / k) for batch, ms in left.items()))
 
 
 def measured_batches(recorded: Measured | None) -> list[int]:

@@ -50,8 +50,15 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
     is sparse. A quantized checkpoint names it after the last layer.
     """
     if model.architecture.startswith(_MIMO_V2):
-        return _mimo_v2_module(model)
-    layer = next(layer for layer in reversed(model.layers) if isinstance(layer.mixer, SelfAttention | LatentAttention))
+        return _mimo_v2_module(model, fields)
+    attending = (layer for layer in reversed(model.layers) if isinstance(layer.mixer, SelfAttention | LatentAttention))
+    layer = next(attending, None)
+    if layer is None:
+        raise fields.error(
+            "num_hidden_layers",
+            "none of these layers has attention, which a module for multi-token prediction takes after: copy it, and"
+            " what says which layers have it, from the model's config.json",
+        )
     mixer = layer.mixer
     if isinstance(mixer, LatentAttention) and mixer.sparse_tokens:
         attentions = (one for one in model.attentions if isinstance(one, LatentAttention))
@@ -60,13 +67,20 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
     return replace(layer, mixer=mixer, unquantized=unquantized)
 
 
-def _mimo_v2_module(model: ModelGeometry) -> Layer:
+def _mimo_v2_module(model: ModelGeometry, fields: Fields) -> Layer:
     """Return a layer with a window and a dense feed-forward, its output projection in 16 bits (mimo_v2_mtp.py)."""
-    windowed = next(
-        layer for layer in model.layers if isinstance(layer.mixer, SelfAttention) and layer.mixer.window_tokens
-    )
-    dense = next(layer for layer in model.layers if isinstance(layer.feed_forward, DenseMlp))
+    windowed = next((each for each in model.layers if _has_window(each)), None)
+    dense = next((each for each in model.layers if isinstance(each.feed_forward, DenseMlp)), None)
+    if windowed is None or dense is None:
+        key, what = ("hybrid_layer_pattern", "a window") if windowed is None else ("moe_layer_freq", "no experts")
+        raise fields.error(
+            key, f"no layer has {what}, as its module for multi-token prediction has: copy it from the config.json"
+        )
     return replace(windowed, feed_forward=dense.feed_forward, unquantized=frozenset({"self_attn.o_proj"}))
+
+
+def _has_window(layer: Layer) -> bool:
+    return isinstance(layer.mixer, SelfAttention) and bool(layer.mixer.window_tokens)
 
 
 def mtp_head(target: ModelGeometry) -> ModelGeometry:

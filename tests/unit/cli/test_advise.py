@@ -163,6 +163,7 @@ def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specd
         (("-K", 33), "33"),
         (("-K", 0), "0"),
         (("-K", 2, "--target-step-ms", "0"), "takes time"),
+        (("-K", 2, "--target-step-ms", "5e-324", "--verify-step-ms", "1e7"), "takes time"),
         (("-K", 2, "--target-step-ms", "2:1,1:2"), "rising"),
         (("-K", 2, "--target-step-ms", "1:1,2"), "TOKENS:MS"),
         (("-K", 2, "--target-step-ms", "1:1,2:2", "--verify-step-ms", 1), "leave it out"),

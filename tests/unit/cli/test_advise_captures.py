@@ -2,12 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from specdecode_operator.cli.advise.measured import Measured, measured_batches
+from specdecode_operator.cli.advise.measured import Measured, draft_curve, measured_batches, plain_curve
+from specdecode_operator.payoff.step_cost import Curve
 from specdecode_operator.replay.emulated.acceptance import from_rates
 from specdecode_operator.replay.emulated.step_time import StepTime
 from specdecode_operator.replay.synth.given import spread
@@ -147,3 +150,13 @@ def test_what_says_nothing_is_refused_with_what_to_do(
         assert result.exit_code == 2, (arguments, result.output)
         assert said in " ".join(result.stderr.replace("│", " ").split()), (arguments, result.stderr)
         assert "Traceback" not in result.output
+
+
+def test_steps_that_take_hours_are_told_of_the_capture() -> None:
+    slow = Measured(k=0, acceptance=None, shortened=False, step_ms={8: 2e7})
+    with pytest.raises(typer.BadParameter, match="milliseconds from 0") as caught:
+        plain_curve(slow, "--baseline")
+    assert caught.value.param_hint == "--baseline"
+    with pytest.raises(typer.BadParameter, match="milliseconds from 0") as caught:
+        draft_curve(replace(slow, k=1), Curve(((1, 1.0),)), "CAPTURE", one_pass=True)
+    assert caught.value.param_hint == "CAPTURE"

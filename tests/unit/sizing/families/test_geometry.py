@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config
 from specdecode_operator.sizing.model.layers import SelfAttention
 from specdecode_operator.vocabulary import Precision
@@ -227,3 +228,17 @@ def test_checkpoints_that_cannot_be_counted(llama_config: Config, quantization: 
     assert _refused(llama_config | {"quantization_config": quantization}).field == f"quantization_config.{field}".strip(
         "."
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "field"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"full_attention_interval": 128}, "num_hidden_layers"),
+        ("XiaomiMiMo/MiMo-V2-Flash", {"hybrid_layer_pattern": [0] * 48}, "hybrid_layer_pattern"),
+        ("XiaomiMiMo/MiMo-V2-Flash", {"moe_layer_freq": [1] * 48}, "moe_layer_freq"),
+    ],
+)
+def test_layers_that_no_module_for_prediction_can_take_after(model: str, changes: Config, field: str) -> None:
+    entry = find_entry(model)
+    assert entry is not None
+    assert _refused({**entry.config, **changes}).field == field
