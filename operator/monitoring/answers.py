@@ -17,13 +17,13 @@ class UnusableAnswerError(ValueError):
     """A Prometheus did not answer what it was asked."""
 
 
-def read_answer(text: bytes, scope: Scope) -> Values:
-    """Return the values of an instant query for one deployment; NaN and infinity say nothing.
+def check_answer(text: bytes) -> None:
+    """Refuse what is no answer of a Prometheus to an instant query.
 
     Raises
     ------
     UnusableAnswerError
-        It is no answer of Prometheus, an error, or about something else.
+        It is something else, or an error.
     """
     try:
         answer = parse_json(text, MOST_BYTES)
@@ -36,6 +36,16 @@ def read_answer(text: bytes, scope: Scope) -> Values:
     result = data.get("result") if isinstance(data, dict) and data.get("resultType") == "vector" else None
     if not isinstance(result, list) or len(result) > _MOST_SERIES:
         raise UnusableAnswerError("it does not answer with a vector: what answers is no Prometheus")
+
+
+def read_series(result: list[Any], scope: Scope) -> Values:
+    """Return the values of the series of an answer, which are of one deployment; NaN and infinity say nothing.
+
+    Raises
+    ------
+    UnusableAnswerError
+        A series has no value, or is about something else.
+    """
     values: Values = {}
     for series in result:
         label, value = _sample(series, scope)

@@ -106,7 +106,7 @@ def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure
 def _from_prometheus(
     url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-    from specdecode_operator.cli.figures.sources import ask_prometheus  # noqa: PLC0415
+    from specdecode_operator.cli.figures.prometheus import ask_prometheus  # noqa: PLC0415
     from specdecode_operator.cli.figures.web import NoAnswerError, place_of  # noqa: PLC0415
     from specdecode_operator.monitoring.measures import Scope  # noqa: PLC0415
 

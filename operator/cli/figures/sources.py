@@ -1,4 +1,4 @@
-"""Where figures come from: engines that are looked at twice, or a Prometheus that has looked at them all along."""
+"""Engines that are looked at twice, and what figures are taken of them."""
 
 import math
 import time
@@ -10,10 +10,9 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.figures.web import DEADLINE_S, MOST_BYTES, NoAnswerError, fetch, place_of
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL, OWNED_SELECTOR
-from specdecode_operator.monitoring.answers import UnusableAnswerError, read_answer
 from specdecode_operator.monitoring.figures import Figure
 from specdecode_operator.monitoring.growth import Page, UnreadablePageError, growth_between, read_page
-from specdecode_operator.monitoring.measures import Scope, Values
+from specdecode_operator.monitoring.measures import Values
 
 _PORTS: Final = {"http": "", "https": "https:"}
 """Names of an engine's port, with what the API server's proxy wants before the pod's name."""
@@ -69,7 +68,7 @@ def _engine(kubectl: Kubectl, pod: Body) -> Engine | None:
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     address = f"{_PORTS[port['name']]}{name}:{port['containerPort']}"
     path = f"/api/v1/namespaces/{namespace}/pods/{address}/proxy/metrics"
-    asked = ("get", "--raw", path, f"--request-timeout={DEADLINE_S:.0f}s")
+    asked = ("get", "--raw", path, f"--request-timeout={DEADLINE_S}s")
     return Engine(name, lambda: kubectl.short_text(*asked, most_bytes=MOST_BYTES))
 
 
@@ -98,21 +97,3 @@ def _look(engines: Sequence[Engine], names: frozenset[str], left_out: dict[str, 
         except (NoAnswerError, KubectlError, UnreadablePageError) as error:
             left_out[engine.name] = str(error)
     return pages
-
-
-def ask_prometheus(url: str, token: str | None, scope: Scope, figures: Sequence[Figure], over_s: float) -> Taken:
-    """Return the same figures as a Prometheus knows them.
-
-    Raises
-    ------
-    NoAnswerError
-        When it does not answer, or not what it was asked.
-    """
-    values = {}
-    for figure in figures:
-        text = fetch(f"{url.rstrip('/')}/api/v1/query", {"query": figure.promql(scope)}, token)
-        try:
-            values[figure.name] = read_answer(text, scope)
-        except UnusableAnswerError as error:
-            raise NoAnswerError(f"{place_of(url)}: {error}") from error
-    return Taken(values, over_s)

@@ -1,17 +1,20 @@
-"""Pages of engines and answers of a Prometheus, over HTTP: no more and no longer than they should take."""
+"""Pages of engines over HTTP, and how long and how much any answer may be."""
 
-import asyncio
 import re
-from collections.abc import Mapping
-from typing import Final
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
 
 import httpx
 
 from specdecode_operator.problems import printable, shown
 
-DEADLINE_S: Final = 15.0
+DEADLINE_S: Final = 15
 MOST_BYTES: Final = 4 * 2**20
 _USER: Final = re.compile(r"(?<=//)[^/?#]*@")
+
+T = TypeVar("T")
 
 
 class NoAnswerError(Exception):
@@ -23,7 +26,41 @@ def place_of(url: str) -> str:
     return shown(_USER.sub("", url))
 
 
-def fetch(url: str, query: Mapping[str, str] | None = None, token: str | None = None) -> bytes:
+def unreachable(url: str, error: BaseException) -> NoAnswerError:
+    """Return what is said of a URL where nobody answers."""
+    said = printable(_USER.sub("", str(error)))
+    return NoAnswerError(f"{place_of(url)}: does not answer: {said}: is it up, and is this its URL?")
+
+
+def in_time(url: str, ask: Callable[[int], T]) -> T:
+    """Return what a function returns that is given the seconds it has.
+
+    A timeout of sockets is not enough: it begins anew with each byte, and no look-up of a name has one.
+
+    Raises
+    ------
+    NoAnswerError
+        When it takes longer.
+    """
+    answer: Future[T] = Future()
+
+    def wait() -> None:
+        try:
+            answer.set_result(ask(DEADLINE_S))
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            answer.set_exception(error)
+
+    # One that takes longer is left behind, and may not hold up the end of the process.
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        return answer.result(DEADLINE_S)
+    except TimeoutError as error:
+        raise NoAnswerError(
+            f"{place_of(url)}: does not answer within {DEADLINE_S} s: is it up, or overloaded?"
+        ) from error
+
+
+def fetch(url: str) -> bytes:
     """Return what a URL answers; no redirection is followed, and nothing is unpacked.
 
     Raises
@@ -31,35 +68,21 @@ def fetch(url: str, query: Mapping[str, str] | None = None, token: str | None = 
     NoAnswerError
         When it does not answer with 200 in time, or with more than it has to say.
     """
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    try:
-        status, content = asyncio.run(_answer(url, query, headers))
-    except (TimeoutError, httpx.TimeoutException) as error:
-        raise NoAnswerError(
-            f"{place_of(url)}: does not answer within {DEADLINE_S:.0f} s: is it up, or overloaded?"
-        ) from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise NoAnswerError(
-            f"{place_of(url)}: does not answer: {printable(str(error))}: is it up, and is this its URL?"
-        ) from error
-    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise NoAnswerError(f"{place_of(url)}: refuses with {status}: give --token-file, or one with the right")
-    # Prometheus says in a body what is wrong with a query.
-    if status != httpx.codes.OK and not content.startswith(b'{"status":"error"'):
-        raise NoAnswerError(f"{place_of(url)}: answers with HTTP {status}: is this its URL?")
-    return content
+    return in_time(url, lambda seconds: _read(url, seconds))
 
 
-async def _answer(url: str, query: Mapping[str, str] | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """Return status and body; the time is that of the whole answer, whose head may come letter by letter, too."""
+def _read(url: str, seconds: int) -> bytes:
     content = bytearray()
-    async with (
-        httpx.AsyncClient(timeout=DEADLINE_S) as client,
-        asyncio.timeout(DEADLINE_S),
-        client.stream("GET", url, params=query, headers=headers) as response,
-    ):
-        async for chunk in response.aiter_raw():
-            content += chunk
-            if len(content) > MOST_BYTES:
-                raise NoAnswerError(f"{place_of(url)}: answers with more than {MOST_BYTES} bytes")
-    return response.status_code, bytes(content)
+    try:
+        with httpx.stream("GET", url, headers={"Accept-Encoding": "identity"}, timeout=seconds) as response:
+            if response.status_code != httpx.codes.OK:
+                raise NoAnswerError(f"{place_of(url)}: answers with HTTP {response.status_code}: is this its URL?")
+            for chunk in response.iter_raw():
+                content += chunk
+                if len(content) > MOST_BYTES:
+                    raise NoAnswerError(f"{place_of(url)}: answers with more than {MOST_BYTES} bytes")
+    except httpx.TimeoutException as error:
+        raise TimeoutError from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise unreachable(url, error) from error
+    return bytes(content)

@@ -1,10 +1,11 @@
 """`specdecode figures`: engines that are looked at twice, a Prometheus, and what both may answer instead."""
 
+import gzip
 import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -16,7 +17,8 @@ from tests.support.figure_cases import page
 from tests.support.http_server import Quiet, serving
 from tests.unit.cli.conftest import Specdecode
 
-Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
+Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes] | None]
+"""Status and body; None from one that has written all of it."""
 NOBODY = "http://127.0.0.1:9"
 FIVE_MINUTES_S = 300
 
@@ -27,11 +29,14 @@ def answering(answer: Answer) -> Iterator[str]:
 
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = answer(self)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(OSError):
+                said = answer(self)
+                if said is not None:
+                    status, body = said
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
 
     with serving(HTTPServer(("127.0.0.1", 0), Handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -278,6 +283,58 @@ def test_sums_that_are_no_number_are_not_told(specdecode: Specdecode) -> None:
     assert told(done.stdout)["running_requests"]["value"] is None
 
 
+def test_a_redirection_takes_the_token_nowhere(specdecode: Specdecode, tmp_path: Path) -> None:
+    asked = []
+
+    def elsewhere(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        asked.append(request.path)
+        return 200, b""
+
+    with answering(elsewhere) as other:
+
+        def redirect(request: BaseHTTPRequestHandler) -> None:
+            request.wfile.write(f"HTTP/1.1 307 Elsewhere\r\nLocation: {other}/\r\n\r\n".encode())
+
+        (tmp_path / "token").write_text("secret")
+        with answering(redirect) as url:
+            options = ("--prometheus", url, "--token-file", tmp_path / "token")
+            done = specdecode("figures", "llama", "-n", "models", *options)
+    assert (done.exit_code, "answers with HTTP 307: is this its URL?" in " ".join(done.output.split())) == (2, True)
+    assert "secret" not in done.output
+    assert asked == []
+
+
+def test_packed_answers_are_not_unpacked(specdecode: Specdecode) -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        body = gzip.compress(b'{"status":"success","data":{"resultType":"vector","result":[]}}')
+        request.wfile.write(
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+
+    with answering(answer) as url:
+        done = specdecode("figures", "llama", "-n", "models", "--prometheus", url)
+    assert (done.exit_code, "what answers is no Prometheus" in " ".join(done.output.split())) == (2, True)
+
+
+def test_the_token_is_given_where_netrc_has_a_password(
+    specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        given.append(request.headers["Authorization"])
+        return 401, b""
+
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "token").write_text("secret")
+    with answering(answer) as url:
+        for options in ((), ("--token-file", tmp_path / "token")):
+            specdecode("figures", "llama", "-n", "models", "--prometheus", url, *options)
+    assert given == [None, "Bearer secret"]
+
+
 def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("sec\nret")
     done = specdecode("figures", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", tmp_path / "token")
@@ -297,6 +354,8 @@ def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Pat
         (('x"}) or vector(1', "-n", "n", "--prometheus", NOBODY), "is not a name of Kubernetes"),
         (("llama", "-n", "n", "--prometheus", NOBODY), "does not answer"),
         (("llama", "-n", "n", "--prometheus", "file:///etc/passwd"), "does not answer"),
+        (("llama", "-n", "n", "--prometheus", "prometheus:9090"), "begins with neither http:// nor"),
+        (("llama", "-n", "n", "--prometheus", "http://["), "does not answer"),
         (("--engine", NOBODY), "does not answer"),
         (("--engine", "http://[", "--over", "5"), "does not answer"),
         (("--engine", NOBODY, "--over", "0"), "must be greater than or equal to 1"),

@@ -323,7 +323,7 @@ def test_cpu_needs_no_nodes(specdecode: Specdecode, write: WriteObject) -> None:
 def test_a_plan_loads_no_cluster_client_and_no_other_command(write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
     heavy = {"kopf", "kubernetes", "httpx", "jinja2", "matplotlib", "numpy", "prompt_toolkit", "torch", "vllm"}
-    heavy |= {"asyncio", "rich"}
+    heavy |= {"asyncio", "prometheus_api_client", "requests", "rich"}
     heavy |= {
         f"specdecode_operator.cli.{each}" for each in ("capture.commands", "estimate", "lint.command", "outputs.plan")
     }

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.monitoring.answers import UnusableAnswerError, read_answer
-from specdecode_operator.monitoring.measures import Scope
+from specdecode_operator.monitoring.answers import UnusableAnswerError, check_answer, read_series
+from specdecode_operator.monitoring.measures import Scope, Values
 
 SCOPE = Scope(namespace="models", deployment="llama")
 OURS = {"namespace": "models", "specdecode_deployment": "llama"}
@@ -20,6 +20,12 @@ def answer(*series: Any, kind: str = "vector") -> bytes:
 def series(value: Any, **labels: str) -> dict[str, Any]:
     """A series of the deployment."""
     return {"metric": {**OURS, **labels}, "value": [1e9, value]}
+
+
+def read_answer(text: bytes, scope: Scope) -> Values:
+    """What is said of an answer, of which the client takes the series."""
+    check_answer(text)
+    return read_series(json.loads(text)["data"]["result"], scope)
 
 
 def test_values_come_by_the_label_that_tells_them_apart() -> None:

@@ -1,0 +1,89 @@
+"""A Prometheus, asked for figures by prometheus-api-client: no more and no longer than it should take."""
+
+import io
+import os
+from collections.abc import Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+import requests
+import urllib3.exceptions
+from prometheus_api_client.prometheus_connect import PrometheusConnect
+from requests.utils import get_environ_proxies
+
+from specdecode_operator.cli.figures.sources import Taken
+from specdecode_operator.cli.figures.web import NoAnswerError, in_time, place_of, unreachable
+from specdecode_operator.monitoring.answers import MOST_BYTES, UnusableAnswerError, check_answer, read_series
+from specdecode_operator.monitoring.figures import Figure
+from specdecode_operator.monitoring.measures import Scope
+
+_REFUSALS: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
+
+
+def ask_prometheus(url: str, token: str | None, scope: Scope, figures: Sequence[Figure], over_s: float) -> Taken:
+    """Return figures as a Prometheus knows them.
+
+    Raises
+    ------
+    NoAnswerError
+        When it does not answer, or not what it was asked.
+    """
+    values = {}
+    asked = f"{url.rstrip('/')}/api/v1/query"
+    try:
+        with _client(url, token) as client:
+            for figure in figures:
+                result = in_time(asked, partial(_ask, client, figure.promql(scope)))
+                values[figure.name] = read_series(result, scope)
+    except UnusableAnswerError as error:
+        raise NoAnswerError(f"{place_of(asked)}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise unreachable(asked, _first(error)) from error
+    return Taken(values, over_s)
+
+
+def _client(url: str, token: str | None) -> PrometheusConnect:
+    if not url.lower().startswith(("http://", "https://")):
+        raise ValueError("it begins with neither http:// nor https://")
+    session = requests.Session()
+    # Of the environment all but ~/.netrc, whose password would take the token's place.
+    session.trust_env = False
+    session.proxies = get_environ_proxies(url)
+    session.verify = os.environ.get("SSL_CERT_FILE") or True
+    session.stream = True
+    session.hooks["response"] = [_check]
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    # Asked once; what it does not say in time is told as that, and not as a retry too many.
+    return PrometheusConnect(url.rstrip("/"), headers=headers, retry=urllib3.Retry(0, read=False), session=session)
+
+
+def _ask(client: PrometheusConnect, query: str, seconds: int) -> Any:
+    try:
+        return client.custom_query(query, timeout=seconds)
+    except _TIMEOUTS as error:
+        raise TimeoutError from error
+    except urllib3.exceptions.ProtocolError as error:
+        raise UnusableAnswerError("what answers is no Prometheus: its answer breaks off") from error
+
+
+def _check(response: requests.Response, **_: Any) -> None:
+    """Let an answer pass before a redirection is followed, or anything read that is not bounded."""
+    status = response.status_code
+    if status in _REFUSALS:
+        raise UnusableAnswerError(f"refuses with {status}: give --token-file, or one with the right")
+    content = response.raw.read(MOST_BYTES + 1, decode_content=False)
+    if len(content) > MOST_BYTES:
+        raise UnusableAnswerError(f"answers with more than {MOST_BYTES} bytes")
+    # Prometheus says in a body what is wrong with a query.
+    if status != HTTPStatus.OK and not content.startswith(b'{"status":"error"'):
+        raise UnusableAnswerError(f"answers with HTTP {status}: is this its URL?")
+    check_answer(content)
+    response.raw, response.encoding = io.BytesIO(content), "utf-8-sig"
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what an error began with: the others tell the query, and names of Python's."""
+    inner = error.__cause__ or error.__context__ or (error.args[-1] if error.args else None)
+    return _first(inner) if isinstance(inner, BaseException) and str(inner) else error
