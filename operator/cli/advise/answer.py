@@ -98,7 +98,7 @@ def _assumptions(question: Question) -> Iterator[str]:
         yield f"positions after {len(acceptance.conditional)} are accepted as that one, of the drafts that got so far"
     if question.shortened:
         yield "drafts were shorter than K at times: the tokens that they lack count as refused"
-    if costs is None:
+    if costs is None and (question.captured or acceptance is None):
         yield "break-even takes the target's own step times: give --baseline, or --target-step-ms"
     if question.captured and costs is not None:
         yield "drafting takes what is left of a recorded step beside the target's pass over as many tokens"
@@ -116,7 +116,7 @@ def _assumptions(question: Question) -> Iterator[str]:
 
 
 def _assumed_times(question: Question, costs: StepCosts) -> Iterator[str]:
-    yield from _beyond(question, costs.target)
+    yield from _beyond(question, costs)
     if len(costs.target.points) == 1:
         yield "a step of the target takes equally long whatever is in it: true of few requests (--verify-step-ms)"
     if costs.target.falls:
@@ -127,19 +127,27 @@ def _assumed_times(question: Question, costs: StepCosts) -> Iterator[str]:
     yield "acceptance is the same at every load, and adaptive verification is off: under it acceptance reads low"
 
 
-def _beyond(question: Question, target: Curve) -> Iterator[str]:
+def _beyond(question: Question, costs: StepCosts) -> Iterator[str]:
     """Return what is said where steps are asked for that nobody measured."""
     batches = [(load.batch, load.batch_alone) for load in question.loads]
     crossing = _crossover(question)
     if crossing is not None:
         batches.append((crossing, crossing))
-    asked = [tokens for batch, alone in batches for tokens in (alone, batch * (question.k + 1))]
-    if beyond := [tokens for tokens in asked if not target.knows(tokens)]:
-        low, high = target.points[0][0], target.points[-1][0]
+    k = question.k
+    yield from _beyond_curve(
+        "steps", "the target", costs.target, [n for b, alone in batches for n in (alone, b * (k + 1))]
+    )
+    rows = k if costs.one_pass else 1
+    yield from _beyond_curve("passes", "the draft", costs.draft, [batch * rows for batch, _ in batches])
+
+
+def _beyond_curve(what: str, whose: str, curve: Curve, asked: list[float]) -> Iterator[str]:
+    if beyond := [tokens for tokens in asked if not curve.knows(tokens)]:
+        low, high = curve.points[0][0], curve.points[-1][0]
         asked_for = " to ".join(dict.fromkeys(f"{each:.5g}" for each in (min(beyond), max(beyond))))
         yield (
-            f"steps of {asked_for} tokens were asked for, the target's times are known of "
-            f"{low:g} to {high:g}: below they stay as they are, above they go on"
+            f"{what} of {asked_for} tokens were asked for, {whose}'s times are known of {low:g} to {high:g}: below "
+            "they stay as they are, above they go on"
         )
 
 

@@ -85,6 +85,8 @@ def test_steps_that_nobody_measured_are_said(specdecode: Specdecode) -> None:
     beyond = _asked(specdecode, "-K", 1, *MEASURED, "--batch", "1,257")
     assert not any("were asked for" in each for each in within["assumptions"])
     assert any("steps of 514 tokens were asked for" in each for each in beyond["assumptions"])
+    drafted = _asked(specdecode, "-K", 2, "--target-step-ms", 20, "--draft-step-ms", "7:1,8:1.2", "--batch", "8,40")
+    assert any("passes of 40 tokens were asked for, the draft's times" in each for each in drafted["assumptions"])
 
 
 def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode) -> None:
