@@ -72,7 +72,7 @@ def dependence(log_ratios: list[float]) -> float:
     variance = sum(each**2 for each in deviations) / count - mean**2
     together = sum(last * each for last, each in pairwise(deviations)) / (count - 1) - mean**2
     found = max(-1.0, min(1.0, together / variance)) if variance > 0 else 0.0
-    raised = found + 5 * (1 + 3 * max(found, 0.0)) / count + 0.25 * math.sqrt((1 - min(found**2, 0.8)) / count)
+    raised = found + 6 * (1 + 3 * max(found, 0.0)) / count + 0.25 * math.sqrt((1 - min(found**2, 0.8)) / count)
     return min((each for each in DEPENDENCES if each >= raised), default=DEPENDENCES[-1])
 
 
