@@ -12,7 +12,7 @@ from typing import Any, Final
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus, SpeculationFeature
 from specdecode_operator.api.values import METHODS_WITH_LOOKUP
 from specdecode_operator.deployment.conditions import FALSE, MESSAGE_LIMIT, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
+from specdecode_operator.deployment.proof.observed import answering_engines, decimal, no_engine_condition
 from specdecode_operator.deployment.proof.recent import Recent
 from specdecode_operator.deployment.proof.settings_in_force import change_message
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
@@ -76,7 +76,7 @@ class _Engines:
         """Tokens of a draft on average, once there are enough of them."""
         seen = self.observed
         enough = seen is not None and (seen.draft_tokens or 0) >= _ENOUGH_DRAFTED_TOKENS
-        return float(seen.mean_draft_length) if enough and seen is not None and seen.mean_draft_length else None
+        return decimal(seen.mean_draft_length) if enough and seen is not None else None
 
 
 _Finding = tuple[ConditionStatus, str]

@@ -1,5 +1,6 @@
 """What running engines report, summed up for `status.observed`: KV cache, acceptance, K."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -81,15 +82,20 @@ def _moved(new: ObservedStatus, old: ObservedStatus) -> bool:
     shares = ((new.acceptance_percent, old.acceptance_percent), (new.drafted_steps_percent, old.drafted_steps_percent))
     if any(_differ(*each, _STEP_PERCENT) for each in shares):
         return True
-    return _differ(_decimal(new.mean_draft_length), _decimal(old.mean_draft_length), _DRAFT_LENGTH_STEP)
+    return _differ(decimal(new.mean_draft_length), decimal(old.mean_draft_length), _DRAFT_LENGTH_STEP)
 
 
 def _differ(new: float | None, old: float | None, step: float) -> bool:
     return new != old if new is None or old is None else abs(new - old) >= step
 
 
-def _decimal(text: str | None) -> float | None:
-    return None if text is None else float(text)
+def decimal(text: str | None) -> float | None:
+    """Return a number of a status; None where none stands there, as somebody else may have written it."""
+    try:
+        value = math.nan if text is None else float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def answering_engines(readings: Mapping[str, Reading]) -> dict[str, EngineReading]:

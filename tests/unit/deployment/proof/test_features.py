@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.proof.observed import steady
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable, read_metrics
@@ -314,3 +315,18 @@ def test_drafts_of_which_nothing_is_accepted_are_told(drafts: int, accepted: int
     status_, reason, message = active(tiny_cpu(), reading(speculation=drafted(drafts, accepted)))
     assert (status_, reason) == ("True", "Drafting"), "they are drafted, and that is what was asked for"
     assert ("--kv-transfer-config" in message) is told
+
+
+@pytest.mark.parametrize("length", ["abc", "", "nan", "-inf", "1e999"])
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_figures_that_somebody_else_wrote_into_the_status_stop_nothing(length: str, rounds: int) -> None:
+    """Whoever may write a status writes any text there."""
+    forged = {"engines": 1, "draftTokens": 300, "acceptancePercent": 71, "numSpeculativeTokens": 3}
+    before = {"observed": {**forged, "meanDraftLength": length, "kvCacheTokens": 1}}
+    engine = reading(speculation=drafted(100, 213))
+    told = status(tiny_cpu(), engine, before=before, figures_due=True, unanswered_rounds=rounds)
+    assert [each.feature for each in told.speculation] == ["method", "numSpeculativeTokens"]
+    for moved in (71, 75):
+        old = ObservedStatus(engines=1, acceptance_percent=71, mean_draft_length=length)
+        new = ObservedStatus(engines=1, acceptance_percent=moved, mean_draft_length="3.00")
+        assert steady(new, old, figures_due=True) == new
