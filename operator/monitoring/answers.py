@@ -69,5 +69,4 @@ def _sample(series: Any, scope: Scope) -> tuple[str, float]:
         raise UnusableAnswerError(
             f"it answers with series of {named}: look at what rewrites labels or queries between it and you"
         )
-    labels.pop("__name__", None)
     return (str(next(iter(labels.values()))) if labels else ""), value

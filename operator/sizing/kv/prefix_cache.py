@@ -9,6 +9,7 @@ from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.kv.layers import CacheKind
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+from specdecode_operator.vocabulary import Method
 
 
 class Loss(StrEnum):
@@ -76,12 +77,12 @@ def prefix_tax_of(pair: Pair, split: Parallelism) -> PrefixTax | None:
     if not pair.limits.prefix_caching:
         return None
     groups = [group for stage in cache_layout(pair, split) for group in stage.groups]
-    if any(group.kind in {CacheKind.STATE, CacheKind.CHUNKED} for group in groups) or not groups:
+    if any(group.kind in {CacheKind.STATE, CacheKind.CHUNKED} for group in groups):
         return None
     # Where groups have blocks of several sizes, all of them begin anew at their least common multiple alone
     # (v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
     block_tokens = math.lcm(*(group.block_size for group in groups))
-    chained = min(pair.target.mtp_layers, pair.num_speculative_tokens) > 1
+    chained = pair.method == Method.MTP and min(pair.target.mtp_layers, pair.num_speculative_tokens) > 1
     return prefix_tax(
         pair.limits.engine_version, pair.method, block_tokens, pair.num_speculative_tokens if chained else 1
     )

@@ -105,7 +105,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
     Truth().make(folder / "made", "constant:100", REQUESTS)
     with replaying(folder / "made" / "trace.jsonl") as engine:
-        targets = [target(engine, "llama"), target(engine, "other"), target(engine, "sidecar", "web")]
+        targets = [
+            target(engine, "llama"),
+            target(engine, "other"),
+            target(engine, "sidecar", "web"),
+            target(engine, "secure", "https"),
+        ]
         with prometheus(folder / "prometheus", targets) as url:
             series = 'vllm:generation_tokens_total{specdecode_deployment="llama"}'
             eventually(lambda: asked(url, f"count_over_time({series}[1h]) > 1"), "it has seen the engine at rest")
@@ -175,6 +180,8 @@ def test_it_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
 def test_a_deployment_is_told_apart_by_its_label(watched: Watched) -> None:
     running = 'vllm:num_requests_running{specdecode_deployment!=""}'
     eventually(lambda: set(watched.ask(running)) == {"llama-0", "other-0"}, "a port of another name is not asked")
+    up = 'up{job="specdecode-engines"}'
+    eventually(lambda: set(watched.ask(up)) == {"llama-0", "other-0", "secure-0"}, "a port of either name is")
     options = ("-n", "elsewhere", "--prometheus", watched.url)
     done = CliRunner().invoke(app, ["figures", "llama", *options])
     assert done.exit_code == 2

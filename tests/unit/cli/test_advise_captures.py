@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from specdecode_operator.cli.advise.measured import Measured, draft_curve, measured_batches, plain_curve
+from specdecode_operator.cli.advise.prefix import prefix_cache
 from specdecode_operator.payoff.step_cost import Curve
 from specdecode_operator.replay.emulated.acceptance import from_rates
 from specdecode_operator.replay.emulated.step_time import StepTime
@@ -59,6 +60,7 @@ def test_two_captures_give_what_their_engines_are(specdecode: Specdecode, captur
     assert load["step_ms"] == pytest.approx(step_ms, rel=0.05)
     assert load["speed_up"] == pytest.approx(EXPECTED * plain_ms / step_ms, rel=0.1)
     assert load["break_even_acceptance"] == pytest.approx((step_ms / plain_ms - 1) / k, abs=0.03)
+    assert not any("shorter than K" in each for each in found["assumptions"])
 
 
 def test_another_k_is_answered_from_what_a_pass_of_the_draft_takes(
@@ -111,6 +113,19 @@ def test_a_draft_of_one_pass_is_answered_by_all_its_tokens(specdecode: Specdecod
     # With the K that was recorded a step is the one that was recorded.
     assert [each["step_ms"] for each in at_once] == pytest.approx([each["step_ms"] for each in passes])
     assert at_once[0]["step_ms"] < at_once[1]["step_ms"]
+    trace = folder / "trace.jsonl"
+    trace.write_text(trace.read_text().replace("eagle3", "dflash", 1))
+    assert (
+        _asked(specdecode, *asked, "-K", 2)["loads"]
+        == _asked(specdecode, *asked, "-K", 2, "--parallel-drafting")["loads"]
+    )
+
+
+def test_the_prefix_cache_is_that_of_the_recorded_engine() -> None:
+    recorded = Measured(3, None, shortened=False, step_ms={}, method="eagle3", version="0.32.0", block_tokens=32)
+    found = prefix_cache(None, None, None, 100, recorded)
+    assert found is not None
+    assert (found.engine_version, found.block_tokens, found.lost_tokens) == ("0.32.0", 32, 32)
 
 
 def test_a_saved_page_of_metrics_gives_acceptance(specdecode: Specdecode) -> None:

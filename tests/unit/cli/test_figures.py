@@ -105,6 +105,28 @@ def test_one_that_vanishes_between_the_looks_is_left_out_and_told(specdecode: Sp
 
 
 @pytest.mark.usefixtures("clock")
+def test_one_that_comes_between_the_looks_is_left_out_and_told(specdecode: Specdecode) -> None:
+    with engine(page("a", 10), page("a", 15)) as a, engine(None, page("b", 15)) as b:
+        done = specdecode("figures", "--engine", a, "--engine", b, "-o", "json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["engines"], len(found["left_out"])) == (1, 1)
+    assert found["left_out"][0].startswith(f"{b}: ")
+
+
+@pytest.mark.usefixtures("clock")
+def test_positions_are_told_in_their_order(specdecode: Specdecode) -> None:
+    accepted = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    counters = "".join(f'{accepted}{{position="{position}"}} %d\n' for position in reversed(range(12)))
+    pages = [f"vllm:spec_decode_num_drafts_total {n}\n{counters % ((n,) * 12)}" for n in (0, 100)]
+    with engine(*pages) as url:
+        done = specdecode("figures", "--engine", url, "-o", "json")
+    told_of = told(done.stdout)["acceptance_rate_by_position"]["by_position"]
+    assert isinstance(told_of, dict)
+    assert list(told_of) == [str(position) for position in range(12)]
+
+
+@pytest.mark.usefixtures("clock")
 def test_limits_of_an_slo_are_told_as_shares(specdecode: Specdecode) -> None:
     histogram = "vllm:time_to_first_token_seconds"
     text = f'# TYPE {histogram} histogram\n{histogram}_bucket{{le="1.0"}} %d\n{histogram}_bucket{{le="+Inf"}} %d\n'
@@ -335,8 +357,9 @@ def test_the_token_is_given_where_netrc_has_a_password(
     assert given == [None, "Bearer secret"]
 
 
-def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("sec\nret")
+@pytest.mark.parametrize("token", ["sec\nret", "sec nret", ""])
+def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token)
     done = specdecode("figures", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", tmp_path / "token")
     assert (done.exit_code, "holds no token" in " ".join(done.output.split())) == (2, True)
     assert "nret" not in done.output

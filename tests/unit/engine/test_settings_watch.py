@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,14 @@ def test_a_disk_that_was_full_when_something_was_changed_proves_nothing(tmp_path
 
 @pytest.mark.parametrize(
     "content",
-    [b"\0" * 32, b"draft_gra", b"max_model_len\n\xff\xfe\n", b"draft_graphs\n" * 400, b"two words\n"],
+    [
+        b"\0" * 32,
+        b"draft_gra",
+        b"max_model_len\n\xff\xfe\n",
+        # What is read of it ends with a whole line.
+        b"draft_graphs_too\n" * 400,
+        b"two words\n",
+    ],
     ids=["zeros", "torn", "no text", "too much", "no note"],
 )
 def test_what_is_not_only_notes_proves_nothing(tmp_path: Path, content: bytes) -> None:
@@ -188,6 +196,11 @@ def test_how_the_core_says_that_it_speculates_stands_at_metrics(tmp_path: Path) 
     assert changed(said) == frozenset()
 
 
+def test_a_value_of_an_enumeration_is_told_by_its_word() -> None:
+    method = Enum("method", {"EAGLE": "eagle"}, type=str)
+    assert settings_watch.word(method["EAGLE"]) == "eagle"
+
+
 def test_what_somebody_wrote_does_not_leave_the_pod(tmp_path: Path) -> None:
     said = page(tmp_path, starting(model="/models/secret", method="a b", quantization="/models/secret"))
     assert "secret" not in said
@@ -197,10 +210,11 @@ def test_what_somebody_wrote_does_not_leave_the_pod(tmp_path: Path) -> None:
 def test_several_api_servers_each_say_how_the_core_speculates(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
+    page(tmp_path, starting(quantization="fp8"))  # noted before there were several
     page(tmp_path, starting(method="eagle"), shared=shared)
     said = page(tmp_path, shared=shared)
-    assert speculates(said) == {"method": "eagle"}
-    assert said.count('value="eagle"') == 1
+    assert speculates(said) == {"method": "eagle", "quantization": "fp8"}
+    assert said.count('value="eagle"') == said.count('value="fp8"') == 1
 
 
 def test_ranks_that_start_alike_are_noted_once(tmp_path: Path) -> None:
@@ -233,5 +247,12 @@ def test_what_a_hostile_page_says_of_speculation_is_bounded() -> None:
         return f'{settings_watch.SPECULATION}{{key="{key}",value="{value}"}} 1.0\n'
 
     words = [f"w{number:03}" for number in range(100)]
-    hostile = [line("model", "x"), line("method", "<script>"), *(line("quantization", word) for word in words)]
+    untrue = line("method", "eagle").replace(" 1.0", " 0.0")
+    hostile = [
+        line("model", "x"),
+        line("method", "<script>"),
+        line("method", "ngram <b>"),
+        untrue,
+        *(line("quantization", word) for word in words),
+    ]
     assert speculates("".join(hostile)) == {"quantization": "w000 or w001 or w002"}

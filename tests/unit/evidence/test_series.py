@@ -8,6 +8,8 @@ from random import Random
 
 import pytest
 
+from specdecode_operator.evidence.bound import LowerBound
+from specdecode_operator.evidence.history import History
 from specdecode_operator.evidence.series import PairedSeries, Verdict
 from tests.support.paired_blocks import (
     Noise,
@@ -110,6 +112,30 @@ def test_the_estimate_lies_in_the_interval_and_the_verdict_says_where_that_lies(
         above, below = found.low is not None and found.low > 1, found.high is not None and found.high < 1
         expected = Verdict.PAYS if above else Verdict.DOES_NOT_PAY if below else Verdict.INCONCLUSIVE
         assert found.verdict is expected
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_the_estimate_of_lopsided_blocks_lies_in_the_interval_too(side: int) -> None:
+    random = Random(29)
+    often, rarely = [random.gauss(0.05, 0.001) for _ in range(140)], [random.gauss(-1, 0.01) for _ in range(60)]
+    log_ratios = random.sample([*often, *rarely], 200)
+    for found in findings([(100.0, 100.0 * math.exp(side * each)) for each in log_ratios]):
+        assert found.ratio is not None
+        assert (found.low or 0.0) <= found.ratio <= (found.high or math.inf)
+
+
+def test_the_interval_is_that_of_independent_blocks_at_least() -> None:
+    """What is seen of their dependence may be wrong."""
+    history, compared = History(), 0
+    independent = LowerBound(history, 1, 0.0)
+    blocks = pairs(80, 0.05, 0.05, Random(30), autocorrelated(0.3))
+    for (baseline, candidate), found in zip(blocks, findings(blocks), strict=True):
+        history.add(math.log(candidate) - math.log(baseline))
+        alone = independent.value(math.log(40))
+        if alone is not None and found.low is not None:
+            assert math.log(found.low) <= alone + 1e-9
+            compared += 1
+    assert compared > 40
 
 
 def test_other_units_change_nothing() -> None:

@@ -65,6 +65,18 @@ def test_beyond_the_last_bucket_a_quantile_is_its_limit() -> None:
     assert find_figure("time_to_first_token_p99").measure.values(growth) == {"": 1.0}
 
 
+def test_a_histogram_without_its_last_bucket_has_no_quantile() -> None:
+    histogram = "vllm:time_to_first_token_seconds"
+    buckets = f'{histogram}_bucket{{le="0.5"}} %d\n{histogram}_bucket{{le="1.0"}} %d\n'
+    text = f"# TYPE {histogram} histogram\n{buckets}{histogram}_count %d\n"
+    growth = grown(text % (0, 0, 0), text % (5, 9, 9))
+    assert find_figure("time_to_first_token_p50").measure.values(growth) == {}
+
+
+def test_two_looks_at_one_moment_tell_of_no_growth() -> None:
+    assert not grown(f"{DRAFTS} 1\n", f"{DRAFTS} 2\n", 0).rates
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

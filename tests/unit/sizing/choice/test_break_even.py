@@ -51,11 +51,24 @@ def test_a_draft_as_large_as_its_target_never_pays(make_pair: PairFactory) -> No
     assert (needed.few_requests, needed.full_cache) == (None, None)
 
 
+def test_a_draft_of_one_pass_reads_its_weights_once(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8")
+    assert pair.draft is not None
+    budget, alone = _budgets(pair)
+    in_parallel = replace(pair, draft=replace(pair.draft, drafts_in_parallel=True))
+    for at_once in (in_parallel, replace(pair, method="dflash")):
+        needed = break_even(at_once, budget, alone)
+        assert needed is not None
+        share = budget.draft_weights_bytes / alone.target_weights_bytes
+        assert needed.few_requests == pytest.approx(share / pair.num_speculative_tokens, rel=1e-3)
+
+
 def test_where_nothing_is_left_nothing_is_said(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     budget, alone = _budgets(pair)
     assert break_even(pair, replace(budget, kv_cache_tokens=0), alone) is None
     assert break_even(replace(pair, num_speculative_tokens=0), budget, alone) is None
+    assert break_even(pair, budget, replace(alone, target_weights_bytes=0)) is None
 
 
 def test_of_a_mixture_of_experts_nothing_is_said_of_few_requests(make_pair: PairFactory) -> None:

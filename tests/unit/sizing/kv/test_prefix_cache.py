@@ -1,11 +1,15 @@
 """What a draft costs of the prefix cache, by version and method; tests/engine asks vLLM itself."""
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.kv.prefix_cache import Loss, PrefixTax, prefix_tax
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.kv.prefix_cache import Loss, PrefixTax, prefix_tax, prefix_tax_of
+from specdecode_operator.sizing.pair.pair import Parallelism
+from tests.unit.sizing.conftest import PairFactory
 
 
 @pytest.mark.parametrize("version", ["0.28.0", "0.32.1"])
@@ -41,6 +45,39 @@ def test_versions_that_were_not_read_are_not_spoken_of() -> None:
     assert prefix_tax("0.27.0", "eagle", 16) is None
     with pytest.raises(SizingError):
         prefix_tax("new", "eagle", 16)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("Qwen/Qwen3-8B", True),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", False),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", False),
+    ],
+    ids=["every token", "states", "chunks"],
+)
+def test_of_states_and_chunks_nothing_is_said(make_pair: PairFactory, model: str, told: bool) -> None:
+    target = find_geometry(model)
+    assert target is not None
+    pair = replace(make_pair("BF16", None, engine_version="0.32.0"), target=target)
+    assert (prefix_tax_of(pair, Parallelism()) is not None) == told
+
+
+@pytest.mark.parametrize(
+    ("method", "modules", "tokens", "ahead"),
+    [("mtp", 1, 3, 1), ("mtp", 3, 3, 3), ("mtp", 3, 1, 1), ("eagle3", 3, 3, 1)],
+    ids=["one module", "each after the other", "one token", "modules that do not draft"],
+)
+def test_modules_that_read_one_after_the_other_look_farther(
+    make_pair: PairFactory, method: str, modules: int, tokens: int, ahead: int
+) -> None:
+    target = find_geometry("deepseek-ai/DeepSeek-V3")
+    assert target is not None
+    pair = make_pair("BF16", "BF16" if method == "eagle3" else None, engine_version="0.33.0")
+    target = replace(target, mtp_layers=modules)
+    tax = prefix_tax_of(replace(pair, method=method, target=target, num_speculative_tokens=tokens), Parallelism())
+    assert tax is not None
+    assert tax.ahead_tokens == ahead
 
 
 @pytest.mark.parametrize(

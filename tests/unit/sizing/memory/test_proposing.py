@@ -66,6 +66,17 @@ def test_a_vocabulary_of_its_own_is_spread_over_that_of_the_target(limits: Engin
     assert proposing(with_vocabulary(qwen(limits, "dflash"), 32_000)) == states + rows * (32_000 + V) * 2
 
 
+def test_rows_of_a_vocabulary_are_as_vllm_pads_them(limits: EngineLimits) -> None:
+    pair = qwen(limits, "dflash")
+    assert proposing(with_vocabulary(pair, 32_001)) == proposing(with_vocabulary(pair, 32_064))
+
+
+def test_layers_return_no_more_states_than_a_step_has_tokens(limits: EngineLimits) -> None:
+    """Up to 0.30 nothing makes room for each block."""
+    pair = qwen(limits, "dflash", engine_version="0.30.0", max_num_batched_tokens=2048)
+    assert proposing(pair) == (2048 + 512 * K) * H * 2 + 512 * K * V * 2
+
+
 def test_dspark_goes_from_place_to_place_beside_them(limits: EngineLimits) -> None:
     rows = 512 * K
     assert proposing(qwen(limits, "dspark")) == (rows + rows) * H * 2 + (rows + 3 * 512) * V * 2
