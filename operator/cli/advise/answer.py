@@ -155,7 +155,7 @@ def advise_text(found: AdviseOutput) -> str:
     """Return the answer for people."""
     parts = [_acceptance_text(found), _loads_text(found)]
     if found.memory_bound_speed_up is not None:
-        parts.append(f"MBSU: {found.memory_bound_speed_up:.2f}x")
+        parts.append(f"memory-bound speed-up, MBSU: {found.memory_bound_speed_up:.2f}x")
     if found.crossover_batch is not None:
         parts.append(_crossover_text(found, found.crossover_batch))
     if found.prefix_cache is not None:
@@ -195,7 +195,7 @@ def _loads_text(found: AdviseOutput) -> str:
                 f"{each.context_tokens:,.0f}" if each.context_tokens else "-",
                 f"{each.plain_step_ms:.2f} ms",
                 f"{each.step_ms:.2f} ms",
-                "none" if needed is None else f"{100 * needed:.0f} %",
+                "> 100 %" if needed is None else f"{100 * needed:.0f} %",
                 _times(each.speed_up),
                 "-" if each.best_k is None else str(each.best_k),
                 _times(each.best_speed_up),

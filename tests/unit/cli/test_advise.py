@@ -138,6 +138,8 @@ def test_the_load_from_which_it_no_longer_pays_is_told_with_its_context(specdeco
     assert re.search(r"K 2 no longer pays from \d+ requests of 1,000 tokens on while the KV cache has room", text)
     never = specdecode("advise", "--acceptance", "0,0", "--target-step-ms", 20, "--draft-step-ms", 3).stdout
     assert "K 2 pays for no number of requests" in never
+    dear = specdecode("advise", "-K", 2, "--target-step-ms", 20, "--draft-step-ms", 30).stdout
+    assert "> 100 %" in dear, "no draft is good enough, which is not that none is needed"
 
 
 def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specdecode: Specdecode) -> None:
