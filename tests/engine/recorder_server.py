@@ -25,6 +25,8 @@ from tests.support.waiting import eventually
 START_S = 400
 STOP_S = 60
 REPOSITORY = Path(__file__).parents[2]
+TERMINATION_LOG = "termination-log"
+"""In a server's folder: where an engine leaves its last words."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 Line = dict[str, Any]
@@ -116,7 +118,7 @@ def starting(
     (port,) = free_ports(1)
     log, logging, watch = folder / "vllm.log", folder / "logging.json", folder / WATCH_FILE
     watch.write_text(WATCH)
-    logging.write_text(logging_config("INFO", str(folder / "termination-log"), str(watch), str(folder / "noted")))
+    logging.write_text(logging_config("INFO", str(folder / TERMINATION_LOG), str(watch), str(folder / "noted")))
     command: list[str | Path] = [
         engine.python,
         "-m",

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
-from specdecode_operator.engine.logging_config import logging_config
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import BESIDE, find_packages
-from tests.engine.recorder_server import serving
+from tests.engine.recorder_server import TERMINATION_LOG, serving
 from tests.support.objects import ended, pod
 
 DEADLINE_S = 120
@@ -22,9 +21,8 @@ DEADLINE_S = 120
 def test_a_core_that_is_killed_leaves_a_word_where_the_kubelet_looks(
     engine: Engine, models: Path, tmp_path: Path
 ) -> None:
-    said, config = tmp_path / "termination-log", tmp_path / "logging.json"
-    config.write_text(logging_config("INFO", str(said)))
-    with serving(engine, models, tmp_path / "run", VLLM_LOGGING_CONFIG_PATH=str(config)) as server:
+    said = tmp_path / TERMINATION_LOG
+    with serving(engine, models, tmp_path) as server:
         assert not said.exists(), "an engine that is well has no last words"
         children = ["ps", "--ppid", str(server.process.pid), "-o", "pid=,args="]
         listed = subprocess.run(children, capture_output=True, text=True, check=True).stdout
