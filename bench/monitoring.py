@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import yaml
 
+from specdecode_operator.engine.settings_watch import LABEL, METRIC
 from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure, find_figure
 from specdecode_operator.monitoring.measures import DEPLOYMENT_LABEL, DEPLOYMENT_LEVEL, Scope
 
@@ -57,6 +58,12 @@ _OPERATOR: Final = (
         "{{condition}} {{reason}}",
         "short",
     ),
+    (
+        "What vLLM changed by itself",
+        f"max by ({', '.join(DEPLOYMENT_LEVEL)}, {LABEL}) ({METRIC}{_CHOSEN}) == 1",
+        f"{_LEGEND} {{{{{LABEL}}}}}",
+        "short",
+    ),
     ("Plans by verdict", "specdecode_plans", "{{verdict}}", "short"),
     ("Captures by phase", "specdecode_captures", "{{phase}}", "short"),
     (
@@ -78,7 +85,7 @@ _OPERATOR: Final = (
         "s",
     ),
 )
-"""Panels of the operator's own metrics: title, expression, legend, unit."""
+"""Panels of what the operator brings or says itself: title, expression, legend, unit."""
 
 
 def files() -> dict[str, str]:
@@ -150,7 +157,12 @@ def _variables() -> Iterator[dict[str, Any]]:
 def _panels() -> Iterator[dict[str, Any]]:
     top, number = 0, 1
     rows = [(title, [_figures_panel(names) for names in panels]) for title, panels in _ROWS]
-    rows.append(("Operator", [_panel(title, "", unit, [(query, legend)]) for title, query, legend, unit in _OPERATOR]))
+    rows.append(
+        (
+            "Objects and operator",
+            [_panel(title, "", unit, [(query, legend)]) for title, query, legend, unit in _OPERATOR],
+        )
+    )
     for title, panels in rows:
         position = {"x": 0, "y": top, "w": _WIDTH, "h": 1}
         yield {"id": number, "type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": position}

@@ -1,6 +1,9 @@
 """Engines that replay a recording, in a real cluster: ready at once, they serve, change and drain as vLLM's do."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import yaml
 
 from devcluster.images import engine_image
 from tests.support.conditions import condition, wait_for, wait_for_all
-from tests.support.kubectl import Kubectl
+from tests.support.kubectl import Kubectl, program
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 
@@ -58,6 +61,18 @@ def traffic(kubectl: Kubectl) -> Traffic:
     return Traffic(url, [{**question, "max_tokens": tokens} for tokens in (8, 79)])
 
 
+def figures(kubectl: Kubectl) -> dict[str, Any]:
+    """What the command says that the engines do."""
+    command = [str(Path(sys.executable).with_name("specdecode")), "figures", "replay", "--over=3", "--output=json"]
+    path = f"{Path(program('kubectl')).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig), "PATH": path}
+    options = (f"--namespace={kubectl.namespace}",)
+    done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def test_it_is_planned_for_gpus_that_are_not_there_and_says_what_it_is(deployed: Kubectl) -> None:
     body = wait_for_all(deployed, "replay", Ready=("True", "Serving"), BudgetAccurate=("Unknown", "Replayed"))
     assert "replay a recording (spec.engine.replay)" in condition(deployed, "replay", "Ready")[2]
@@ -75,6 +90,17 @@ def test_clients_stream_from_it_and_the_status_has_what_was_recorded(deployed: K
     assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
     assert status["observed"]["numSpeculativeTokens"] == 5
     assert 20 < status["observed"]["acceptancePercent"] < 90
+
+
+def test_its_figures_are_read_of_all_its_engines_through_the_api_server(deployed: Kubectl) -> None:
+    with traffic(deployed) as requests:
+        eventually(lambda: requests.complete, "requests are answered")
+        told = figures(deployed)
+    assert told["engines"] == 2
+    assert told["left_out"] == []
+    values = {each["name"]: each["value"] for each in told["figures"]}
+    assert values["output_tokens_per_second"] > 0
+    assert 1 < values["mean_acceptance_length"] < 6
 
 
 def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one_and_no_request_is_lost(

@@ -138,6 +138,14 @@ def test_a_saved_page_of_metrics_gives_acceptance(specdecode: Specdecode) -> Non
     assert found["loads"][0]["speed_up"] == pytest.approx(1 + accepted / drafts)
 
 
+def test_a_page_of_an_engine_whose_drafts_were_shorter_at_times_says_so(specdecode: Specdecode, tmp_path: Path) -> None:
+    note = "drafts were shorter than K at times: the tokens that they lack count as refused"
+    assert note not in _asked(specdecode, "--metrics", PAGE)["assumptions"]
+    shorter = re.sub(r"(num_draft_tokens_total\{.*\}) \S+", r"\1 2000.0", PAGE.read_text())
+    (tmp_path / "page").write_text(shorter)
+    assert note in _asked(specdecode, "--metrics", tmp_path / "page")["assumptions"]
+
+
 def test_what_says_nothing_is_refused_with_what_to_do(
     specdecode: Specdecode, captures: tuple[Path, Path], tmp_path: Path
 ) -> None:
