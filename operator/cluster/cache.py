@@ -3,6 +3,7 @@
 import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 from specdecode_operator.api import capture
@@ -74,8 +75,9 @@ class Cache:
 
     def parents(self, kind: str | None = None) -> tuple[Key, ...]:
         """Keys of all objects, or of those of one kind."""
-        kinds = self._parents if kind is None else (kind,)
-        return tuple(key for each in kinds for key in self._parents[each])
+        # Each copy is one step of the interpreter: metrics are collected in a thread, while watches go on.
+        kinds = tuple(self._parents) if kind is None else (kind,)
+        return tuple(chain.from_iterable([tuple(self._parents[each]) for each in kinds]))
 
     def captures_of(self, deployment_key: Key) -> list[Body]:
         """SpecDecodeCaptures of a SpecDecodeDeployment, by name."""

@@ -8,7 +8,7 @@ from typing import Final
 from specdecode_operator.payoff.acceptance import PayoffError
 
 _LONGEST_MS: Final = 1e7
-_SHORTEST_MS: Final = 1e-6
+_SHORTEST_MS: Final = 1e-12
 """Of a step of the target: by a time that is as good as none nothing can be divided."""
 
 _LARGEST_COUNT: Final = 2**31

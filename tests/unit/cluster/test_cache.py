@@ -1,5 +1,6 @@
 """The cache under late, double and missing events."""
 
+import sys
 from typing import Any
 
 from specdecode_operator.api import capture
@@ -249,3 +250,25 @@ def test_of_a_pods_spec_only_its_node_and_the_secrets_that_it_asks_for_are_kept(
     kept = slim("Pod", {**pod(containerStatuses=[waits]), "spec": spec})
     assert kept["spec"] == {"nodeName": "n1", "containers": [{"env": [secret]}]}
     assert "(spec.serving.apiKeySecret)" in getattr(blocked_pod(kept), "message", "")
+
+
+def test_keys_are_told_while_a_watch_brings_objects_in_another_thread() -> None:
+    """As metrics are collected: at each turn of Python's, another object comes."""
+    cache, before = Cache(), sys.gettrace()
+    for number in range(3):
+        cache.put_parent(KIND, body(str(number), 1, f"there-{number}"))
+
+    def bring(*_: object) -> Any:
+        number = len(seen)
+        seen.append(number)
+        cache.put_parent(KIND, body(f"new-{number}", 1, f"new-{number}"))
+        return bring
+
+    seen: list[int] = []
+    sys.settrace(bring)
+    try:
+        found = cache.parents(KIND)
+    finally:
+        sys.settrace(before)
+    assert seen
+    assert {f"there-{number}" for number in range(3)} <= {key.name for key in found}

@@ -90,3 +90,9 @@ def test_of_a_mixture_of_experts_nothing_is_said_of_few_requests(make_pair: Pair
 
 def test_where_a_full_cache_never_pays_few_requests_are_told_still() -> None:
     assert "(49 % with few requests)" in pays_from(BreakEven(few_requests=0.49, full_cache=None))[0]
+
+
+def test_a_target_of_a_few_bytes_has_a_break_even_too(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8")
+    budget, alone = _budgets(pair)
+    assert break_even(pair, budget, replace(alone, target_weights_bytes=1)) is not None
