@@ -40,6 +40,9 @@ _SLACK: Final = 0.8
 """Powers of two that a grid may be off before there is another one."""
 
 _USUAL_ERRORS: Final = 3.5
+_GROWTH: Final = 1.1
+"""By how much a series has grown before its grid is chosen anew: scales that change at every block change no grid."""
+
 _KEPT: Final = 4
 
 
@@ -93,7 +96,17 @@ class LowerBound:
     two: a finer grid has those of a coarser one, and all have 0, the log ratio that a verdict is about.
     """
 
-    __slots__ = ("_dependence", "_history", "_index", "_is_there", "_lowest", "_points", "_power", "_side")
+    __slots__ = (
+        "_chosen_at",
+        "_dependence",
+        "_history",
+        "_index",
+        "_is_there",
+        "_lowest",
+        "_points",
+        "_power",
+        "_side",
+    )
 
     def __init__(self, history: History, side: int, dependence: float) -> None:
         self._history, self._side, self._dependence = history, side, dependence
@@ -102,6 +115,7 @@ class LowerBound:
         self._points: dict[int, Point] = {}
         self._index = 0
         self._power: int | None = None
+        self._chosen_at = 0
 
     def value(self, needed: float) -> float | None:
         """Return the bound where the logarithm of the evidence stands at what is needed; None while there is none."""
@@ -122,16 +136,19 @@ class LowerBound:
 
     def _choose_grid(self) -> None:
         """Make the grid as fine as the series allows, and begin where the bound of a usual one is."""
+        # Points of another grid take all blocks again, so that the grid is not changed at every block.
+        if len(self._history) < self._chosen_at * _GROWTH:
+            return
         error = self._error()
         power = math.log2(error / _STEPS_AN_ERROR)
         if self._power is None:
-            self._power = round(power)
+            self._power, self._chosen_at = round(power), len(self._history)
             wider = math.sqrt((1 + self._dependence) / (1 - self._dependence))
             usual = self._side * self._history.centre() - _USUAL_ERRORS * error * wider
             self._index = math.floor(usual / 2.0**self._power)
         elif abs(power - self._power) > _SLACK:
             finer = self._power - round(power)
-            self._power = round(power)
+            self._power, self._chosen_at = round(power), len(self._history)
             self._points = {
                 _on_grid(key, finer): each for key, each in self._points.items() if finer >= 0 or not key % 2**-finer
             }
