@@ -13,7 +13,6 @@ from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
-from tests.engine import suffix_package
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both
@@ -23,6 +22,7 @@ from tests.engine.kv_draws import CASES, as_question, case
 from tests.engine.oracle_batches import Truth
 from tests.engine.oracle_process import Copy, Oracle
 from tests.engine.recorder_server import Server, make_models, starting
+from tests.engine.suffix_package import with_suffix
 
 OLDER = [pytest.param(version, marks=pytest.mark.long) for version in VERSIONS[:-1]]
 ENGINE_VARIABLE = "SPECDECODE_ENGINE"
@@ -52,12 +52,6 @@ def newest(engine: Engine) -> Engine:
         return engine if NEWEST == SERVED else engine.beside(install(NEWEST))
     except ClusterError as error:
         pytest.skip(f"no vLLM {NEWEST} here ({error})")
-
-
-def with_suffix(engine: Engine) -> Engine:
-    """Return the same beside the package of suffix decoding; where that is not built, it has nothing to say of it."""
-    package = suffix_package.PACKAGE.find()
-    return engine.beside(*engine.more, package) if package else engine
 
 
 @pytest.fixture(scope="session")

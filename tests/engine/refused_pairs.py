@@ -66,6 +66,8 @@ XPRESS = config_of(f"{HEADS}/qwen3-8b-dflash.json", architectures=["Qwen3XPressM
 CRASHES = "a crash in the workers once weights are loaded, in the first step"
 HEAD_FILE = "vllm/model_executor/models/llama_eagle3.py"
 
+WITHOUT_PACKAGE = "a package that the image lacks"
+
 PAIRS: dict[str, tuple[Body, Verdict]] = {
     "a head as the target": (
         {"target": {"model": QWEN_HEAD}, "serving": {"maxModelLen": 2048}},
@@ -159,7 +161,7 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         Refused("xpress_topc must be between 0 and the draft vocabulary size"),
     ),
     "own layers of a model without": (pair("mtp", None, k=1), Refused("Unsupported speculative method: 'mtp'")),
-    "a package that the image lacks": (pair("suffix", None), Refused("Arctic Inference is required")),
+    WITHOUT_PACKAGE: (pair("suffix", None), Refused("Arctic Inference is required")),
     "a split of no draft": (
         pair("ngram", None, parallelism={"tensor": 2, "draftTensor": 1}),
         Ours("nothing is there that could follow it"),

@@ -6,6 +6,7 @@ Snowflake's arctic-inference comes as source only: it is built here, with a torc
 that (3 GB, once).
 """
 
+from tests.engine.engine_process import Engine
 from tests.engine.side_package import SidePackage
 
 SOURCE_SHA256 = "36857e2fbe3ead34821a04be98dfab95086050c1e38199c8fdfe308234fdcf63"
@@ -15,6 +16,13 @@ PACKAGE = SidePackage(
     f"arctic-inference==0.1.1 --hash=sha256:{SOURCE_SHA256}",
     "building arctic-inference (two minutes; downloads a torch to build with)",
 )
+
+
+def with_suffix(engine: Engine) -> Engine:
+    """Return the same beside the package of suffix decoding; where that is not built, it has nothing to say of it."""
+    package = PACKAGE.find()
+    return engine.beside(*engine.more, package) if package else engine
+
 
 if __name__ == "__main__":
     PACKAGE.install()

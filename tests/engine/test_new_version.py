@@ -12,6 +12,7 @@ from tests.engine.engine_versions import NEWEST
 from tests.engine.new_version.command import Installed, examine
 from tests.engine.new_version.page import page
 from tests.engine.oracle_process import Oracle
+from tests.engine.suffix_package import with_suffix
 
 FLAG, RENAMED = "--enable-expert-parallel", "--share-experts"
 EDITS = {
@@ -27,7 +28,7 @@ def test_a_renamed_flag_and_a_changed_message_are_told_and_what_can_be_is_writte
     known = Installed(NEWEST, newest)
     version = f"0.{release(NEWEST)[1] + 1}"
     made = made_up_version.make(known.package, tmp_path / "packages", version, EDITS)
-    new = Installed(version, newest.beside(made))
+    new = Installed(version, with_suffix(newest.beside(made)))
     with Oracle(new.engine, h100=True) as oracle:
         text = page(examine((known, h100), (new, oracle), tmp_path, tmp_path))
         header, off, closed = _segment(oracle, models / "target", tmp_path)

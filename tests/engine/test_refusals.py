@@ -33,6 +33,7 @@ from specdecode_operator.engine.settings import EngineSettings
 from specdecode_operator.engine.speculative_config import FLY_KEY
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import Method
+from tests.engine import suffix_package
 from tests.engine.contract_cases import FAILING_EXTRA, LOSSY_CHECKS, TARGET, with_models_under
 from tests.engine.contract_checks import Vllm, check_parsed, check_started
 from tests.engine.contract_draws import any_settings
@@ -40,7 +41,7 @@ from tests.engine.differences import assert_none
 from tests.engine.engine_versions import NEWEST
 from tests.engine.refusal_cases import REFUSALS
 from tests.engine.refusal_sites import refusal_sites, sites_visited
-from tests.engine.refused_pairs import PAIRS
+from tests.engine.refused_pairs import PAIRS, WITHOUT_PACKAGE
 from tests.engine.refused_specs import settings_despite
 from tests.engine.verdicts import Changed, Later, Refused, Verdict
 
@@ -163,6 +164,9 @@ def test_pairs_that_our_rules_refuse_the_engine_does_not_take(vllm: Vllm, tmp_pa
         for name, (body, verdict) in PAIRS.items()
         if body.get("engine", {}).get("version", NEWEST) == vllm.profile.version
     }
+    if suffix_package.PACKAGE.find():
+        # It is there beside every version: the contract asks for the method, then.
+        pairs.pop(WITHOUT_PACKAGE, None)
     if not pairs:
         pytest.skip("the pairs are of other versions")
     departures = {}

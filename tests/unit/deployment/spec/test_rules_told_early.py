@@ -181,11 +181,16 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "not above `promptLookupMax`": [(speculating(replace(NGRAM, prompt_lookup_min=5)), "promptLookupMax")],
     "at least 1": [(speculating(replace(NGRAM, num_speculative_tokens=0)), "at least 1")],
     "not below `maxNumSeqs`": [(replace(PLAIN, max_num_batched_tokens=8), "at least serving.maxNumSeqs")],
-    "no `--async-scheduling` with ngram, suffix and medusa on model runner V1, nor with ngram up to 0.32": [
+    "no `--async-scheduling` with ngram, suffix and medusa on model runner V1, nor with ngram up to 0.32, nor on V1"
+    " with pipeline stages from 0.31 on": [
         (given("--async-scheduling", speculation=replace(NGRAM, method=Method.SUFFIX)), "does not combine"),
         (
             drafting("ngram", QWEN, engine={"version": "0.32", "extraArgs": ["--async-scheduling"]}),
             "0.32 does not combine",
+        ),
+        (
+            replace(PLAIN, target_on_v1=True, pipeline_parallel_size=2, extra_args=("--async-scheduling",)),
+            "over pipeline stages",
         ),
     ],
     "with `mtp`, a path that does not name another method": [(speculating(MTP, model="/models/dflash"), "into dflash")],
