@@ -19,6 +19,7 @@ from bench.block_series import goodput
 from bench.verdict_methods import METHODS, first_decided
 from specdecode_operator.cli.main import app
 from specdecode_operator.evidence.series import PairedSeries, Verdict
+from tests.support.paired_blocks import autocorrelated, normal
 
 RUNS: Final = 1000
 LOOKS: Final = 100
@@ -29,11 +30,6 @@ ROOT: Final = Path(__file__).parents[1]
 RECORDED: Final = ROOT / "tests/data/block_series/recorded.json"
 
 Pairs = list[tuple[float, float]]
-
-
-def _normal(random: Random) -> Iterator[float]:
-    while True:
-        yield random.gauss(0, 1)
 
 
 def _student(freedom: int) -> Callable[[Random], Iterator[float]]:
@@ -56,31 +52,21 @@ def _growing(random: Random) -> Iterator[float]:
         yield (0.2 + 2.8 * look / LOOKS) * random.gauss(0, 1)
 
 
-def _followed(share: float) -> Callable[[Random], Iterator[float]]:
-    def noise(random: Random) -> Iterator[float]:
-        value = random.gauss(0, 1)
-        while True:
-            yield value
-            value = share * value + math.sqrt(1 - share**2) * random.gauss(0, 1)
-
-    return noise
-
-
 def _wandering(random: Random) -> Iterator[float]:
-    slow = _followed(0.9)(random)
+    slow = autocorrelated(0.9)(random)
     while True:
         yield math.sqrt(0.3) * next(slow) + math.sqrt(0.7) * random.gauss(0, 1)
 
 
 NOISES: Final[dict[str, Callable[[Random], Iterator[float]]]] = {
-    "normal": _normal,
+    "normal": normal,
     "Student's t, 3 degrees": _student(3),
     "5 % outliers, 20 times": _outliers,
     "noise that grows 15 times": _growing,
-    "autocorrelation 0.3": _followed(0.3),
-    "autocorrelation 0.5": _followed(0.5),
-    "autocorrelation 0.6": _followed(0.6),
-    "autocorrelation 0.8": _followed(0.8),
+    "autocorrelation 0.3": autocorrelated(0.3),
+    "autocorrelation 0.5": autocorrelated(0.5),
+    "autocorrelation 0.6": autocorrelated(0.6),
+    "autocorrelation 0.8": autocorrelated(0.8),
     "30 % of it wanders slowly (0.9)": _wandering,
 }
 

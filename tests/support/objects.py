@@ -23,6 +23,18 @@ TINY_CONFIG: Body = {
     "tie_word_embeddings": False,
 }
 
+STATES_CONFIG: Body = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "hidden_size": 2560,
+    "num_heads": 80,
+    "head_dim": 64,
+    "n_groups": 1,
+    "state_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 50_288,
+}
+"""Of a model that has states and no attention."""
+
 
 def pair_70b(**changes: Any) -> Body:
     """Spec of Llama-3.1-70B with an 8B draft on two GPUs; changes replace whole top-level fields."""

@@ -1,4 +1,4 @@
-"""Paired blocks of comparisons whose truth is known, for `specdecode verdict` and what is under it."""
+"""Paired blocks of comparisons whose truth is known, for `specdecode verdict`, what is under it, and its bench."""
 
 import math
 from collections.abc import Callable, Iterator

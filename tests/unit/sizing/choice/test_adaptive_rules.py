@@ -11,6 +11,7 @@ from specdecode_operator.sizing.choice.plan import plan_on_gpus
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.pair.pair import Pair
+from tests.support.objects import STATES_CONFIG
 from tests.unit.sizing.conftest import PairFactory
 
 H100, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB"
@@ -75,17 +76,7 @@ def test_heads_that_nobody_asks_how_sure_they_are_are_refused(make_pair: PairFac
 
 
 def test_a_target_without_attention_needs_no_kernel_for_it(make_pair: PairFactory) -> None:
-    config = {
-        "architectures": ["Mamba2ForCausalLM"],
-        "hidden_size": 2560,
-        "num_heads": 80,
-        "head_dim": 64,
-        "n_groups": 1,
-        "state_size": 128,
-        "num_hidden_layers": 2,
-        "vocab_size": 50_288,
-    }
-    pair = replace(make_pair(), target=geometry_from_config("states", config))
+    pair = replace(make_pair(), target=geometry_from_config("states", STATES_CONFIG))
     assert message(adapting(pair), A100) == ""
 
 

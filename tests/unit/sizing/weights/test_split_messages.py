@@ -8,19 +8,8 @@ from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.weights.divisibility import Problem, split_remedy, tensor_problems
-from tests.support.objects import TINY_CONFIG
+from tests.support.objects import STATES_CONFIG, TINY_CONFIG
 from tests.unit.sizing.weights.test_quantized_checkpoints import BLOCKS, compressed, gptq, qwen3_moe
-
-WITH_STATES = {
-    "architectures": ["Mamba2ForCausalLM"],
-    "hidden_size": 2560,
-    "num_heads": 80,
-    "head_dim": 64,
-    "n_groups": 1,
-    "state_size": 128,
-    "num_hidden_layers": 2,
-    "vocab_size": 50288,
-}
 
 
 def tiny(**changes: Any) -> ModelGeometry:
@@ -80,7 +69,7 @@ def test_states_are_told_by_the_words_of_their_family(model: str, tensor: int, f
 
 
 def test_groups_of_heads_are_copied_only_where_there_is_one() -> None:
-    one, two = (geometry_from_config("m", {**WITH_STATES, "n_groups": groups}) for groups in (1, 2))
+    one, two = (geometry_from_config("m", {**STATES_CONFIG, "n_groups": groups}) for groups in (1, 2))
     assert tensor_problems(one, 4) == ()
     message = (
         "n_groups 2 of m does not divide over tensor 4, and the engine copies a group only where it is the only one"
