@@ -4,9 +4,9 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.problems import shown
+from tests.unit.deployment.spec.broken_rules import BROKEN
+from tests.unit.deployment.spec.broken_rules import problems as broken_rules
 from tests.unit.deployment.spec.test_pairing import BAD, problems
-from tests.unit.deployment.spec.test_rules_told_early import BROKEN
-from tests.unit.deployment.spec.test_rules_told_early import problems as broken_rules
 
 SPECS = [spec for spec, _, _ in BAD.values()]
 SPECS += [spec for cases in BROKEN.values() for spec, _ in cases if isinstance(spec, dict)]
