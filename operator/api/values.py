@@ -22,6 +22,8 @@ METHODS_WITH_LAYERS = (*METHODS_WITH_DRAFT, Method.MTP)
 METHODS_WITH_LOOKUP = (Method.NGRAM, Method.NGRAM_GPU)
 """Methods that look the proposal up in the prompt."""
 
+METHODS_OF_FREE_LENGTH = (*METHODS_WITH_LOOKUP, Method.SUFFIX)
+"""Methods that propose as many tokens as they find, in some steps none."""
 
 METHODS_WITH_SAMPLING = (Method.DRAFT_MODEL, *METHODS_WITH_HIDDEN_STATES)
 """Methods whose draft has a distribution of its own to sample from."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus, SpeculationFeature
-from specdecode_operator.api.values import METHODS_WITH_LOOKUP
+from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH
 from specdecode_operator.deployment.conditions import FALSE, MESSAGE_LIMIT, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import answering_engines, decimal, no_engine_condition
 from specdecode_operator.deployment.proof.recent import Recent
@@ -43,8 +43,6 @@ OTHER_SETTING: Final = "OtherSetting"
 OTHERWISE: Final = frozenset({*REASONS.values(), OTHER_SETTING})
 """All of them: engines draft, and not as they were asked to."""
 
-_FREE_LENGTH: Final = frozenset({*METHODS_WITH_LOOKUP, Method.SUFFIX})
-"""Methods that propose as many tokens as they find."""
 _ENOUGH_DRAFTED_TOKENS: Final = 64
 """Before that a length on average says little: the ends of a few requests decide it."""
 _ROUNDED: Final = 0.02
@@ -136,7 +134,7 @@ def _length(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
     if drafted is None:
         return UNKNOWN, "too little has been drafted to see it"
     seen = f"drafts have {drafted:.2f} tokens on average"
-    if method in _FREE_LENGTH:
+    if method in METHODS_OF_FREE_LENGTH:
         return TRUE, f"{seen}: method {method} proposes as many as it finds, {value} at most"
     if engines.facts.pair.other_draft_lengths:
         return TRUE, f"{seen}: as many as {_SCHEDULE} says, {value} at most"
@@ -162,7 +160,7 @@ def _schedule(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
     tokens, drafted, method = engines.facts.pair.num_speculative_tokens, engines.drafted, engines.facts.method
     lengths = {length for _, _, length in value}
     without = _steps_without_draft(engines) if 0 in lengths else None
-    if method in _FREE_LENGTH:
+    if method in METHODS_OF_FREE_LENGTH:
         return UNKNOWN, f"method {method} proposes as many tokens as it finds, so that lengths of drafts tell nothing"
     if without:
         starved = f"{_STARVED}; " if engines.recent.acceptance_collapsed else ""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from specdecode_operator.api.status import ConditionStatus, ObservedStatus, SpeculationFeature
-from specdecode_operator.api.values import METHODS_WITH_LOOKUP
+from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH, METHODS_WITH_LOOKUP
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.acceptance import LOW_BY_DESIGN
 from specdecode_operator.deployment.proof.features import OTHER_SETTING, REASONS, speculation_features
@@ -75,7 +75,7 @@ def _drafts(
 
 def _drafts_in_each_step(facts: Facts) -> bool:
     """Whether no step is without a draft: a lookup may find nothing, and a schedule or a recording say so."""
-    finds = facts.method in METHODS_WITH_LOOKUP or facts.method is Method.SUFFIX
+    finds = facts.method in METHODS_OF_FREE_LENGTH
     return not finds and 0 not in facts.pair.other_draft_lengths and facts.replay is None
 
 
