@@ -58,11 +58,11 @@ def read_block(value: Any) -> Block:
     if not isinstance(value, dict):
         raise BlockError(f"{shown(value)}: must be an object with {', '.join(_KEYS)}")
     series = value.get("series") if _is_name(value.get("series")) else None
-    block = value.get("block") if _is_block(value.get("block")) else None
+    block = int(value["block"]) if _is_block(value.get("block")) else None
     problem = _problem(value)
     if problem is not None:
         raise BlockError(problem, series, block)
-    return Block(value.get("series"), value["block"], float(value["baseline"]), float(value["candidate"]))
+    return Block(value.get("series"), int(value["block"]), float(value["baseline"]), float(value["candidate"]))
 
 
 def _problem(value: dict[str, Any]) -> Problem | None:
@@ -98,7 +98,9 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_block(value: Any) -> bool:
-    return _is_whole(value) and value >= 0
+    # Data frames write whole numbers with a point where a column has gaps.
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return _is_whole(whole) and whole >= 0
 
 
 def _is_whole(value: Any) -> bool:

@@ -44,7 +44,8 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
     remarks += [f"{candidate.label}: {phrase}" for candidate, phrase in _corrected(answer.candidates)]
     if answer.choice:
         remarks.append(f"Choice: {answer.choice}")
-    remarks += [f"Advice: {advice}" for advice in answer.advice]
+    # What is warned of stands on standard error.
+    remarks += [f"Advice: {advice}" for advice in answer.advice if advice not in answer.warnings]
     if answer.verdict == "Tight":
         remarks.append(answer.explanation)
     if remarks:

@@ -61,6 +61,19 @@ def config_of(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> 
     return None if read is None else read.config
 
 
+def stored_type(config: Mapping[str, Any]) -> str | None:
+    """Return the element type of a config.json, as vLLM looks for it; None where it names none.
+
+    vllm/transformers_utils/model_arch_config_convertor.py, get_torch_dtype.
+    """
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(named := part.get(key), str):
+                return named.removeprefix("torch.")
+    return None
+
+
 def geometry_of(
     field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, method: Method | None = None
 ) -> ModelGeometry:

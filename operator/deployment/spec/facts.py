@@ -11,9 +11,11 @@ from specdecode_operator.api.replay import Replay
 from specdecode_operator.api.values import AcceleratorType, DraftSampling, RejectionSampling
 from specdecode_operator.deployment.spec.checkpoints import (
     choices,
+    config_of,
     geometry_of,
     named_checkpoints,
     spec_at,
+    stored_type,
     told_geometry,
     wanted_precision,
 )
@@ -54,6 +56,9 @@ class Facts:
 
     options: PlanOptions = PLACE_ONLY
     """What the plan may choose."""
+
+    stored_type: str | None = None
+    """Element type that the target's config.json names."""
 
     operator_image: str | None = None
     """The image that a replay runs from; None where nobody knows it."""
@@ -114,7 +119,8 @@ def gather_facts(
     if not options.target and not options.draft:
         # No precision is left to the plan: the spec can name what is served.
         spec = spec_at(spec, pair.target_precision, pair.draft_precision)
-    return Facts(spec, profile, pair, options)
+    config = config_of(spec.target, known.get(model_source(spec, spec.target)))
+    return Facts(spec, profile, pair, options, stored_type(config or {}))
 
 
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:

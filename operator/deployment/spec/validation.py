@@ -14,7 +14,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.replay import ReplayMode
-from specdecode_operator.api.values import AcceleratorType
+from specdecode_operator.api.values import AcceleratorType, Quantization
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import (
@@ -48,7 +48,7 @@ from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibratio
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence, spread_problems
 from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
-from specdecode_operator.vocabulary import Dtype, Method
+from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method, Precision
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 
@@ -88,7 +88,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *_workload_problems(spec, pair),
         *_block_problems(pair),
         *_dtype_problems(facts),
-        *_cache_dtype_problems(spec, pair),
+        *_cache_dtype_problems(facts),
         *pairing_problems(spec, pair, profile),
         *_spread_problems(facts),
         *_tensor_problems(facts),
@@ -261,10 +261,22 @@ def _dtype_problems(facts: Facts) -> Iterator[Problem]:
             yield Problem("spec.serving.dtype", dtype, f"{message} multiplies in 16 bits: write AsCheckpoint there")
 
 
-def _cache_dtype_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
-    wanted = spec.serving.kv_cache_dtype
-    if message := cache_dtype_problem(pair.target, wanted):
+def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
+    target, serving = facts.pair.target, facts.spec.serving
+    wanted = serving.kv_cache_dtype
+    if message := cache_dtype_problem(target, wanted):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
+    # vllm/config/vllm.py, _reject_mismatched_float_kv_cache; what serving.dtype asks for is looked at in engine/rules/.
+    if facts.profile.cache_follows_dtype and wanted is KvCacheDtype.BFLOAT16 and _runs_in_float16(facts):
+        message = f"vLLM {facts.profile.version} takes it with models in bfloat16 only, and {target.name} is in float16"
+        yield Problem("spec.serving.kvCacheDtype", wanted.value, f"{message}: write auto, or serving.dtype: bfloat16")
+
+
+def _runs_in_float16(facts: Facts) -> bool:
+    """Whether vLLM takes float16 by itself, as of a checkpoint in it that is stable there (config/model.py)."""
+    by_itself = facts.spec.serving.dtype is Dtype.AUTO and facts.spec.target.quantization is not Quantization.BF16
+    is_stable = dtype_problem(facts.pair.target, Precision.BF16, Dtype.FLOAT16) is None
+    return by_itself and is_stable and facts.stored_type == Dtype.FLOAT16
 
 
 def _spread_problems(facts: Facts) -> Iterator[Problem]:

@@ -66,7 +66,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_draft_tensor_warnings(facts, tensor),
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
-        *_uncounted_warnings(facts),
+        *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
     ]
 
@@ -79,6 +79,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *_latent_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_adaptive_notes(facts),
+        *_uncounted_notes(facts),
         *filter(None, [lossy_answers(facts)]),
     ]
 
@@ -224,15 +225,22 @@ def _graphs_notes(facts: Facts) -> Iterator[str]:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
 
 
-def _uncounted_warnings(facts: Facts) -> Iterator[str]:
-    """What takes memory in ways that the plan does not follow."""
-    asked = options(facts.spec.engine.extra_args, facts.profile)
-    given = {option.flag.name for option in asked if not option.negated}
+def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
+    """What may be a slip of the pen, or take memory."""
     for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
         yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not take: handed on, not counted"
+
+
+def _uncounted_notes(facts: Facts) -> Iterator[str]:
+    """What takes memory in ways that the plan does not follow; who serves adapters has no other way to ask for it."""
+    asked = options(facts.spec.engine.extra_args, facts.profile)
+    given = {option.flag.name for option in asked if not option.negated}
     for flag in _UNCOUNTED_FLAGS:
         if flag in given:
-            yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs"
+            yield (
+                f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; compare"
+                " status.observed.kvCacheResidual once it serves"
+            )
 
 
 def _latent_notes(facts: Facts) -> Iterator[str]:

@@ -146,8 +146,19 @@ def test_what_comes_with_a_correct_setting_is_a_note_and_blocks_nobody(
     assert "acceptance reads low" in " ".join(planned.stdout.split())
 
 
-def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: WriteObject) -> None:
+def test_who_serves_adapters_has_nothing_to_mend(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", **only(H100), engine={"extraArgs": ["--enable-lora"]}, speculation=None)
+    path = write("a.yaml", body)
+    (found,) = findings(specdecode, path, "--strict", code=0)
+    assert (found["level"], found["rule"]) == ("note", "PlanNote")
+    planned = specdecode("plan", "-f", path, "--strict")
+    assert (planned.exit_code, planned.stderr) == (0, "")
+    assert "--enable-lora, which the plan does not count" in " ".join(planned.stdout.split())
+
+
+def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: WriteObject) -> None:
+    engine = {"version": "0.32", "image": "vllm/vllm-openai:v0.31.0"}
+    body = manifest("a", **only(H100), engine=engine, speculation=None)
     path = write("a.yaml", body)
     (found,) = findings(specdecode, path, "--strict", code=3)
     assert found["level"] == "warning"

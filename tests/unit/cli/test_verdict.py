@@ -84,6 +84,7 @@ BAD: list[tuple[dict[str, Any] | str, str]] = [
     ({**GOOD, "block": 2, "candidat": 1}, "candidat: 1: is no field of a block: use series, block"),
     ({**GOOD, "block": "2"}, 'block: "2": write its number as a whole number'),
     ({**GOOD, "block": 2.5}, "block: 2.5: write its number as a whole number"),
+    ({**GOOD, "block": 1e300}, "block: 1e+300: write its number as a whole number"),
     ({**GOOD, "block": 2**53 + 1}, "block: 9007199254740993: write its number as a whole number"),
     ({**GOOD, "block": -1}, "block: -1: write its number as a whole number, 0 or more"),
     ({**GOOD, "block": 1}, "block: 1: must be larger than that of the block before it in its series, "),
@@ -107,6 +108,11 @@ def test_a_bad_line_gets_an_error_in_its_place_and_changes_nothing_else(specdeco
         assert answer["error"].startswith(f"line {2 * number}: "), bad
         assert words in answer["error"], bad
         assert len(answer["error"]) < 400
+
+
+def test_a_whole_number_may_have_a_point(specdecode: Specdecode) -> None:
+    """Data frames write it so."""
+    assert verdicts(specdecode, {**GOOD, "block": 5.0}) == verdicts(specdecode, {**GOOD, "block": 5})
 
 
 def test_an_error_says_which_block_it_was(specdecode: Specdecode) -> None:
