@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.load.datasets import BadDatasetError
 from specdecode_operator.capture.load.exchange import Exchange
+from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
 from specdecode_operator.capture.load.runner import run_load
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, read_settings

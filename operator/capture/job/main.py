@@ -25,9 +25,9 @@ from specdecode_operator.capture.job.image import IMAGE_ID_FILE, engine_image_id
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.prepare import prepare, volume_errors
 from specdecode_operator.capture.job.recorders import Recorders
-from specdecode_operator.capture.load.datasets import DATASET_MOUNT, BadDatasetError, read_dataset
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, EngineNotReadyError, MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.progress import print_line
+from specdecode_operator.capture.load.prompts.datasets import DATASET_MOUNT, BadDatasetError, read_dataset
 from specdecode_operator.capture.load.runner import LoadResult, run_load
 from specdecode_operator.capture.load.stop import Stop, stop_on_signals
 from specdecode_operator.capture.load.workload import (

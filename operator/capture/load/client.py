@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from specdecode_operator.capture.load.exchange import Exchange
-from specdecode_operator.capture.load.prompts import Prompt
+from specdecode_operator.capture.load.prompts.prompt import Prompt
 from specdecode_operator.capture.load.workload import EngineAddress, InvalidSettingsError
 from specdecode_operator.problems import Problem
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from specdecode_operator.capture.files.formats import Word
-from specdecode_operator.capture.load.prompts import Prompt
+from specdecode_operator.capture.load.prompts.prompt import Prompt
 
 _EVENT_END = b"\n\n"
 _DATA = b"data: "

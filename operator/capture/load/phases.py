@@ -10,7 +10,7 @@ from operator import itemgetter
 from specdecode_operator.api.capture_workload import Pattern, Phase
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
 from specdecode_operator.capture.load.exchange import Exchange
-from specdecode_operator.capture.load.prompts import Prompt
+from specdecode_operator.capture.load.prompts.prompt import Prompt
 from specdecode_operator.capture.load.sender import PhaseSender, Turn
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import needed

@@ -15,11 +15,11 @@ from specdecode_operator.capture.files.segments import FOLDER
 from specdecode_operator.capture.load.arrivals import phase_requests
 from specdecode_operator.capture.load.client import EngineClient, allow_many_connections, server_of
 from specdecode_operator.capture.load.client_log import ClientLog
-from specdecode_operator.capture.load.datasets import DATASET_MOUNT, read_dataset
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
 from specdecode_operator.capture.load.phases import run_phase
 from specdecode_operator.capture.load.progress import PhaseResult, Progress
-from specdecode_operator.capture.load.prompts import DatasetSource, PromptSource, SyntheticSource
+from specdecode_operator.capture.load.prompts.datasets import DATASET_MOUNT, read_dataset
+from specdecode_operator.capture.load.prompts.sources import DatasetSource, PromptSource, SyntheticSource
 from specdecode_operator.capture.load.sender import PhaseSender, RunParts
 from specdecode_operator.capture.load.stop import Stop, beside
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed

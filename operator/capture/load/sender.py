@@ -7,7 +7,9 @@ from specdecode_operator.capture.load.client import CompletionRequest, EngineCli
 from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.exchange import Exchange
 from specdecode_operator.capture.load.progress import Tally
-from specdecode_operator.capture.load.prompts import Prompt, PromptSource, TemperatureMix
+from specdecode_operator.capture.load.prompts.prompt import Prompt
+from specdecode_operator.capture.load.prompts.sources import PromptSource
+from specdecode_operator.capture.load.prompts.temperatures import TemperatureMix
 from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
 
 

@@ -16,7 +16,8 @@ import typer
 
 from specdecode_operator.capture.files.formats import CLIENT
 from specdecode_operator.capture.load.client import Server
-from specdecode_operator.capture.load.prompts import TokenIds
+from specdecode_operator.capture.load.prompts.blocks import BlockPrompts
+from specdecode_operator.capture.load.prompts.prompt import TokenIds
 from specdecode_operator.capture.load.stop import Stop, stop_on_signals
 from specdecode_operator.cli.options import TextOrJson, fail
 from specdecode_operator.cli.outputs.printing import print_json
@@ -24,7 +25,6 @@ from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, new_folder
 from specdecode_operator.problems import printable
 from specdecode_operator.replay.drive.plan import Planned, planned
-from specdecode_operator.replay.drive.prompts import BlockPrompts
 from specdecode_operator.replay.drive.run import Drive, Driven
 from specdecode_operator.replay.drive.summary import DriveSummary, summarize, summary_text
 from specdecode_operator.replay.drive.target import Address, TargetError, find_target

@@ -13,11 +13,11 @@ from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
 from specdecode_operator.capture.load.phases import CONNECT_AHEAD_S
 from specdecode_operator.capture.load.progress import TICK_S
-from specdecode_operator.capture.load.prompts import Prompt
+from specdecode_operator.capture.load.prompts.blocks import BlockPrompts, Said
+from specdecode_operator.capture.load.prompts.prompt import Prompt
 from specdecode_operator.capture.load.sender import Prepared, Sender, Sending
 from specdecode_operator.capture.load.stop import Stop, beside
 from specdecode_operator.replay.drive.plan import Planned
-from specdecode_operator.replay.drive.prompts import BlockPrompts, Said
 
 _TICKS_BETWEEN_LINES: Final = 5
 _NOTHING_SAID: Final = Said()

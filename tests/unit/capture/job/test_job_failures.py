@@ -12,7 +12,7 @@ import pytest
 from specdecode_operator.capture.files.segments import recorders_closed
 from specdecode_operator.capture.job import finish as job_finish
 from specdecode_operator.capture.job.main import Job
-from specdecode_operator.capture.load.datasets import BadDatasetError
+from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from tests.support.capture_pods import NONE, PATIENT, HealthyEngine, Pod, Result, environment

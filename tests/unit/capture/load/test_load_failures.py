@@ -11,8 +11,8 @@ import pytest
 
 from specdecode_operator.capture.load import phases
 from specdecode_operator.capture.load.client import CompletionRequest, EngineClient, server_of
-from specdecode_operator.capture.load.datasets import BadDatasetError
-from specdecode_operator.capture.load.prompts import Prompt
+from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
+from specdecode_operator.capture.load.prompts.prompt import Prompt
 from specdecode_operator.capture.load.stop import Stop, stop_on_signals
 from specdecode_operator.capture.load.workload import InvalidSettingsError
 from tests.support.completion_server import (

@@ -14,7 +14,9 @@ from specdecode_operator.api.capture_workload import (
     SyntheticPrompts,
     TemperatureShare,
 )
-from specdecode_operator.capture.load.prompts import DatasetSource, Prompt, SyntheticSource, TemperatureMix
+from specdecode_operator.capture.load.prompts.prompt import Prompt
+from specdecode_operator.capture.load.prompts.sources import DatasetSource, SyntheticSource
+from specdecode_operator.capture.load.prompts.temperatures import TemperatureMix
 
 
 def _source(seed: int = 1, vocab_size: int = 32_000, **lengths: int) -> SyntheticSource:

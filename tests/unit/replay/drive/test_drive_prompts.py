@@ -2,8 +2,8 @@
 
 from array import array
 
-from specdecode_operator.capture.load.prompts import TokenIds
-from specdecode_operator.replay.drive.prompts import BlockPrompts, Said
+from specdecode_operator.capture.load.prompts.blocks import BlockPrompts, Said
+from specdecode_operator.capture.load.prompts.prompt import TokenIds
 from specdecode_operator.replay.recording.recording import RecordedRequest
 from tests.support.sequences import common_length
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from devcluster.cluster import pki
-from specdecode_operator.capture.load.prompts import TokenIds
+from specdecode_operator.capture.load.prompts.blocks import BlockPrompts
+from specdecode_operator.capture.load.prompts.prompt import TokenIds
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.replay.drive import run
 from specdecode_operator.replay.drive.plan import Planned, planned
-from specdecode_operator.replay.drive.prompts import BlockPrompts
 from specdecode_operator.replay.drive.run import Drive, Driven
 from specdecode_operator.replay.drive.summary import summarize, summary_text
 from specdecode_operator.replay.drive.target import Address, TargetError, find_target

@@ -5,12 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import shake_128
 from itertools import islice
+from typing import Protocol
 
-from specdecode_operator.capture.load.prompts import TokenIds
-from specdecode_operator.replay.recording.recording import RecordedRequest
+from specdecode_operator.capture.load.prompts.prompt import TokenIds
 
 _RANDOM_BYTES = 4
 """Of each token."""
+
+
+class PromptShape(Protocol):
+    """What is known of a prompt that nobody kept."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Its length."""
+
+    @property
+    def block_hashes(self) -> Sequence[int] | None:
+        """Chained hashes of its full blocks, where they are known."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +46,19 @@ class BlockPrompts:
     seed: int
     _answered: dict[int, Sequence[int]] = field(default_factory=dict)
 
-    def make(self, request: RecordedRequest, place: int, said: Said) -> list[int]:
-        """Return the prompt of the request at a place, which goes on from what was said."""
-        prompt = list(said.tokens[: request.prompt_tokens])
+    def make(self, shape: PromptShape, place: int, said: Said) -> list[int]:
+        """Return a prompt of a shape for the request at a place, which goes on from what was said."""
+        prompt = list(said.tokens[: shape.prompt_tokens])
         # What others wrote may name more blocks than there are tokens.
-        blocks = request.prompt_tokens // self.block_size
-        for number, block in enumerate(islice(request.block_hashes or (), blocks)):
+        blocks = shape.prompt_tokens // self.block_size
+        for number, block in enumerate(islice(shape.block_hashes or (), blocks)):
             end = (number + 1) * self.block_size
             have = len(prompt) - (end - self.block_size)
             if have < self.block_size:
                 prompt += self._block(block)[max(have, 0) :]
             if have > 0 and number >= said.blocks:
                 self._answered.setdefault(block, array("I", prompt[end - self.block_size : end]))
-        return prompt + self._drawn(f"end/{place}", request.prompt_tokens - len(prompt))
+        return prompt + self._drawn(f"end/{place}", shape.prompt_tokens - len(prompt))
 
     def _block(self, block: int) -> Sequence[int]:
         return self._answered.get(block) or self._drawn(f"block/{block}", self.block_size)
