@@ -20,10 +20,11 @@ TRACE: Final = "trace.jsonl"
 STEP_STATS: Final = "step-stats.jsonl"
 CLIENT: Final = "client.jsonl"
 ABORTED: Final = "aborted.jsonl"
+CHECKS: Final = "checks.json"
 MANIFEST: Final = "manifest.json"
 PARTIAL_MANIFEST: Final = "manifest.partial.json"
 PART_SUFFIX: Final = ".part"
-DATA_FILES: Final = (TRACE, STEP_STATS, CLIENT, ABORTED)
+DATA_FILES: Final = (TRACE, STEP_STATS, CLIENT, ABORTED, CHECKS)
 """Everything that is checksummed, in the order in which it is published."""
 
 

@@ -67,6 +67,17 @@ class AccountingEntry(Struct, kw_only=True, frozen=True):
     equation: str
 
 
+class Experiment(Struct, kw_only=True, frozen=True):
+    """What a part of a capture with several arms is a part of; the same in the manifest of each."""
+
+    arms: list[str]  # in the order of the spec
+    baseline: str  # the arm that the others are compared with: the first
+    repetitions: int
+    order: list[list[str]]  # in which the arms were measured, repetition by repetition; drawn from the seed
+    slo: dict[str, int] = {}  # ``ttftMs``, ``tpotMs``, ``latencyMs``: what counts as goodput; all requests where empty
+    lossy: dict[str, str] = {}  # arms that may answer otherwise by their settings, and why
+
+
 class Manifest(Struct, kw_only=True, frozen=True):
     """Everything about a published capture."""
 
@@ -76,6 +87,7 @@ class Manifest(Struct, kw_only=True, frozen=True):
     capture: str
     arm: str
     repetition: int
+    experiment: Experiment | None = None  # null for a capture with one arm
     capture_uid: str | None = None  # UID of its object, by which a later attempt knows these files for its own
     attempt: str  # of the pod that made it
     specdecode: str  # of the operator's image

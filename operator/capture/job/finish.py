@@ -19,7 +19,7 @@ from specdecode_operator.capture.files.manifest import (
 )
 from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
 from specdecode_operator.capture.files.segments import Segment
-from specdecode_operator.capture.job.places import ARM, REPETITION, Places
+from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.prepare import volume_errors
 from specdecode_operator.capture.merge.merge import Merged, merge
 from specdecode_operator.capture.recorder.lines import Header
@@ -181,8 +181,8 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
     return Manifest(
         namespace=places.namespace,
         capture=places.capture,
-        arm=ARM,
-        repetition=REPETITION,
+        arm=places.arm,
+        repetition=places.repetition,
         capture_uid=asked.capture_uid,
         attempt=places.attempt,
         specdecode=__version__,

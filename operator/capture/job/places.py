@@ -14,22 +14,29 @@ REPETITION: Final = 1
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of one attempt."""
+    """The folders of one attempt at one repetition of one arm."""
 
     root: Path
     namespace: str
     capture: str
     attempt: str  # UID of the pod
+    arm: str = ARM
+    repetition: int = REPETITION
+
+    @property
+    def of_capture(self) -> Path:
+        """What holds all arms of the capture."""
+        return self.root / self.namespace / self.capture
 
     @property
     def final(self) -> Path:
         """Where the files appear when they are complete."""
-        return self.root / self.namespace / self.capture / ARM / str(REPETITION)
+        return self.of_capture / self.arm / str(self.repetition)
 
     @property
     def folder(self) -> Path:
         """Where they are until then; for ever, if the attempt fails."""
-        return self.final.with_name(f"{REPETITION}{PART_SUFFIX}-{self.attempt}")
+        return self.final.with_name(f"{self.repetition}{PART_SUFFIX}-{self.attempt}")
 
     @property
     def segments(self) -> Path:

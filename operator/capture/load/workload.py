@@ -6,9 +6,10 @@ CRD's rules before there is a Job; the rest is in snake_case.
 """
 
 from fractions import Fraction
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 
 from specdecode_operator.api.capture_workload import CaptureWorkload
 from specdecode_operator.problems import Problem
@@ -49,6 +50,27 @@ class EngineAddress(_Settings):
     api_key_variable: str | None = None  # the environment variable that holds its key, where it wants one
 
 
+class ArmSettings(_Settings):
+    """One arm of a capture with several: an engine that is started for it, and stopped before the next one."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+    engine: EngineAddress
+    command: Annotated[list[str], Field(min_length=1, max_length=1024)]  # as it is run, without Kubernetes' $(NAME)
+    env: dict[str, str] = {}  # beside what the container has; the recorder's folder is added for each run
+    start_seconds: Annotated[float, Field(gt=0)] = 3600.0  # how long the engine may take to be ready
+    context: dict[str, Any] = {}  # what the manifest repeats
+    lossy: str | None = None  # why it may answer otherwise by its settings
+
+
+class CheckSettings(_Settings):
+    """How many requests are sent to see whether arms answer alike: ``spec.checks``, in camelCase as ``workload`` is."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    greedy_prompts: Annotated[int, Field(ge=0, le=64)] = 0
+    structured_requests: Annotated[int, Field(ge=0, le=64)] = 0
+
+
 class RunSettings(_Settings):
     """The settings of the load generator. What only the manifest repeats is read in ``job/finish.py``."""
 
@@ -58,7 +80,12 @@ class RunSettings(_Settings):
     workload: CaptureWorkload
     seed: int
     root: str = "/capture"
-    deadline_seconds: float | None = None
+    deadline_seconds: float | None = None  # of the load of each run
+    # Without arms the engine is started by its container; with arms by the switcher in it, one run after the other.
+    arms: Annotated[list[ArmSettings], Field(max_length=8)] = []
+    repetitions: Annotated[int, Field(ge=1, le=20)] = 1
+    slo: dict[str, int] = {}  # ``ttftMs``, ``tpotMs``, ``latencyMs``
+    checks: CheckSettings = CheckSettings()
 
 
 def read_settings(text: str | bytes) -> RunSettings:

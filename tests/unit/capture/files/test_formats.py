@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from specdecode_operator.capture.files import formats, manifest
+from specdecode_operator.capture.files import checks, formats, manifest
 from specdecode_operator.capture.files.manifest import EngineCounters
 from specdecode_operator.capture.recorder import lines as segment_lines
 from specdecode_operator.capture.validation import summary
@@ -27,7 +27,10 @@ SECTIONS: dict[str, type[Struct]] = {
     "step-stats.jsonl": formats.StepStats,
     "client.jsonl": formats.ClientRecord,
     "aborted.jsonl": formats.AbortedRecord,
+    "checks.json": checks.Checks,
+    "Greedy answers": checks.GreedyAnswer,
     "manifest.json": manifest.Manifest,
+    "Experiment": manifest.Experiment,
     "Accounting": manifest.AccountingEntry,
     "Engine settings": segment_lines.EngineConfig,
     "Engine counters": manifest.EngineCounters,
