@@ -107,6 +107,10 @@ class EngineReading:
     """As the engine says it at /version; None where it does not."""
     decode_steps: int | None = None
     """Steps of single requests after their first token; None where the engine does not say."""
+    decode_seconds: float | None = None
+    """Time that these took, of all requests together."""
+    first_tokens: int | None = None
+    """Of the generated tokens, those that were a request's first."""
     speculation_settings: Mapping[str, str] = field(default_factory=dict)
     """How the engine said at its start that it speculates, by vLLM's keys; empty where it does not say."""
 
@@ -147,6 +151,8 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
         requests_waiting=_requests(samples, names.requests_waiting, generated),
         changed_settings=_changed_settings(samples),
         decode_steps=_total(samples, names.decode_steps) if samples.get(names.decode_steps) else None,
+        decode_seconds=_seconds(samples, names.decode_seconds),
+        first_tokens=_total(samples, names.first_tokens) if samples.get(names.first_tokens) else None,
         speculation_settings=_speculation_settings(samples),
     )
 
@@ -159,7 +165,7 @@ def _readable(text: str, names: MetricNames) -> str:
     asked = (
         *(names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         *(names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
-        names.decode_steps,
+        *(names.decode_steps, names.decode_seconds, names.first_tokens),
         *(METRIC, SPECULATION),
         *(f"# TYPE {name} " for name in (names.requests_running, names.requests_waiting)),
     )
@@ -237,6 +243,13 @@ def _total(samples: _Samples, name: str) -> int:
         msg = f"{name} is missing"
         raise UnreadableMetricsError(msg)
     return int(_checked(name, sum(_count(sample) for sample in samples[name])))
+
+
+def _seconds(samples: _Samples, name: str) -> float | None:
+    """Return the sum over ranks; None where the engine does not say."""
+    if not samples.get(name):
+        return None
+    return _checked(name, sum(_checked(name, sample.value) for sample in samples[name]))
 
 
 def _count(sample: Sample) -> int:

@@ -79,6 +79,16 @@ class MetricNames:
     kv_cache_usage: str
     preemptions: str
 
+    @property
+    def decode_seconds(self) -> str:
+        """The sum of the histogram whose count is the steps."""
+        return f"{self.decode_steps.removesuffix('_count')}_sum"
+
+    @property
+    def first_tokens(self) -> str:
+        """The count of the histogram of first tokens."""
+        return f"{self.time_to_first_token}_count"
+
 
 @dataclass(frozen=True)
 class DraftSlots:

@@ -268,7 +268,7 @@ class Reconciler:
         readings = await self._ask_engines(desired, pods) if blocked is None else {}
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.unanswered_rounds = record.unanswered_rounds + 1 if unanswered else 0
-        record.recent = update_recent(record.recent, readings)
+        record.recent = update_recent(record.recent, readings, now_s)
         observation = Observation(
             workload,
             pods,

@@ -56,6 +56,16 @@ def test_decoding_steps_are_the_gaps_between_outputs_of_all_ranks() -> None:
     assert read_metrics(SCRAPE + line.format(0, 700.0) + line.format(1, 50.0), PROFILE).decode_steps == 750
 
 
+def test_the_time_of_steps_and_first_tokens_are_told_where_an_engine_says_them() -> None:
+    silent = read_metrics(SCRAPE, PROFILE)
+    said = 'vllm:inter_token_latency_seconds_sum{engine="0"} 3.5\nvllm:inter_token_latency_seconds_sum{engine="1"} 1\n'
+    told = read_metrics(f'{SCRAPE}{said}vllm:time_to_first_token_seconds_count{{engine="0"}} 7\n', PROFILE)
+    assert (told.decode_seconds, told.first_tokens) == (4.5, 7)
+    assert silent.decode_seconds is None
+    with pytest.raises(UnreadableMetricsError, match="seconds_sum is"):
+        read_metrics(f"{SCRAPE}vllm:inter_token_latency_seconds_sum -1\n", PROFILE)
+
+
 def test_ranks_whose_sum_is_no_count_are_refused() -> None:
     lines = [f'vllm:generation_tokens_total{{engine="{rank}"}} {2.0**53}\n' for rank in (1, 2)]
     with pytest.raises(UnreadableMetricsError, match="which cannot be"):

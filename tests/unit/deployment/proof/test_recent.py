@@ -1,5 +1,6 @@
 """What engines did lately, and what SpeculationActive says of it: counters since a start tell of a whole life."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,27 @@ def after(*rounds: dict[str, EngineReading | Unreachable]) -> Recent:
     for readings in rounds:
         recent = update_recent(recent, readings)
     return recent
+
+
+def timed(steps: int, seconds: float, tokens: int) -> EngineReading:
+    return replace(engine(steps, steps), generation_tokens=tokens + 8, first_tokens=8, decode_seconds=seconds)
+
+
+def test_a_window_tells_its_load_and_what_its_steps_brought() -> None:
+    recent = update_recent(NOTHING_RECENT, {"a": timed(600, 9.0, 1500)}, 100.0)
+    assert recent.running is None, "the first window began with the engine, whenever that was"
+    both = {"a": timed(1600, 29.0, 4000), "b": timed(1000, 20.0, 2500)}
+    recent = update_recent(recent, both, 110.0)
+    assert recent.last is not None
+    assert (recent.last.tokens, recent.last.seconds, recent.running) == (5000, 40.0, 2.0)
+
+
+def test_an_engine_that_misses_a_question_does_not_come_back_with_its_whole_life() -> None:
+    both = {"a": engine(1000, 1000), "b": engine(90_000, 90_000)}
+    recent = after(both, {"a": engine(2000, 2000), "b": Unreachable("slow")}, {"a": engine(2100, 2100)})
+    recent = update_recent(recent, {"a": engine(2600, 2600), "b": engine(90_500, 90_500)})
+    assert recent.last is not None
+    assert recent.last.steps == 600 + 500
 
 
 def told(spec: Body, *rounds: dict[str, EngineReading]) -> SpecDecodeDeploymentStatus:
