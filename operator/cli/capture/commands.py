@@ -18,6 +18,7 @@ from specdecode_operator.cli.application import application
 from specdecode_operator.cli.capture.apply import Applied, apply, read_captures
 from specdecode_operator.cli.capture.fetch import claim_of, fetch, find_files
 from specdecode_operator.cli.capture.folder import FetchError, refuse_earlier
+from specdecode_operator.cli.capture.gate import gate_command
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.capture.watch import (
     DEPLOYMENTS,
@@ -223,6 +224,9 @@ def validate_command(
     from specdecode_operator.cli.capture.validate import validate  # noqa: PLC0415
 
     raise typer.Exit(validate(paths, as_json=output is TextOrJson.JSON))
+
+
+capture_app.command("gate")(gate_command)
 
 
 @capture_app.command("report")

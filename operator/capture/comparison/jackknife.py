@@ -1,0 +1,104 @@
+"""How sure a ratio of two records is, which were made of the same prompts: by leaving blocks out, one after another.
+
+A block is a run of the same prompts in both records. What lasts for less than a block, such as a queue or a mood of the
+machine, is within blocks, so that blocks vary as they would in another run.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Final
+
+FEWEST_BLOCKS: Final = 6
+"""With fewer an interval is too wide to tell anything."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The logarithm of a ratio, and half the width of its interval."""
+
+    log_ratio: float
+    half_width: float
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval of the ratio."""
+        return math.exp(self.log_ratio - self.half_width)
+
+    @property
+    def high(self) -> float:
+        """Upper end of it."""
+        return math.exp(self.log_ratio + self.half_width)
+
+    @property
+    def ratio(self) -> float:
+        """The ratio."""
+        return math.exp(self.log_ratio)
+
+
+Statistic = Callable[[int | None], float | None]
+"""A figure of one record without one of its blocks, or of all; None where there is none."""
+
+
+def estimate(golden: Statistic, found: Statistic, blocks: int, alpha: float) -> Estimate | None:
+    """Return the ratio of a figure in two records, with an interval; None where there are too few blocks for one.
+
+    The delete-one jackknife over blocks (Efron and Stein 1981), with Student's t for the number of blocks.
+    """
+    whole = _log_ratio(golden(None), found(None))
+    parts = [_log_ratio(golden(block), found(block)) for block in range(blocks)]
+    told = [each for each in parts if each is not None]
+    if whole is None or len(told) < blocks or blocks < FEWEST_BLOCKS:
+        return None
+    centre = fmean(told)
+    error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in told))
+    return Estimate(whole, error * student_t(1 - alpha / 2, blocks - 1))
+
+
+def of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Statistic:
+    """Return the ratio of two sums over blocks as a figure of a record."""
+    whole = sum(numerators), sum(denominators)
+
+    def without(block: int | None) -> float | None:
+        above, below = whole
+        if block is not None:
+            above, below = above - numerators[block], below - denominators[block]
+        return above / below if above > 0 and below > 0 else None
+
+    return without
+
+
+def of_quantile(values: Sequence[tuple[float, int]], share: float, blocks: int) -> Statistic:
+    """Return a quantile of values, each with its block, as a figure of a record."""
+    ordered = sorted(values)
+    places: list[list[int]] = [[] for _ in range(blocks)]
+    for place, (_, block) in enumerate(ordered):
+        places[block].append(place)
+
+    def without(block: int | None) -> float | None:
+        left_out = [] if block is None else places[block]
+        kept = len(ordered) - len(left_out)
+        if not kept:
+            return None
+        rank = min(int(share * kept), kept - 1)
+        # Places of the block before the one that is sought: the first has none of its own before it, and so on.
+        before = bisect_right(range(len(left_out)), rank, key=lambda index: left_out[index] - index)
+        return ordered[rank + before][0] or None
+
+    return without
+
+
+def student_t(probability: float, freedom: int) -> float:
+    """Return a quantile of Student's t (Abramowitz and Stegun, 26.7.5: right to 1 % from 5 degrees of freedom on)."""
+    x = NormalDist().inv_cdf(probability)
+    first = (x**3 + x) / 4
+    second = (5 * x**5 + 16 * x**3 + 3 * x) / 96
+    third = (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384
+    fourth = (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160
+    return x + first / freedom + second / freedom**2 + third / freedom**3 + fourth / freedom**4
+
+
+def _log_ratio(golden: float | None, found: float | None) -> float | None:
+    return math.log(found / golden) if golden and found else None

@@ -1,0 +1,366 @@
+"""Whether an engine serves as well as the one of an earlier record: figures of the same prompts, one by one.
+
+A figure has a largest loss that may pass. It is Regressed where more than half of that was lost and chance alone does
+not explain it, Inconclusive where its interval reaches beyond the whole of it, and Holds otherwise: a loss of so much
+or more passes with a probability of at most 1 - level, and half of it is what raises an alarm.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from specdecode_operator.capture.comparison.answers import Answer, NotComparableError, Record, read_record
+from specdecode_operator.capture.comparison.jackknife import Estimate, Statistic, estimate, of_quantile, of_sums
+from specdecode_operator.capture.comparison.paired_blocks import (
+    Block,
+    PairedBlocks,
+    Side,
+    first_difference,
+    of_found,
+    of_golden,
+    paired_blocks,
+)
+from specdecode_operator.problems import shown_or_nothing
+
+LEVEL: Final = 0.99
+"""Of all intervals of a judgement together (Bonferroni)."""
+
+REGRESSION_FILE: Final = "regression.json"
+
+_SHARE_OF_STEPS: Final = 0.05
+_MOST_POSITIONS: Final = 32
+_LOST_ANSWERS: Final = 0.01
+_PARTED: Final = 0.02
+"""Greedy answers that part, by token: in batches of BF16 a few in a thousand do without any change."""
+_FEWEST_PARTED: Final = 8
+
+
+class RegressionVerdict(StrEnum):
+    """Whether an engine serves as well as the one of the golden record."""
+
+    HOLDS = "Holds"
+    REGRESSED = "Regressed"
+    INCONCLUSIVE = "Inconclusive"
+
+
+class Limits(Struct, kw_only=True, frozen=True):
+    """The largest losses that may pass, in percent."""
+
+    goodput: float = 5.0
+    acceptance: float = 10.0  # of the drafts' tokens, whole and by position
+    step_time: float = 5.0
+    latency: float = 20.0  # quantiles of TTFT and TPOT
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+class Figure(Struct, kw_only=True, frozen=True):
+    """One figure of both records."""
+
+    name: str
+    unit: str
+    golden: float | None
+    found: float | None
+    change_percent: float | None  # of the golden record's; absent where it is not judged by a ratio
+    # Interval of the change.
+    low_percent: float | None = None
+    high_percent: float | None = None
+    loss_limit_percent: float | None = None  # the largest loss that may pass; absent where it is only told
+    verdict: RegressionVerdict | None = None
+
+
+class Regression(Struct, kw_only=True, frozen=True):
+    """An engine against the golden record."""
+
+    verdict: RegressionVerdict
+    message: str  # the same in a sentence with the figures that decide
+    golden: str
+    found: str
+    requests: int
+    level: float
+    figures: list[Figure]
+    notes: list[str]
+
+
+class _Asked(Struct, frozen=True):
+    """A figure that is to be judged."""
+
+    name: str
+    unit: str
+    limit_percent: float
+    gain: Literal[1, -1]  # 1 where more is better
+    of: Callable[[Side], Statistic]
+    blocks: int
+    decides: bool = True  # whether a change that is not known well enough leaves all open
+
+
+def judge(golden: Sequence[Path], found: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> Regression:
+    """Judge a record by an earlier one of the same prompts; each is a folder for each repetition.
+
+    Raises
+    ------
+    NotComparableError
+        When one cannot be read, or they say nothing of each other.
+    """
+    records = read_record(golden), read_record(found)
+    _refuse_other_engines(*records)
+    blocks = paired_blocks(*records)
+    asked, notes = _asked(blocks, records, limits)
+    alpha = (1 - LEVEL) / max(1, len(asked))
+    figures = [_figure(each, alpha) for each in asked]
+    figures += [_answered(blocks), *_greedy(blocks)]
+    verdict = _verdict(figures, asked)
+    return Regression(
+        verdict=verdict,
+        message=_message(verdict, figures, asked),
+        golden=records[0].name,
+        found=records[1].name,
+        requests=sum(1 for _ in blocks.pairs),
+        level=LEVEL,
+        figures=figures,
+        notes=notes,
+    )
+
+
+def _refuse_other_engines(golden: Record, found: Record) -> None:
+    """Another target, GPU or split has other figures for reasons of its own."""
+    for name, field in (("model", "model"), ("gpu", "GPU"), ("tp", "tensor-parallel size")):
+        before, now = getattr(golden.meta, name), getattr(found.meta, name)
+        if before != now:
+            raise NotComparableError(
+                f"{golden.name} and {found.name}: {field} is {shown_or_nothing(before)} in the first and"
+                f" {shown_or_nothing(now)} in the second: take a new golden capture of it"
+            )
+
+
+def _asked(blocks: PairedBlocks, records: tuple[Record, Record], limits: Limits) -> tuple[list[_Asked], list[str]]:
+    notes = []
+    before, now = ((each.meta.speculative or {}).get("num_speculative_tokens") for each in records)
+    asked = list(_goodput(blocks, limits.goodput))
+    if now is None and before is not None:
+        notes.append("the engine does not speculate, that of the golden record did: acceptance is not judged")
+    else:
+        asked += _acceptance(blocks, limits.acceptance, whole=before == now)
+    if before == now:
+        asked += _step_time(blocks, limits.step_time)
+    else:
+        notes.append(f"K is {before or 0} in the golden record and {now or 0} now: steps are not of one kind")
+    asked += _latency(blocks, limits.latency)
+    if any(each.is_cut for each in records):
+        notes.append("a record has more answers than are judged: the first ones are")
+    return asked, notes
+
+
+def _goodput(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
+    for phase, own in blocks.phases.items():
+
+        def of(side: Side, own: Sequence[Block] = own) -> Statistic:
+            return of_sums([each.tokens(side) for each in own], [each.seconds(side) for each in own])
+
+        yield _Asked(f"goodput in phase {phase}", "tokens/s", limit_percent, 1, of, len(own))
+
+
+def _acceptance(blocks: PairedBlocks, limit_percent: float, *, whole: bool) -> Iterator[_Asked]:
+    every, number = blocks.blocks, len(blocks.blocks)
+    deepest = max((len(each.accepted) for pair in blocks.pairs for each in pair if each), default=0)
+    if not deepest:
+        return
+    if whole:
+
+        def in_all(side: Side) -> Statistic:
+            return of_sums([each.accepted_in_all(side) for each in every], [each.drafts(side) for each in every])
+
+        yield _Asked("accepted tokens a step", "tokens", limit_percent, 1, in_all, number)
+    for position in range(min(deepest, _MOST_POSITIONS)):
+
+        def at(side: Side, position: int = position) -> Statistic:
+            accepted = [each.accepted(side, position) for each in every]
+            return of_sums([100 * each for each in accepted], [each.drafts(side) for each in every])
+
+        name = f"acceptance at position {position + 1}"
+        yield _Asked(name, "% of steps", limit_percent, 1, at, number, decides=False)
+
+
+def _step_time(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
+    """Steps by the power of two of requests running, as far as there are enough of them in both."""
+    every, number = blocks.blocks, len(blocks.blocks)
+    counts = [_counts_of_steps(blocks, side) for side in (of_golden, of_found)]
+    for running in sorted(counts[0]):
+        if any(each.get(running, 0) < _SHARE_OF_STEPS * sum(each.values()) for each in counts):
+            continue
+
+        def of(side: Side, running: int = running) -> Statistic:
+            sums = [each.steps(side, running) for each in every]
+            return of_sums([total_ms for total_ms, _ in sums], [count for _, count in sums])
+
+        few, many = (1 << running) >> 1, (1 << running) - 1
+        batch = "" if not running else f" with {few} running" if few == many else f" with {few} to {many} running"
+        yield _Asked(f"step time{batch}", "ms", limit_percent, -1, of, number)
+
+
+def _counts_of_steps(blocks: PairedBlocks, side: Side) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for pair in blocks.pairs:
+        answer = side(pair)
+        for running, (_, count) in answer.steps.items() if answer else ():
+            counts[running] = counts.get(running, 0) + count
+    return counts
+
+
+def _latency(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
+    """Quantiles of each phase by itself: under several loads at once they lie between the loads."""
+    times: Sequence[tuple[str, Callable[[Answer], float | None]]] = (("TTFT", _ttft_ms), ("TPOT", _tpot_ms))
+    for phase, own in blocks.phases.items():
+        for name, time_of in times:
+            for share in (0.5, 0.9):
+
+                def of(
+                    side: Side,
+                    own: Sequence[Block] = own,
+                    time_of: Callable[[Answer], float | None] = time_of,
+                    share: float = share,
+                ) -> Statistic:
+                    return of_quantile(list(_times(own, side, time_of)), share, len(own))
+
+                what = f"{name} P{100 * share:.0f} in phase {phase}"
+                yield _Asked(what, "ms", limit_percent, -1, of, len(own), decides=False)
+
+
+def _times(
+    blocks: Sequence[Block], side: Side, time_of: Callable[[Answer], float | None]
+) -> Iterator[tuple[float, int]]:
+    for number, block in enumerate(blocks):
+        for pair in block.pairs:
+            if (answer := side(pair)) is not None and (time_ms := time_of(answer)) is not None:
+                yield time_ms, number
+
+
+def _ttft_ms(answer: Answer) -> float:
+    return answer.ttft_ms
+
+
+def _tpot_ms(answer: Answer) -> float | None:
+    decoding_ms = answer.end_ms - answer.arrival_ms - answer.ttft_ms
+    return decoding_ms / (answer.output_tokens - 1) if answer.output_tokens > 1 else None
+
+
+def _figure(asked: _Asked, alpha: float) -> Figure:
+    golden, found = asked.of(of_golden), asked.of(of_found)
+    interval = estimate(golden, found, asked.blocks, alpha)
+    before, now = golden(None), found(None)
+    change = None if not before else _percent((now or 0.0) / before)
+    return Figure(
+        name=asked.name,
+        unit=asked.unit,
+        golden=_rounded(before),
+        found=_rounded(now),
+        change_percent=change,
+        low_percent=_percent(interval.low) if interval else None,
+        high_percent=_percent(interval.high) if interval else None,
+        loss_limit_percent=asked.limit_percent,
+        verdict=_verdict_of(asked, interval, before, now),
+    )
+
+
+def _verdict_of(
+    asked: _Asked, interval: Estimate | None, before: float | None, now: float | None
+) -> RegressionVerdict | None:
+    if interval is None:
+        if asked.decides and asked.gain > 0 and before and not now:
+            return RegressionVerdict.REGRESSED
+        return RegressionVerdict.INCONCLUSIVE if asked.decides else None
+    worst, best = (interval.low, interval.high) if asked.gain > 0 else (interval.high, interval.low)
+    loss, most, least = (-asked.gain * _percent(each) for each in (interval.ratio, worst, best))
+    if loss > asked.limit_percent / 2 and least > 0:
+        return RegressionVerdict.REGRESSED
+    if not asked.decides:
+        return RegressionVerdict.HOLDS if most <= asked.limit_percent else None
+    return RegressionVerdict.INCONCLUSIVE if most > asked.limit_percent else RegressionVerdict.HOLDS
+
+
+def _answered(blocks: PairedBlocks) -> Figure:
+    """Return how many requests were answered whole: by neither record's chance, so without an interval."""
+    counts = [sum(1 for pair in blocks.pairs if (each := side(pair)) and each.whole) for side in (of_golden, of_found)]
+    lost = counts[0] - counts[1]
+    lost_too_many = lost > max(1.0, _LOST_ANSWERS * counts[0])
+    return Figure(
+        name="requests answered whole",
+        unit="requests",
+        golden=counts[0],
+        found=counts[1],
+        change_percent=_percent(counts[1] / counts[0]) if counts[0] else None,
+        loss_limit_percent=100 * _LOST_ANSWERS,
+        verdict=RegressionVerdict.REGRESSED if lost_too_many else RegressionVerdict.HOLDS,
+    )
+
+
+def _greedy(blocks: PairedBlocks) -> Iterator[Figure]:
+    """Yield how often greedy answers part, where tokens were recorded: a broken model's do at once, nearly all."""
+    alike = parted = answers = 0
+    for one, other in blocks.pairs:
+        if one is None or other is None or one.temperature != 0 or one.token_ids is None or other.token_ids is None:
+            continue
+        answers += 1
+        place = first_difference(one.token_ids, other.token_ids)
+        parted += place is not None
+        alike += min(len(one.token_ids), len(other.token_ids)) if place is None else place
+    if not answers:
+        return
+    often = parted / max(1, alike + parted)
+    differs = parted >= min(_FEWEST_PARTED, answers) and often > _PARTED
+    yield Figure(
+        name=f"greedy answers that part, of {answers}",
+        unit="per 1,000 tokens",
+        golden=0.0,
+        found=_rounded(1000 * often),
+        change_percent=None,
+        verdict=RegressionVerdict.REGRESSED if differs else RegressionVerdict.HOLDS,
+    )
+
+
+def _verdict(figures: Sequence[Figure], asked: Sequence[_Asked]) -> RegressionVerdict:
+    found = {figure.verdict for figure in figures}
+    if RegressionVerdict.REGRESSED in found:
+        return RegressionVerdict.REGRESSED
+    if RegressionVerdict.INCONCLUSIVE in found or not asked:
+        return RegressionVerdict.INCONCLUSIVE
+    return RegressionVerdict.HOLDS
+
+
+def _message(verdict: RegressionVerdict, figures: Sequence[Figure], asked: Sequence[_Asked]) -> str:
+    told = [each for each in figures if each.verdict is verdict]
+    if verdict is RegressionVerdict.HOLDS:
+        firsts = [each for each in figures if each.low_percent is not None and each.name in {one.name for one in asked}]
+        return f"holds: {'; '.join(map(_sentence, firsts[:2]))}"
+    more = f"; and {len(told) - 3} more" if len(told) > 3 else ""  # noqa: PLR2004  as many as are told
+    why = "; ".join(map(_sentence, told[:3])) + more
+    if verdict is RegressionVerdict.REGRESSED:
+        return f"worse than the golden record: {why}"
+    return f"the record is too short, or too uneven, to tell: {why}: send more requests in both"
+
+
+def _sentence(figure: Figure) -> str:
+    text = f"{figure.name} {_shown(figure.found)} {figure.unit} after {_shown(figure.golden)}"
+    if figure.change_percent is None:
+        return text
+    between = "no interval"
+    if figure.low_percent is not None and figure.high_percent is not None:
+        between = f"{LEVEL:.0%}: {figure.low_percent:+.1f} to {figure.high_percent:+.1f} %"
+    limit = "" if figure.loss_limit_percent is None else f", {figure.loss_limit_percent:g} % may be lost"
+    return f"{text} ({figure.change_percent:+.1f} %, {between}{limit})"
+
+
+def _shown(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:,.4g}"
+
+
+def _percent(ratio: float) -> float:
+    return round(100 * (ratio - 1), 3)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,58 @@
+"""Captures of one workload of engines in virtual time: unchanged, and a little worse."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.replay.emulated.acceptance import from_rates
+from specdecode_operator.replay.emulated.step_time import StepTime
+from specdecode_operator.replay.synth.arrivals import parse_arrivals
+from specdecode_operator.replay.synth.given import GivenBehaviour
+from specdecode_operator.replay.synth.run import VirtualRun
+from tests.support.synthetic import LIMITS, PROMPTS, RATES, STEP_TIME
+
+REQUESTS: Final = 480
+"""Of each of two phases: 96,000 tokens in all."""
+
+
+@dataclass(frozen=True)
+class ServedEngine:
+    """An engine, and whose chances these are."""
+
+    rates: tuple[float, ...] = RATES
+    step_time: StepTime = STEP_TIME
+
+    def serve(self, folder: Path, seed: int, requests: int = REQUESTS, arrivals: str = "closed:1,closed:8") -> Path:
+        """Leave a record of the one workload, as the engine does under a seed of its own."""
+        folder.mkdir(parents=True)
+        meta = TraceMeta(
+            schema=1,
+            model="model",
+            gpu="H100",
+            tp=1,
+            block_size=16,
+            speculative={"method": "eagle3", "num_speculative_tokens": len(self.rates)} if self.rates else None,
+        )
+        acceptance = from_rates(self.rates) if self.rates else None
+        run = VirtualRun(behaviour=GivenBehaviour(self.step_time, acceptance, seed), limits=LIMITS, meta=meta)
+        phases = [parse_arrivals(each, requests, None, each.replace(":", "-")) for each in arrivals.split(",")]
+        run.phases(folder, PROMPTS, phases, f"capture-{seed}")
+        return folder
+
+
+def with_acceptance(factor: float) -> ServedEngine:
+    """Return an engine whose drafts are accepted so much less often at every position."""
+    return ServedEngine(rates=tuple(factor * each for each in RATES))
+
+
+def with_step_time(factor: float) -> ServedEngine:
+    """Return an engine all of whose steps take so much longer."""
+    time = STEP_TIME
+    slower = replace(
+        time,
+        curve=tuple((tokens, factor * ms) for tokens, ms in time.curve),
+        request_us=factor * time.request_us,
+        prefill_token_us=factor * time.prefill_token_us,
+    )
+    return ServedEngine(step_time=slower)
