@@ -92,6 +92,9 @@ class CaptureSummary(ApiModel):
     engine_notes: list[Sentence] | None = Field(default=None, max_length=4)
     """What to know of that version: that nobody tried the recorder with it, or that the plan was made for another."""
 
+    prompt_notes: list[Sentence] | None = Field(default=None, max_length=4)
+    """What to know of the prompts: that random ones say nothing of acceptance."""
+
     output_tokens: int | None = None
     """Tokens of all answers."""
 

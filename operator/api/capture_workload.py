@@ -27,6 +27,7 @@ class Pattern(StrEnum):
     BURST = "Burst"
     STAIRCASE = "Staircase"
     MULTITURN = "Multiturn"
+    RECORDED = "Recorded"
 
 
 class DatasetFormat(StrEnum):
@@ -35,6 +36,8 @@ class DatasetFormat(StrEnum):
     JSONL = "JSONL"
     GSM8K = "GSM8K"
     SHAREGPT = "ShareGPT"
+    SPEED_BENCH = "SPEED-Bench"
+    TRACE = "Trace"
 
 
 class SyntheticPrompts(ApiModel):
@@ -60,16 +63,19 @@ class Dataset(ApiModel):
     """Claim that holds the file; mounted read-only."""
 
     path: FilePath
-    """The file, or for GSM8K also its Hugging Face folder, inside the ConfigMap or the volume."""
+    """The file inside the ConfigMap or the volume; for GSM8K also its Hugging Face folder, for Trace also that of a
+    capture."""
 
     format: DatasetFormat
-    """JSONL: one object a line. GSM8K: parquet. ShareGPT: a JSON list of conversations."""
+    """JSONL: one object a line. GSM8K: parquet. ShareGPT: a JSON list of conversations. SPEED-Bench: one of its files
+    as its own script prepares them. Trace: the trace of an earlier capture, of which lengths of prompts and answers,
+    common prefixes and moments are taken; the tokens are random."""
 
     prompt_field: FieldName = "prompt"
     """Field of a JSONL line that holds the prompt."""
 
     output_tokens: TokenCount = 128
-    """Tokens that each answer is asked for."""
+    """Tokens that each answer is asked for; of a Trace, answers are as long as they were."""
 
 
 class Prompts(ApiModel):
@@ -91,7 +97,7 @@ class Phase(ApiModel):
     pattern: Pattern
     """Closed: so many clients, each waiting for its answer. Constant, Poisson: a rate, even or random. Burst: so many
     at once, again and again. Staircase: a rate that climbs. Multiturn: sessions of several turns, each with all that
-    was said before."""
+    was said before. Recorded: at the moments of a dataset of format Trace, over and over."""
 
     concurrency: StrictInt | None = Field(default=None, ge=1, le=4096)
     """Closed: clients. Multiturn: sessions at once."""
@@ -122,6 +128,21 @@ class Phase(ApiModel):
 
     think_seconds: StrictInt | None = Field(default=None, ge=0, le=3600)
     """Multiturn: pause between an answer and the next turn. Absent: none."""
+
+    temperature: Temperature | None = None
+    """Sampling temperature of all its requests. Absent: as workload.temperatures mixes them."""
+
+    prompt_tokens: TokenCount | None = None
+    """Tokens of each of its synthetic prompts, instead of prompts.synthetic.promptTokens."""
+
+    output_tokens: TokenCount | None = None
+    """Tokens that each of its answers is asked for, instead of outputTokens of the prompts."""
+
+    path: FilePath | None = None
+    """File that its prompts are from, instead of prompts.dataset.path; in the same ConfigMap or volume."""
+
+    category: FieldName | None = None
+    """Category of SPEED-Bench that its prompts are of, coding for example. Absent: all."""
 
 
 class TemperatureShare(ApiModel):

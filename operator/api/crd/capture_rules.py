@@ -1,6 +1,7 @@
 """CEL rules of SpecDecodeCapture."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
@@ -25,8 +26,9 @@ _FIELDS_BY_PATTERN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Burst": (("burstSize", "burstIntervalSeconds"), ()),
     "Staircase": (("requestsPerSecond", "stepSeconds", "stepRequestsPerSecond"), ()),
     "Multiturn": (("concurrency", "turns"), ("thinkSeconds",)),
+    "Recorded": ((), ()),
 }
-"""Fields that a pattern needs, and those that it may have, beside name, durationSeconds and requests."""
+"""Fields that a pattern needs, and those that it may have, beside those of every phase."""
 
 _EXAMPLES: Mapping[str, str] = {
     "concurrency": "16",
@@ -91,6 +93,7 @@ PHASE = (
         holds="has(self.durationSeconds) != has(self.requests)",
         message="a phase ends after a time or after so many requests: set one of durationSeconds and requests",
     ),
+    replace(INSIDE_A_VOLUME, holds=f"!has(self.path) || {INSIDE_A_VOLUME.holds}"),
 )
 
 PROMPTS = (
@@ -110,11 +113,48 @@ DATASET = (
     INSIDE_A_VOLUME,
 )
 
+_HAS_DATASET = "has(self.prompts) && has(self.prompts.dataset)"
+_IS_TRACE = f"{_HAS_DATASET} && self.prompts.dataset.format == 'Trace'"
+
+
+def _every_phase(holds: str, message: str, *, unless: str = "false") -> Rule:
+    """Return the rule that something holds of each phase ``p``, unless something holds of the workload."""
+    return Rule(field="phases", holds=f"!has(self.phases) || {unless} || self.phases.all(p, {holds})", message=message)
+
+
 WORKLOAD = (
-    Rule(
-        field="phases",
-        holds="!has(self.phases) || self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
-        message="two phases have one name: rename one",
+    _every_phase("self.phases.exists_one(q, q.name == p.name)", "two phases have one name: rename one"),
+    _every_phase(
+        "!has(p.promptTokens)",
+        "promptTokens is of synthetic prompts, and these are from a dataset: remove it, or write a path",
+        unless=f"!({_HAS_DATASET})",
+    ),
+    _every_phase(
+        "!has(p.promptTokens) || self.prompts.synthetic.sharedPrefixTokens <= p.promptTokens",
+        "promptTokens of one is below prompts.synthetic.sharedPrefixTokens: raise it, or lower that",
+        unless="!has(self.prompts) || !has(self.prompts.synthetic)",
+    ),
+    _every_phase(
+        "!has(p.path)",
+        "path is a file of prompts.dataset, and there is none: remove path, or say with dataset where the file is",
+        unless=_HAS_DATASET,
+    ),
+    _every_phase(
+        "!has(p.category)",
+        "category is of datasets of format SPEED-Bench alone: remove it, or set prompts.dataset.format",
+        unless=f"{_HAS_DATASET} && self.prompts.dataset.format == 'SPEED-Bench'",
+    ),
+    _every_phase(
+        "!has(p.outputTokens) && p.pattern != 'Multiturn'",
+        "answers of a Trace are as long as they were, and its requests are no turns of new conversations: remove"
+        " outputTokens, and take another pattern than Multiturn",
+        unless=f"!({_IS_TRACE})",
+    ),
+    _every_phase(
+        "p.pattern != 'Recorded'",
+        "pattern Recorded takes its moments from a dataset of format Trace: set prompts.dataset.format, or take another"
+        " pattern",
+        unless=_IS_TRACE,
     ),
     Rule(
         field="temperatures",

@@ -6,6 +6,7 @@ from specdecode_operator.api.crd.admission import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.capture.control.observation import CapturedDeployment, ObservedDeployment
 from specdecode_operator.capture.load.arrivals import expected_duration_s
+from specdecode_operator.capture.load.prompts.datasets import parts_of
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
@@ -122,11 +123,12 @@ def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked
         message = f"spec.workload.prompts.dataset.{field}: {name}: there is none of this name; goes on when it exists"
         return Blocked("DatasetNotFound", message)
     keys = {*(source.get("data") or {}), *(source.get("binaryData") or {})}
-    if dataset.config_map is not None and dataset.path not in keys:
+    paths = {part.path: None for part in parts_of(spec.workload).values()}
+    missing = next((path for path in paths if path not in keys), None) if dataset.config_map is not None else None
+    if missing is not None:
+        field = "prompts.dataset.path" if missing == dataset.path else "phases.path"
         held = ", ".join(sorted(keys)[:8]) or "nothing"
-        message = (
-            f"spec.workload.prompts.dataset.path: {dataset.path}: ConfigMap {name} holds {held}; correct one of them"
-        )
+        message = f"spec.workload.{field}: {missing}: ConfigMap {name} holds {held}; correct one of them"
         return Blocked("DatasetNotFound", message)
     return None
 

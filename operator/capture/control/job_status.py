@@ -85,8 +85,9 @@ def _shortfall(summary: CaptureSummary | None) -> str:
 
 
 def _doubts(summary: CaptureSummary | None) -> str:
-    """Return what is to be known of the engine's version; nothing where that is a known one."""
-    return "".join(f"; {note}" for note in (summary.engine_notes or () if summary else ()))
+    """Return what is to be known of the engine's version and of the prompts; nothing where there is no doubt."""
+    notes = [*(summary.engine_notes or ()), *(summary.prompt_notes or ())] if summary else []
+    return "".join(f"; {note}" for note in notes)
 
 
 def _is_still_running(pod: Body) -> bool:

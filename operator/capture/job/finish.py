@@ -24,6 +24,7 @@ from specdecode_operator.capture.job.prepare import volume_errors
 from specdecode_operator.capture.merge.merge import Merged, merge
 from specdecode_operator.capture.recorder.lines import Header
 from specdecode_operator.capture.validation.engine import engine_notes, engine_status
+from specdecode_operator.capture.validation.prompts import prompt_notes, prompt_status
 from specdecode_operator.capture.validation.summary import Summary, status_summary, summarize
 from specdecode_operator.capture.validation.totals import ClientTotals
 from specdecode_operator.capture.validation.validate import Validation, validate_capture, wants_steps
@@ -83,6 +84,7 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
         files = seal(places.folder)
         summary = summarize(validation, sum(entry.bytes for entry in files.values()))
         notes = engine_notes(header.vllm, recorder_tried=header.recorder_tried, context=asked.context)
+        notes += prompt_notes(asked.workload, msgspec.to_builtins(summary))
         manifest = _manifest(places, asked, run, _Outcome(validation, merged, files, summary, recorded, notes))
         publish(places.folder, places.final, manifest)
     return _published(places, manifest, summary)
@@ -105,7 +107,7 @@ def published_before(places: Places, asked: Asked) -> Published | None:
 
 
 def _published(places: Places, manifest: Manifest, summary: Summary) -> Published:
-    status = status_summary(summary, manifest.files, places.path) | engine_status(manifest)
+    status = status_summary(summary, manifest.files, places.path) | engine_status(manifest) | prompt_status(manifest)
     return Published(manifest=manifest, summary=summary, status=status)
 
 
@@ -170,7 +172,7 @@ class _Outcome(Struct, frozen=True):
     files: dict[str, FileEntry]
     summary: Summary
     segments: list[SegmentEntry]
-    engine_notes: list[str]
+    doubts: list[str]
 
 
 def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Manifest:
@@ -209,7 +211,7 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
         files=outcome.files,
         gates=outcome.validation.gates,
         segments=outcome.segments,
-        notes=[*outcome.engine_notes, *_notes(run, outcome)],
+        notes=[*outcome.doubts, *_notes(run, outcome)],
         summary=msgspec.to_builtins(outcome.summary),
     )
 

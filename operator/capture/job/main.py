@@ -27,7 +27,8 @@ from specdecode_operator.capture.job.prepare import prepare, volume_errors
 from specdecode_operator.capture.job.recorders import Recorders
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, EngineNotReadyError, MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.progress import print_line
-from specdecode_operator.capture.load.prompts.datasets import DATASET_MOUNT, BadDatasetError, read_dataset
+from specdecode_operator.capture.load.prompts.datasets import DATASET_MOUNT, BadDatasetError
+from specdecode_operator.capture.load.prompts.sources import prompt_source
 from specdecode_operator.capture.load.runner import LoadResult, run_load
 from specdecode_operator.capture.load.stop import Stop, stop_on_signals
 from specdecode_operator.capture.load.workload import (
@@ -97,11 +98,8 @@ class Job:
 
     def _check_dataset(self, mount: Path) -> None:
         """Read the dataset once before the engine starts: no GPU loads a model for prompts that cannot be read."""
-        dataset = self.settings.workload.prompts.dataset
-        if dataset is None:
-            return
         try:
-            read_dataset(dataset, mount)
+            prompt_source(self.settings, mount)
         except BadDatasetError as error:
             failure = CaptureError("InvalidDataset", str(error))
             self._label(failure)

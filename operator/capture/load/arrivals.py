@@ -5,7 +5,7 @@ the request's number: nothing adds up, so nothing drifts, however long it runs.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count, islice, takewhile
@@ -15,13 +15,15 @@ from specdecode_operator.api.capture_workload import CaptureWorkload, Pattern, P
 from specdecode_operator.capture.load.workload import exact, needed
 
 
-def arrival_offsets_s(phase: Phase, seed: int) -> Iterator[float]:
+def arrival_offsets_s(phase: Phase, seed: int, recorded_s: Sequence[float] = ()) -> Iterator[float]:
     """Yield when each request of an open phase is to be sent, in seconds from the phase's start, ascending.
+
+    ``recorded_s`` are the moments of a ``Recorded`` phase, and at the end the one when it begins again.
 
     Requests of a phase with a duration are sent before it is over, the first
     of a ``Constant``, ``Burst`` or ``Staircase`` phase at 0.
     """
-    offsets_s = _endless_offsets_s(phase, seed)
+    offsets_s = _endless_offsets_s(phase, seed, recorded_s)
     if phase.requests is not None:
         return map(float, islice(offsets_s, phase.requests))
     # Whether a request is still in the phase is asked of the exact time: rounded, one at the very end would count.
@@ -29,7 +31,7 @@ def arrival_offsets_s(phase: Phase, seed: int) -> Iterator[float]:
     return map(float, takewhile(lambda offset_s: offset_s < duration_s, offsets_s))
 
 
-def _endless_offsets_s(phase: Phase, seed: int) -> Iterator[Fraction]:
+def _endless_offsets_s(phase: Phase, seed: int, recorded_s: Sequence[float]) -> Iterator[Fraction]:
     match phase.pattern:
         case Pattern.CONSTANT:
             rate = exact(phase.requests_per_second)
@@ -41,6 +43,9 @@ def _endless_offsets_s(phase: Phase, seed: int) -> Iterator[Fraction]:
             return (index // size * interval_s for index in count())
         case Pattern.STAIRCASE:
             return (stair.offset_s(index) for stair in _stairs(phase) for index in stair.indexes())
+        case Pattern.RECORDED:
+            *moments_s, again_s = map(Fraction, recorded_s)
+            return (run * again_s + moment_s for run in count() for moment_s in moments_s)
         case Pattern.CLOSED | Pattern.MULTITURN:
             raise ValueError(f"requests of a {phase.pattern} phase have no planned times")
 
@@ -95,7 +100,7 @@ def expected_duration_s(workload: CaptureWorkload) -> float:
 
 
 def phase_duration_s(phase: Phase) -> float:
-    """Return how long requests of a phase begin, in seconds; 0 where only the engine's speed decides."""
+    """Return how long requests of a phase begin, in seconds; 0 where the engine or a trace decides."""
     if phase.duration_seconds is not None:
         return float(phase.duration_seconds)
     last = needed(phase.requests) - 1
@@ -106,12 +111,12 @@ def phase_duration_s(phase: Phase) -> float:
             return float(last // needed(phase.burst_size) * exact(phase.burst_interval_seconds))
         case Pattern.STAIRCASE:
             return float(next(stair.offset_s(last) for stair in _stairs(phase) if last < stair.due_after))
-        case Pattern.CLOSED | Pattern.MULTITURN:
+        case Pattern.CLOSED | Pattern.MULTITURN | Pattern.RECORDED:
             return 0.0
 
 
 def phase_requests(phase: Phase) -> int | None:
-    """Return how many requests a phase has; None where the engine's speed decides, the mean where chance does."""
+    """Return how many requests a phase has; None where the engine or a trace decides, the mean where chance does."""
     if phase.requests is not None:
         return phase.requests
     duration_s = exact(phase.duration_seconds)
@@ -125,5 +130,5 @@ def phase_requests(phase: Phase) -> int | None:
         case Pattern.STAIRCASE:
             last = next(stair for stair in _stairs(phase) if duration_s <= stair.start_s + exact(phase.step_seconds))
             return math.ceil(last.due_before + (duration_s - last.start_s) * last.rate)
-        case Pattern.CLOSED | Pattern.MULTITURN:
+        case Pattern.CLOSED | Pattern.MULTITURN | Pattern.RECORDED:
             return None

@@ -41,7 +41,7 @@ async def run_phase(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) ->
 async def _run_open(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
     """Send every request at its time, however many are in flight: a late one is sent at once, and none is left out."""
     started_s = time.monotonic() + CONNECT_AHEAD_S
-    planned = enumerate(arrival_offsets_s(phase, seed))
+    planned = enumerate(arrival_offsets_s(phase, seed, sender.prompts.recorded_s(phase.name)))
     async with asyncio.TaskGroup() as sending:
         for offset_s, group in groupby(planned, key=itemgetter(1)):
             scheduled_s = started_s + offset_s

@@ -18,11 +18,11 @@ from specdecode_operator.capture.load.client_log import ClientLog
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
 from specdecode_operator.capture.load.phases import run_phase
 from specdecode_operator.capture.load.progress import PhaseResult, Progress
-from specdecode_operator.capture.load.prompts.datasets import DATASET_MOUNT, read_dataset
-from specdecode_operator.capture.load.prompts.sources import DatasetSource, PromptSource, SyntheticSource
+from specdecode_operator.capture.load.prompts.datasets import DATASET_MOUNT
+from specdecode_operator.capture.load.prompts.sources import DatasetSource, prompt_source
 from specdecode_operator.capture.load.sender import PhaseSender, RunParts
 from specdecode_operator.capture.load.stop import Stop, beside
-from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
+from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings
 
 _WARMUP_CLIENTS = 4
 """How many warm-up requests are in flight: enough to reach every API server, too few to queue."""
@@ -75,7 +75,7 @@ async def run_load(
     OSError
         client.jsonl.part cannot be written.
     """
-    prompts = await asyncio.to_thread(_prompt_source, settings, dataset_mount)
+    prompts = await asyncio.to_thread(prompt_source, settings, dataset_mount)
     client = EngineClient(server_of(settings.engine), settings.workload.timeout_seconds)
     allow_many_connections()
     log = ClientLog(attempt_folder, stop.set_from_thread)
@@ -90,13 +90,6 @@ async def run_load(
             return await run.everything(monitor)
     finally:
         await log.close()
-
-
-def _prompt_source(settings: RunSettings, dataset_mount: Path) -> PromptSource:
-    workload = settings.workload
-    if workload.prompts.synthetic is not None:
-        return SyntheticSource(workload.prompts.synthetic, settings.engine.vocab_size, settings.seed)
-    return DatasetSource(read_dataset(needed(workload.prompts.dataset), dataset_mount), workload, settings.seed)
 
 
 class _Run:
@@ -145,7 +138,7 @@ class _Run:
         )
 
     async def _run_phase(self, phase: Phase, later: Sequence[Phase]) -> None:
-        sender = PhaseSender(phase.name, self._parts)
+        sender = PhaseSender(phase, self._parts)
         self.progress.begin(phase, sender.tally, later)
         started_s = time.monotonic()
         await run_phase(phase, sender, self._parts.settings.seed, self._stop)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from specdecode_operator.api.capture_workload import Phase, TemperatureShare
 from specdecode_operator.capture.files.formats import ClientRecord
 from specdecode_operator.capture.load.client import CompletionRequest, EngineClient
 from specdecode_operator.capture.load.client_log import ClientLog
@@ -10,7 +11,7 @@ from specdecode_operator.capture.load.progress import Tally
 from specdecode_operator.capture.load.prompts.prompt import Prompt
 from specdecode_operator.capture.load.prompts.sources import PromptSource
 from specdecode_operator.capture.load.prompts.temperatures import TemperatureMix
-from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings, needed
+from specdecode_operator.capture.load.workload import WARMUP_PHASE, RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,23 +108,26 @@ class Sender:
 class PhaseSender(Sender):
     """Makes the requests of one phase, too."""
 
-    def __init__(self, phase: str, parts: RunParts) -> None:
+    def __init__(self, phase: Phase, parts: RunParts) -> None:
         super().__init__(parts)
         self.prompts = parts.prompts
-        self._phase = phase
+        self._phase = phase.name
         self._settings = parts.settings
-        self._temperatures = TemperatureMix(parts.settings.workload.temperatures, parts.settings.seed)
+        shares = parts.settings.workload.temperatures
+        if phase.temperature is not None:
+            shares = [TemperatureShare(temperature=phase.temperature, share_percent=100)]
+        self._temperatures = TemperatureMix(shares, parts.settings.seed)
 
     def prepare(self, index: int, prompt: Prompt | None = None, turn: Turn | None = None) -> Prepared:
         """Return a request of the phase, with the phase's own prompt unless one is given."""
-        prompts = self._settings.workload.prompts
+        prompt = prompt or self.prompts.first(self._phase, index)
         request = CompletionRequest(
             request_id=f"{self._settings.capture}-{self._phase}-{index}",
-            prompt=prompt or self.prompts.first(self._phase, index),
-            max_tokens=(prompts.synthetic or needed(prompts.dataset)).output_tokens,
+            prompt=prompt,
+            max_tokens=self.prompts.output_tokens(self._phase, index),
             temperature=self._temperatures.at(self._phase, index),
             # Random tokens have no end that means anything; an answer to a real question has.
-            ignore_eos=prompts.synthetic is not None,
+            ignore_eos=not isinstance(prompt.content, str),
             keep_answer=turn is not None,
         )
         return Prepared(self._phase, index, request, self._parts.client.prepare(request), turn)

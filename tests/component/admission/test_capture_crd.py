@@ -11,10 +11,16 @@ from tests.support.kubectl import Kubectl
 HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeCapture"}
 PHASES = "spec.workload.phases[0]"
 ONE_REQUEST = "{name: a, pattern: Closed, concurrency: 1, requests: 1}"
+SHORTER = "{name: a, pattern: Closed, concurrency: 1, requests: 1, promptTokens: 8}"
 
 
 def phase(rest: str) -> str:
     return f"workload: {{phases: [{{name: a, {rest}}}]}}"
+
+
+def dataset(kind: str, rest: str) -> str:
+    source = f"{{configMap: {{name: p}}, path: a, format: {kind}}}"
+    return f"workload: {{prompts: {{dataset: {source}}}, phases: [{{name: a, {rest}}}]}}"
 
 
 GOOD = {
@@ -37,6 +43,33 @@ workload:
   temperatures:
   - {temperature: "0.0", sharePercent: 70}
   - {temperature: "0.7", sharePercent: 30}
+""",
+    "sweep of temperatures": """
+workload:
+  prompts: {dataset: {configMap: {name: p}, path: a.jsonl, format: JSONL}}
+  phases:
+  - {name: greedy, pattern: Closed, concurrency: 4, requests: 8, temperature: "0.0"}
+  - {name: warm, pattern: Closed, concurrency: 4, requests: 8, temperature: "0.8", outputTokens: 64}
+""",
+    "sweep of contexts": """
+workload:
+  prompts: {synthetic: {promptTokens: 512, sharedPrefixTokens: 64}}
+  phases:
+  - {name: short, pattern: Closed, concurrency: 4, requests: 8}
+  - {name: long, pattern: Closed, concurrency: 4, requests: 8, promptTokens: 32768}
+""",
+    "SPEED-Bench": """
+workload:
+  prompts: {dataset: {persistentVolumeClaim: {claimName: p}, path: speed/throughput_1k.jsonl, format: SPEED-Bench}}
+  phases:
+  - {name: code, pattern: Closed, concurrency: 4, requests: 8, path: speed/qualitative.jsonl, category: coding}
+""",
+    "recorded traffic": """
+workload:
+  prompts: {dataset: {persistentVolumeClaim: {claimName: p}, path: default/demo/as-deployed/1, format: Trace}}
+  phases:
+  - {name: as-it-was, pattern: Recorded, durationSeconds: 60}
+  - {name: closed, pattern: Closed, concurrency: 4, requests: 8, temperature: "0.7"}
 """,
     # As many as the schema takes: the rules over them must stay within the API server's cost limit.
     "many phases": "workload: {phases: ["
@@ -124,6 +157,46 @@ BAD = {
         "workload: {prompts: {synthetic: {promptTokens: 8, sharedPrefixTokens: 9}}}",
         "spec.workload.prompts.synthetic.sharedPrefixTokens",
         "raise promptTokens",
+    ),
+    "a length of prompts of a dataset": (
+        dataset("JSONL", "pattern: Closed, concurrency: 1, requests: 1, promptTokens: 9"),
+        "spec.workload.phases",
+        "promptTokens is of synthetic prompts",
+    ),
+    "a file of synthetic prompts": (
+        phase("pattern: Closed, concurrency: 1, requests: 1, path: a"),
+        "spec.workload.phases",
+        "say with dataset where the file is",
+    ),
+    "a file outside": (
+        dataset("JSONL", "pattern: Closed, concurrency: 1, requests: 1, path: ../a"),
+        f"{PHASES}.path",
+        "without leading / and without ..",
+    ),
+    "a category of something else": (
+        dataset("JSONL", "pattern: Closed, concurrency: 1, requests: 1, category: coding"),
+        "spec.workload.phases",
+        "SPEED-Bench alone",
+    ),
+    "moments of nothing": (
+        phase("pattern: Recorded, requests: 1"),
+        "spec.workload.phases",
+        "takes its moments from a dataset of format Trace",
+    ),
+    "a length of recorded answers": (
+        dataset("Trace", "pattern: Recorded, requests: 1, outputTokens: 9"),
+        "spec.workload.phases",
+        "as long as they were",
+    ),
+    "conversations of a trace": (
+        dataset("Trace", "pattern: Multiturn, concurrency: 1, turns: 2, requests: 1"),
+        "spec.workload.phases",
+        "another pattern than Multiturn",
+    ),
+    "a phase shorter than the prefix": (
+        f"workload: {{prompts: {{synthetic: {{sharedPrefixTokens: 9}}}}, phases: [{SHORTER}]}}",
+        "spec.workload.phases",
+        "raise it, or lower that",
     ),
     "a claim twice": ("storage: {existingClaim: mine, size: 1Gi}", "spec.storage.existingClaim", "remove it"),
     "no size": ("storage: {size: much}", "spec.storage.size", "should match"),

@@ -43,7 +43,7 @@ class BlockPrompts:
 
     token_ids: TokenIds
     block_size: int
-    seed: int
+    seed: int | str
     _answered: dict[int, Sequence[int]] = field(default_factory=dict)
 
     def make(self, shape: PromptShape, place: int, said: Said) -> list[int]:

@@ -1,14 +1,16 @@
-"""Reads the prompts of a dataset: JSONL, GSM8K in parquet, ShareGPT in JSON."""
+"""Reads the prompts of a dataset: JSONL, GSM8K in parquet, ShareGPT in JSON, SPEED-Bench in JSONL or parquet."""
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
-from specdecode_operator.api.capture_workload import Dataset, DatasetFormat
+from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, DatasetFormat
+from specdecode_operator.capture.load.workload import WARMUP_PHASE, needed
+from specdecode_operator.problems import printable
 
 DATASET_MOUNT = Path("/dataset")
 """Where the Job's pod has the ConfigMap or the volume with the dataset."""
@@ -16,6 +18,14 @@ DATASET_MOUNT = Path("/dataset")
 _GSM8K_COLUMN = "question"
 _GSM8K_SHARDS = ("main/test-*.parquet", "test-*.parquet", "main/train-*.parquet", "train-*.parquet")
 """Files of a GSM8K folder as Hugging Face has it, in order of preference: the first pattern with files counts."""
+
+_SPEED_BENCH_TURNS = ("messages", "turns")
+"""Fields of a SPEED-Bench line that hold the prompt: as its own script writes it, and as the hub has it."""
+
+_SPEED_BENCH_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+"""How a prompt begins that the hub may not hand on; half of them do."""
+
+_MOST_NAMED = 12
 
 _PERSONS = (None, "human", "user")
 """Who says prompts in ShareGPT's turns; of one that names nobody, the first is taken for one."""
@@ -28,17 +38,32 @@ class BadDatasetError(ValueError):
     """A dataset without prompts that could be sent; the message names the file, the place in it and what to do."""
 
 
-def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT) -> list[str]:
-    """Return the prompts of a dataset in the order of its files.
+class Part(NamedTuple):
+    """What of a dataset a phase asks."""
+
+    path: str
+    category: str | None = None  # of SPEED-Bench
+
+
+def parts_of(workload: CaptureWorkload) -> Mapping[str, Part]:
+    """Return what of its dataset each phase of a workload asks; warm-up asks what the first phase does."""
+    path = needed(workload.prompts.dataset).path
+    parts = {phase.name: Part(phase.path or path, phase.category) for phase in workload.phases}
+    return parts | {WARMUP_PHASE: parts[workload.phases[0].name]}
+
+
+def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT, part: Part | None = None) -> list[str]:
+    """Return the prompts of a dataset, or of a part of it, in the order of its files.
 
     Raises
     ------
     BadDatasetError
         A file is missing, empty, too large, not of the format that was said, or has no prompts where they should be.
     """
-    path = _inside(mount, settings.path)
+    part = part or Part(settings.path)
+    path = inside(mount, part.path)
     try:
-        prompts = list(_read(path, settings))
+        prompts = list(_read(path, settings, part.category))
     except OSError as error:
         raise BadDatasetError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not prompts:
@@ -46,7 +71,7 @@ def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT) -> list[str]:
     return prompts
 
 
-def _read(path: Path, settings: Dataset) -> Iterator[str]:
+def _read(path: Path, settings: Dataset, category: str | None) -> Iterator[str]:
     match settings.format:
         case DatasetFormat.JSONL:
             return _read_jsonl(path, settings.prompt_field)
@@ -54,9 +79,13 @@ def _read(path: Path, settings: Dataset) -> Iterator[str]:
             return _read_gsm8k(path)
         case DatasetFormat.SHAREGPT:
             return _read_share_gpt(path)
+        case DatasetFormat.SPEED_BENCH:
+            return _read_speed_bench(path, category)
+        case DatasetFormat.TRACE:
+            raise ValueError("a trace holds no prompts")
 
 
-def _inside(mount: Path, path: str) -> Path:
+def inside(mount: Path, path: str) -> Path:
     """Return the path in the mounted source; links may not lead out of it."""
     place = mount / path
     if not place.resolve().is_relative_to(mount.resolve()):
@@ -90,27 +119,36 @@ def _checked_file(path: Path) -> Path:
 
 
 def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+    for place, record in _objects(path):
+        if field not in record:
+            fields = ", ".join(sorted(record)) or "none"
+            raise BadDatasetError(
+                f"{place}: has no field {field!r}; its fields: {fields}: set promptField to one of them"
+            )
+        yield _text(record[field], f"{place}: field {field!r}")
+
+
+def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a file of lines, each with its place for messages."""
     with _checked_file(path).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             # Editors on Windows begin a file with a byte order mark, which JSON does not know.
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if text.strip():
-                yield _jsonl_prompt(text, field, f"{path}: line {number}")
+                place = f"{path}: line {number}"
+                yield place, _object(text, place)
 
 
-def _jsonl_prompt(line: bytes, field: str, place: str) -> str:
+def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
         record = msgspec.json.decode(line.decode())
     except UnicodeDecodeError as error:
         raise BadDatasetError(f"{place}: byte {error.start + 1} is not UTF-8: convert the file to UTF-8") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadDatasetError(f"{place}: is not JSON ({error}): write one object on each line") from error
     if not isinstance(record, dict):
         raise BadDatasetError(f"{place}: is {_kind(record)}, not an object: write one object on each line")
-    if field not in record:
-        fields = ", ".join(sorted(record)) or "none"
-        raise BadDatasetError(f"{place}: has no field {field!r}; its fields: {fields}: set promptField to one of them")
-    return _text(record[field], f"{place}: field {field!r}")
+    return record
 
 
 def _text(value: Any, place: str) -> str:
@@ -128,7 +166,8 @@ def _kind(value: Any) -> str:
 
 def _read_gsm8k(path: Path) -> Iterator[str]:
     for file in _shards(path) if path.is_dir() else [path]:
-        yield from _read_parquet(_checked_file(file), _GSM8K_COLUMN)
+        for place, row in _rows(_checked_file(file), [_GSM8K_COLUMN], "GSM8K"):
+            yield _text(row[_GSM8K_COLUMN], f"{place}, column {_GSM8K_COLUMN!r}")
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -141,7 +180,8 @@ def _shards(folder: Path) -> list[Path]:
     )
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[str]:
+def _rows(path: Path, wanted: Sequence[str], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a parquet file with those of the wanted columns that it has, each with its place."""
     try:
         # Only parquet needs it, and it is large.
         from pyarrow import ArrowInvalid, parquet  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -151,19 +191,53 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
     try:
         with parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
-            if column not in columns:
-                raise BadDatasetError(f"{path}: has no column {column!r}; its columns: {', '.join(columns)}: not GSM8K")
-            row = 0
-            for batch in file.iter_batches(columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    row += 1
-                    yield _text(value, f"{path}: row {row}, column {column!r}")
+            if not (known := [column for column in wanted if column in columns]):
+                missing = " or ".join(map(repr, wanted))
+                raise BadDatasetError(f"{path}: has no column {missing}; its columns: {', '.join(columns)}: not {name}")
+            number = 0
+            for batch in file.iter_batches(columns=known):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", row
     except (ArrowInvalid, UnicodeDecodeError) as error:
         first_line = str(error).partition("\n")[0]
         raise BadDatasetError(
             f"{path}: is not parquet ({first_line}): name a .parquet file; for lines of JSON use format JSONL"
-            f" with promptField {column}"
+            f" with promptField {wanted[0]}"
         ) from error
+
+
+def _read_speed_bench(path: Path, category: str | None) -> Iterator[str]:
+    """Yield what is asked first in each question of a category, or of all."""
+    wanted = [*_SPEED_BENCH_TURNS, "category"]
+    is_parquet = path.suffix == ".parquet"
+    rows = _rows(_checked_file(path), wanted, "SPEED-Bench") if is_parquet else _objects(path)
+    categories, has_prompts = set[str](), False
+    for place, row in rows:
+        categories.add(str(row.get("category")))
+        if category is None or row.get("category") == category:
+            has_prompts = True
+            yield _speed_bench_prompt(row, place)
+    if categories and not has_prompts:
+        names = ", ".join(sorted(categories)[:_MOST_NAMED])
+        raise BadDatasetError(
+            f"{path}: has no category {category}; its categories: {printable(names)}: name one of them"
+        )
+
+
+def _speed_bench_prompt(row: dict[str, Any], place: str) -> str:
+    field = next((name for name in _SPEED_BENCH_TURNS if row.get(name)), _SPEED_BENCH_TURNS[0])
+    turns = row.get(field)
+    if not isinstance(turns, list) or not turns:
+        raise BadDatasetError(f"{place}: has no {' or '.join(_SPEED_BENCH_TURNS)}: name a file of SPEED-Bench")
+    first = turns[0].get("content") if isinstance(turns[0], dict) else turns[0]
+    text = _text(first, f"{place}: field {field!r}")
+    if text.startswith(_SPEED_BENCH_PLACEHOLDER):
+        raise BadDatasetError(
+            f"{place}: names its source instead of a prompt: have SPEED-Bench's own prepare.py write the file, which"
+            " fetches them"
+        )
+    return text
 
 
 class _Turn(Struct, rename={"speaker": "from"}):

@@ -144,6 +144,23 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         False,
         "holds b.jsonl",
     ),
+    "a phase of a file that is not there": (
+        capture(
+            capture_spec(
+                workload={
+                    "prompts": {"dataset": {"configMap": {"name": "p"}, "path": "a.jsonl", "format": "JSONL"}},
+                    "phases": [
+                        {"name": name, "pattern": "Closed", "concurrency": 1, "requests": 1, "path": f"{name}.jsonl"}
+                        for name in ("a", "b")
+                    ],
+                }
+            )
+        ),
+        surroundings(dataset={"data": {"a.jsonl": ""}}),
+        "DatasetNotFound",
+        False,
+        "spec.workload.phases.path: b.jsonl: ConfigMap p holds a.jsonl",
+    ),
     "an operator that does not know itself": (
         capture(),
         surroundings(operator_image=None),

@@ -168,6 +168,13 @@ class TestEnd:
         assert status.summary is not None
         assert status.summary.engine_version == "0.99.1"
 
+    def test_random_prompts_are_told(self) -> None:
+        said = SUMMARY | {"promptNotes": ["they are random"]}
+        pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, said)])]
+        _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
+        messages = {each.type: each.message for each in status.conditions}
+        assert messages["Succeeded"] == "files are validated and published; they are random"
+
     @pytest.mark.parametrize("tokens", [2**53 + 1, -(10**300)])
     def test_a_number_that_no_status_takes_does_not_keep_a_capture_from_its_end(self, tokens: int) -> None:
         pods = [

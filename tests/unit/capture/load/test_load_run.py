@@ -293,6 +293,36 @@ async def test_prompts_of_a_dataset_are_sent_as_text(server: CompletionServer, t
     assert second.startswith(f"{first}\n t1000 t1001 t1002 t1003\nquestion ")
 
 
+async def test_phases_of_a_sweep_differ_in_temperature_and_lengths(server: CompletionServer, tmp_path: Path) -> None:
+    cold = {"name": "cold", "pattern": "Closed", "concurrency": 1, "requests": 2, "temperature": "0.0"}
+    warm = {**cold, "name": "warm", "temperature": "0.8", "promptTokens": 30, "outputTokens": 3}
+    mixed = {"name": "mixed", "pattern": "Closed", "concurrency": 1, "requests": 2}
+    shares = [{"temperature": "0.4", "sharePercent": 50}, {"temperature": "1.0", "sharePercent": 50}]
+    _, lines = await run(settings_for(server, temperatures=shares, phases=[cold, warm, mixed]), tmp_path)
+    asked = [(line["phase"], line["temperature"], line["prompt_tokens"], line["max_tokens"]) for line in lines]
+    assert asked[:4] == [("cold", 0.0, 12, 6)] * 2 + [("warm", 0.8, 30, 3)] * 2
+    assert sorted(asked[4:]) == [("mixed", 0.4, 12, 6), ("mixed", 1.0, 12, 6)]
+    assert [server.request(line["id"]).body["temperature"] for line in lines[:4]] == [0.0, 0.0, 0.8, 0.8]
+
+
+async def test_recorded_traffic_is_sent_at_its_moments(server: CompletionServer, tmp_path: Path) -> None:
+    mount, folder = tmp_path / "dataset", tmp_path / "attempt"
+    mount.mkdir()
+    folder.mkdir()
+    records = [{"prompt_tokens": 20 + n, "output_tokens": 1 + n, "arrival_ms": 50.0 * n * n} for n in range(4)]
+    (mount / "trace.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    dataset = {"dataset": {"path": "trace.jsonl", "format": "Trace", "persistentVolumeClaim": {"claimName": "x"}}}
+    phase = {"name": "again", "pattern": "Recorded", "requests": 4}
+    settings = settings_for(server, prompts=dataset, phases=[phase])
+    result, lines = await run(settings, folder, dataset_mount=mount)
+    assert result.outcomes == {"completed": 4}
+    lines.sort(key=lambda line: line["index"])
+    assert [(line["prompt_tokens"], line["max_tokens"]) for line in lines] == [(20, 1), (21, 2), (22, 3), (23, 4)]
+    due_ms = [line["scheduled_ms"] - lines[0]["scheduled_ms"] for line in lines]
+    assert due_ms == pytest.approx([0, 50, 200, 450], abs=0.01)
+    assert all(server.request(line["id"]).body["ignore_eos"] for line in lines)
+
+
 async def test_progress_says_what_was_sent_and_ends_at_nothing_left(
     server: CompletionServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

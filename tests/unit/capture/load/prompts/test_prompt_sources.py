@@ -9,18 +9,23 @@ from hypothesis import strategies as st
 
 from specdecode_operator.api.capture_workload import (
     CaptureWorkload,
+    Dataset,
+    DatasetFormat,
     Pattern,
     Phase,
+    Prompts,
     SyntheticPrompts,
     TemperatureShare,
 )
+from specdecode_operator.capture.load.prompts.datasets import Part
 from specdecode_operator.capture.load.prompts.prompt import Prompt
 from specdecode_operator.capture.load.prompts.sources import DatasetSource, SyntheticSource
 from specdecode_operator.capture.load.prompts.temperatures import TemperatureMix
 
 
 def _source(seed: int = 1, vocab_size: int = 32_000, **lengths: int) -> SyntheticSource:
-    return SyntheticSource(SyntheticPrompts(**lengths), vocab_size, seed)
+    workload = CaptureWorkload(prompts=Prompts(synthetic=SyntheticPrompts(**lengths)))
+    return SyntheticSource(workload, vocab_size, seed)
 
 
 @given(length=st.integers(1, 2000), prefix_percent=st.integers(0, 100), vocab_size=st.integers(64, 300_000))
@@ -65,11 +70,13 @@ def test_a_turn_holds_all_that_was_said() -> None:
 
 
 PHASES = [Phase(name=name, pattern=Pattern.CLOSED, concurrency=1, requests=9) for name in ("a", "b")]
+DATASET = Prompts(dataset=Dataset(path="a.jsonl", format=DatasetFormat.JSONL, output_tokens=9))
 TEXTS = [f"question {number}" for number in range(20)]
 
 
 def _texts(phase: str, count: int, seed: int = 1) -> list[str]:
-    source = DatasetSource(TEXTS, CaptureWorkload(phases=PHASES, warmup_requests=2), seed)
+    workload = CaptureWorkload(prompts=DATASET, phases=PHASES, warmup_requests=2)
+    source = DatasetSource({Part("a.jsonl"): TEXTS}, workload, seed)
     return [str(source.first(phase, index).content) for index in range(count)]
 
 
@@ -87,6 +94,32 @@ def test_the_seed_decides_the_order_of_a_dataset() -> None:
     assert _texts("a", 20) == _texts("a", 20)
     assert _texts("a", 20) != _texts("a", 20, seed=2)
     assert _texts("a", 20) != TEXTS
+
+
+def test_a_phase_may_have_lengths_of_its_own() -> None:
+    lengths = SyntheticPrompts(prompt_tokens=20, output_tokens=8, shared_prefix_tokens=4)
+    phases = [*PHASES, Phase(name="long", pattern=Pattern.CLOSED, concurrency=1, prompt_tokens=90, output_tokens=3)]
+    source = SyntheticSource(CaptureWorkload(prompts=Prompts(synthetic=lengths), phases=phases), 32_000, 1)
+    assert [source.first(phase, 0).tokens for phase in ("warmup", "a", "long")] == [20, 20, 90]
+    assert [source.output_tokens(phase, 0) for phase in ("warmup", "a", "long")] == [8, 8, 3]
+    assert source.first("long", 0).content[:4] == source.first("a", 0).content[:4]
+
+
+def test_a_phase_may_have_prompts_of_its_own() -> None:
+    phases = [
+        PHASES[0],
+        Phase(name="long", pattern=Pattern.CLOSED, concurrency=1, requests=2, path="long.jsonl", output_tokens=3),
+        Phase(name="code", pattern=Pattern.CLOSED, concurrency=1, requests=2, category="coding"),
+        PHASES[1],
+    ]
+    texts = {Part("a.jsonl"): TEXTS, Part("long.jsonl"): ["long"], Part("a.jsonl", "coding"): ["c", "d"]}
+    source = DatasetSource(texts, CaptureWorkload(prompts=DATASET, phases=phases), 1)
+    assert {source.first("long", index).content for index in range(3)} == {"long"}
+    assert {source.first("code", index).content for index in range(2)} == {"c", "d"}
+    assert [source.output_tokens(phase, 0) for phase in ("warmup", "a", "long", "code")] == [9, 9, 3, 9]
+    # Phases of other prompts take no place in the order of those that share them.
+    shared = [str(source.first(phase, index).content) for phase in ("a", "b") for index in range(10)]
+    assert sorted(shared) == sorted(TEXTS)
 
 
 def _mix(shares: dict[str, int], seed: int = 1) -> TemperatureMix:
