@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from specdecode_operator.capture.files.manifest import PartialManifest
-from specdecode_operator.capture.job.main import Job, Timeouts
+from specdecode_operator.capture.job.main import Job
+from specdecode_operator.capture.job.recording import Timeouts
 from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings

@@ -165,8 +165,8 @@ class CompletionServer:
 
 
 @contextlib.asynccontextmanager
-async def completion_server(tls: ssl.SSLContext | None = None) -> AsyncIterator[CompletionServer]:
-    """Serve on a free port of the loopback."""
+async def completion_server(tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[CompletionServer]:
+    """Serve on a port of the loopback, a free one unless it is given."""
     state = CompletionServer(tls=tls is not None)
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,7 +174,7 @@ async def completion_server(tls: ssl.SSLContext | None = None) -> AsyncIterator[
         state.handlers.add(task)
         task.add_done_callback(state.handlers.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024, ssl=tls)
+    server = await asyncio.start_server(accept, "127.0.0.1", port, backlog=1024, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state

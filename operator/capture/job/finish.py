@@ -13,6 +13,7 @@ from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.files.manifest import (
     SCHEMA,
     EngineCounters,
+    Experiment,
     FileEntry,
     Manifest,
     SegmentEntry,
@@ -42,6 +43,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     seed: int = 0
     record: dict[str, Any] = {}
     context: dict[str, Any] = {}  # image, plan, flags added: whatever the operator gave
+    experiment: Experiment | None = None  # what it is a part of, where there are several arms
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -185,6 +187,7 @@ def _manifest(places: Places, asked: Asked, run: Run, outcome: _Outcome) -> Mani
         capture=places.capture,
         arm=places.arm,
         repetition=places.repetition,
+        experiment=asked.experiment,
         capture_uid=asked.capture_uid,
         attempt=places.attempt,
         specdecode=__version__,

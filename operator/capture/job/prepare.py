@@ -1,4 +1,4 @@
-"""First container of a capture's pod: whether the volume can take the capture, and its folders."""
+"""Before an engine starts: whether the volume can take what it records, and the folders for it."""
 
 import errno
 import os
@@ -12,7 +12,6 @@ from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import PartialManifest
 from specdecode_operator.capture.files.publish import UNFINISHED, flush, label_partial, refuse_finished
 from specdecode_operator.capture.job.places import Places
-from specdecode_operator.capture.job.recorder_bundle import write_bundle
 
 SMALLEST_FREE_BYTES: Final = 32 * 2**20
 """Room for a minute of a small engine; less is a mistake."""
@@ -29,21 +28,23 @@ _REASONS: Final = {
 }
 
 
-def prepare(places: Places, recorder: Path, smallest_free_bytes: int = SMALLEST_FREE_BYTES) -> None:
-    """Make the folders of an attempt, label it as unfinished, and put the recorder where the engine finds it.
+def look_at_volume(places: Places, smallest_free_bytes: int = SMALLEST_FREE_BYTES) -> None:
+    """Raise a CaptureError when the volume cannot take an attempt, or holds what it would publish already."""
+    with volume_errors(places.root):
+        _check_volume(places, smallest_free_bytes)
 
-    ``recorder`` is the folder that the engine has on its PYTHONPATH.
+
+def begin(places: Places) -> None:
+    """Make the folders of an attempt, and label it as unfinished.
 
     Raises
     ------
     CaptureError
-        When the volume cannot take the capture, or holds it already.
+        When the volume refuses, or the attempt was begun before.
     """
     with volume_errors(places.root):
-        _check_volume(places, smallest_free_bytes)
         _make_folders(places)
         label_partial(places.folder, _unfinished(places))
-    write_bundle(recorder)
 
 
 @contextmanager

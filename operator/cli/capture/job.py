@@ -41,7 +41,7 @@ def run_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None:
 
 def _end(termination_log: Path, work: Callable[[], bytes]) -> None:
     from specdecode_operator.capture.files.errors import CaptureError  # noqa: PLC0415
-    from specdecode_operator.capture.job.main import error_message  # noqa: PLC0415
+    from specdecode_operator.capture.job.messages import error_message  # noqa: PLC0415
 
     try:
         message, code = work(), 0

@@ -17,7 +17,8 @@ from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import Manifest
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.job.finish import Published
-from specdecode_operator.capture.job.main import Job, error_message, report, success_message
+from specdecode_operator.capture.job.main import Job
+from specdecode_operator.capture.job.messages import error_message, report, success_message
 from specdecode_operator.capture.load.engine_ready import MetricsDelta
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
@@ -96,7 +97,7 @@ class TestPublished:
     ) -> None:
         for lines in pod.recording.segments:
             lines[0] |= {"vllm": vllm, "recorder_tried": tried}
-        pod.job.asked.context["engine_version"] = planned
+        pod.job.parts[0].asked.context["engine_version"] = planned
         pod.start()
         published = pod.job.run(pod.load)
         assert (published.manifest.vllm, published.manifest.recorder_tried) == (vllm, tried)

@@ -62,7 +62,7 @@ class TestPrepare:
 
     def test_volume_that_is_too_small(self, pod: Pod) -> None:
         with pytest.raises(CaptureError, match="MiB free of the") as failure:
-            job_prepare.prepare(pod.places, pod.recorder, smallest_free_bytes=2**60)
+            job_prepare.look_at_volume(pod.places, smallest_free_bytes=2**60)
         assert failure.value.reason == "VolumeTooSmall"
 
     @pytest.mark.parametrize(
