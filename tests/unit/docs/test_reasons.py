@@ -20,7 +20,7 @@ from tests.support.documents import ROOT
 
 OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "resolver/", "capture/control/schedules.py")
-OF_CAPTURES = ("capture/control/", "capture/files/", "capture/job/", "capture/merge/")
+OF_CAPTURES = ("capture/comparison/reading/", "capture/control/", "capture/files/", "capture/job/", "capture/merge/")
 OF_BOTH = ("handlers/", "problems.py", "deployment/blocked.py", "deployment/pods/")
 OF_WRITES = "handlers/inventory.py"
 VERDICTS = {verdict.value for verdict in Verdict}

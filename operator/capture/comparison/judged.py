@@ -1,0 +1,139 @@
+"""One arm against the baseline in one phase: pairs of blocks become a ratio with an interval, and a verdict."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+from specdecode_operator.capture.comparison.reading.blocks import Block
+from specdecode_operator.capture.comparison.result import LoadVerdict
+from specdecode_operator.evidence.series import Finding, PairedSeries, Verdict
+from specdecode_operator.evidence.starts import between_starts, starts_needed
+
+Pair = tuple[Block, Block]
+
+_AS_GOOD_AS_NOTHING: Final = 1e-3
+"""Of the other arm's goodput: what stands for none, of which there is no logarithm."""
+
+_POWER: Final = ((0.3, 253), (0.5, 112), (1.0, 47), (2.0, 27), (5.0, 11))
+"""Blocks that nine of ten comparisons take, by the effect in standard deviations of a block's log ratio, at the level
+95 %: measured, docs/explanation/verdict.md."""
+
+_SMALLEST_EFFECT: Final = 0.01
+"""A log ratio nearer to 0 is taken for no difference: how long it would take to see it helps nobody."""
+
+_MOST_BLOCKS: Final = 2000
+
+
+def judge(  # noqa: PLR0913  what a verdict rests on
+    pairs: Mapping[int, Sequence[Pair]],
+    goodputs: Sequence[Sequence[float]],
+    candidate: int,
+    level: float,
+    *,
+    whole: bool,
+    predicted: float | None = None,
+) -> LoadVerdict:
+    """Return the verdict of a phase.
+
+    Parameters
+    ----------
+    pairs
+        By repetition, in the order of time: blocks of the baseline and of the candidate.
+    goodputs
+        Of each arm, the baseline first, in each start of its engine.
+    candidate
+        Which of them it is.
+    level
+        Of the interval.
+    whole
+        Whether all repetitions are there that were asked for. Else there is no verdict: looking earlier than planned,
+        and stopping where it looks good, would err more often than the level says.
+    predicted
+        The ratio that the formulas predict.
+    """
+    series, count, found = PairedSeries(level), 0, None
+    for repetition in sorted(pairs):
+        for baseline, other in pairs[repetition]:
+            found = series.add(baseline.goodput, other.goodput)
+            count += 1
+    logs = _logs(goodputs)
+    starts = between_starts(logs, candidate, level)
+    blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
+    starts_low, starts_high = (None, None) if starts is None else (_exp(starts[0]), _exp(starts[1]))
+    low = None if blocks_low is None or starts_low is None else min(blocks_low, starts_low)
+    high = None if blocks_high is None or starts_high is None else max(blocks_high, starts_high)
+    verdict = _both(found, starts) if whole else Verdict.INCONCLUSIVE
+    ratio = None if found is None else found.ratio
+    inconclusive = verdict is Verdict.INCONCLUSIVE
+    effect = None if ratio is None or ratio <= 0 else math.log(ratio)
+    known = inconclusive and effect is not None and abs(effect) >= _SMALLEST_EFFECT
+    return LoadVerdict(
+        verdict=verdict.value,
+        blocks=count,
+        ratio=ratio,
+        low=low,
+        high=high,
+        blocks_low=blocks_low,
+        blocks_high=blocks_high,
+        starts_low=starts_low,
+        starts_high=starts_high,
+        blocks_needed=_blocks_needed(pairs, effect) if known and effect is not None else None,
+        repetitions_needed=starts_needed(logs, effect, level) if known and effect is not None else None,
+        predicted_ratio=predicted,
+    )
+
+
+def _both(blocks: Finding | None, starts: tuple[float, float] | None) -> Verdict:
+    """Return the verdict that both intervals give; where one arm did nothing, that of blocks has no end to show."""
+    if blocks is None or starts is None:
+        return Verdict.INCONCLUSIVE
+    by_starts = Verdict.PAYS if starts[0] > 0 else Verdict.DOES_NOT_PAY if starts[1] < 0 else Verdict.INCONCLUSIVE
+    return blocks.verdict if blocks.verdict is by_starts else Verdict.INCONCLUSIVE
+
+
+def _logs(goodputs: Sequence[Sequence[float]]) -> list[list[float]]:
+    largest = max((each for arm in goodputs for each in arm), default=0.0)
+    if not largest:
+        return [[] for _ in goodputs]
+    return [[math.log(max(each, _AS_GOOD_AS_NOTHING * largest)) for each in arm] for arm in goodputs]
+
+
+def _blocks_needed(pairs: Mapping[int, Sequence[Pair]], effect: float) -> int | None:
+    """Return how many pairs of blocks nine of ten comparisons take for such an effect at the noise of these."""
+    noise = _noise(pairs)
+    if noise is None:
+        return None
+    size = max(_POWER[0][0] / 3, abs(effect) / noise if noise else math.inf)
+    if size >= _POWER[-1][0]:
+        return _POWER[-1][1]
+    if size <= _POWER[0][0]:
+        # Where noise is larger than an effect, blocks go with the square.
+        needed = _POWER[0][1] * (_POWER[0][0] / size) ** 2
+    else:
+        (left, more), (right, fewer) = next(
+            (one, other) for one, other in pairwise(_POWER) if one[0] <= size <= other[0]
+        )
+        share = (math.log(size) - math.log(left)) / (math.log(right) - math.log(left))
+        needed = math.exp(math.log(more) + share * (math.log(fewer) - math.log(more)))
+    return math.ceil(needed) if needed <= _MOST_BLOCKS else None
+
+
+def _noise(pairs: Mapping[int, Sequence[Pair]]) -> float | None:
+    """Return the standard deviation of a block's log ratio within a repetition."""
+    squares, freedom = 0.0, 0
+    for of_one in pairs.values():
+        logs = [
+            math.log(other.goodput / baseline.goodput)
+            for baseline, other in of_one
+            if baseline.goodput and other.goodput
+        ]
+        if len(logs) > 1:
+            mean = sum(logs) / len(logs)
+            squares += sum((each - mean) ** 2 for each in logs)
+            freedom += len(logs) - 1
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+def _exp(value: float) -> float:
+    return math.exp(max(-700.0, min(700.0, value)))

@@ -1,0 +1,218 @@
+"""What the load generator of one arm and repetition saw, phase by phase: one walk over its client.jsonl."""
+
+import math
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from specdecode_operator.capture.comparison.reading.folders import Repetition, not_comparable
+from specdecode_operator.capture.comparison.result import Slo
+from specdecode_operator.capture.files.formats import CLIENT, Outcome
+from specdecode_operator.capture.files.lines import BrokenGzipError, Line, NoTrailerError, read_lines
+from specdecode_operator.capture.validation.validate import find
+
+MOST_REQUESTS: Final = 5_000_000
+"""Of one client.jsonl: each takes 24 bytes while its arm is compared."""
+
+_MOST_PHASES: Final = 64
+_MOST_NUMBERS: Final = 100_000
+"""From so many on every other number is kept, then every fourth, and so on: quantiles of 50,000 are as good."""
+
+_LONGEST_MS: Final = 1e12
+
+Moment = Annotated[float, Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
+Duration = Annotated[float, Meta(ge=0, le=_LONGEST_MS)]
+_Tokens = Annotated[int, Meta(ge=0, le=2**27)]
+
+
+class _Request(Struct):
+    """What is needed of a line of client.jsonl."""
+
+    phase: Annotated[str, Meta(max_length=64)]
+    index: Annotated[int, Meta(ge=0, lt=MOST_REQUESTS)]
+    outcome: Outcome
+    warmup: bool = False
+    sent_ms: Moment | None = None
+    finished_ms: Moment | None = None
+    ttft_ms: Duration | None = None
+    latency_ms: Duration | None = None
+    prompt_tokens: _Tokens | None = None
+    max_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    temperature: float | None = None
+    n: int = 1
+    turn: int | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Request)
+
+
+class Numbers:
+    """Numbers to take quantiles of, of which so many are kept, evenly over all."""
+
+    def __init__(self) -> None:
+        self.kept = array("d")
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, number: float) -> None:
+        """Take one."""
+        if self._seen % self._stride == 0:
+            self.kept.append(number)
+            if len(self.kept) >= _MOST_NUMBERS:
+                self.kept = self.kept[::2]
+                self._stride *= 2
+        self._seen += 1
+
+
+@dataclass
+class Sent:
+    """Requests of a phase of one repetition, by their index."""
+
+    sent_ms: "array[float]" = field(default_factory=lambda: array("d"))  # NaN where it was not sent
+    ended_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    good_tokens: "array[int]" = field(default_factory=lambda: array("I"))  # of a whole answer within the SLO
+    asked: "array[int]" = field(default_factory=lambda: array("I"))  # a checksum of what was asked; 0: not known
+
+    def put(self, request: _Request, good_tokens: int) -> None:
+        """Take one."""
+        missing = request.index + 1 - len(self.sent_ms)
+        if missing > 0:
+            self.sent_ms.extend([math.nan] * missing)
+            self.ended_ms.extend([math.nan] * missing)
+            self.good_tokens.extend([0] * missing)
+            self.asked.extend([0] * missing)
+        at = request.index
+        if request.sent_ms is not None:
+            self.sent_ms[at] = request.sent_ms
+            self.ended_ms[at] = request.sent_ms if request.finished_ms is None else request.finished_ms
+        self.good_tokens[at] = good_tokens
+        self.asked[at] = _asked(request)
+
+    def __len__(self) -> int:
+        return len(self.sent_ms)
+
+
+@dataclass
+class PhaseSums:
+    """A phase of one arm, over all repetitions."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    within_slo: int = 0
+    output_tokens: int = 0
+    good_tokens: int = 0
+    seconds: float = 0.0
+    latency_sum_ms: float = 0.0
+    ttft_ms: Numbers = field(default_factory=Numbers)
+    tpot_ms: Numbers = field(default_factory=Numbers)
+    latency_ms: Numbers = field(default_factory=Numbers)
+
+
+@dataclass
+class ClientSide:
+    """What is known of one repetition."""
+
+    sent: dict[str, Sent] = field(default_factory=dict)
+    span_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # from first sending to last end
+
+
+def read_client_side(name: str, repetition: Repetition, slo: Slo, sums: dict[str, PhaseSums]) -> ClientSide:
+    """Return the requests of one repetition, and add them to the sums of their arm.
+
+    Raises
+    ------
+    CaptureError
+        The file is not there, is cut off, or has a line that cannot be read.
+    """
+    found = ClientSide()
+    for request in _requests(name, repetition):
+        if request.warmup:
+            continue
+        if request.phase not in sums and len(sums) >= _MOST_PHASES:
+            raise not_comparable(f"arm {name}: client.jsonl has more than {_MOST_PHASES} phases: fetch it anew")
+        phase = sums.setdefault(request.phase, PhaseSums())
+        good = _take(request, phase, slo)
+        found.sent.setdefault(request.phase, Sent()).put(request, good)
+        if request.sent_ms is not None and request.finished_ms is not None:
+            first, last = found.span_ms.get(request.phase, (request.sent_ms, request.finished_ms))
+            found.span_ms[request.phase] = (min(first, request.sent_ms), max(last, request.finished_ms))
+    for phase_name, (first, last) in found.span_ms.items():
+        sums[phase_name].seconds += max(0.0, last - first) / 1000
+    return found
+
+
+def _take(request: _Request, phase: PhaseSums, slo: Slo) -> int:
+    """Add a request; return the tokens that count as goodput."""
+    phase.outcomes[request.outcome] += 1
+    if request.sent_ms is not None and request.finished_ms is not None:
+        phase.latency_sum_ms += max(0.0, request.finished_ms - request.sent_ms)
+    if request.outcome != "completed" or request.ttft_ms is None or request.latency_ms is None:
+        return 0
+    tokens = request.completion_tokens or 0
+    tpot_ms = (request.latency_ms - request.ttft_ms) / (tokens - 1) if tokens > 1 else None
+    phase.output_tokens += tokens
+    phase.ttft_ms.add(request.ttft_ms)
+    phase.latency_ms.add(request.latency_ms)
+    if tpot_ms is not None:
+        phase.tpot_ms.add(tpot_ms)
+    asked = ((slo.ttft_ms, request.ttft_ms), (slo.tpot_ms, tpot_ms), (slo.latency_ms, request.latency_ms))
+    if any(limit is not None and took is not None and took > limit for limit, took in asked):
+        return 0
+    phase.within_slo += 1
+    phase.good_tokens += tokens
+    return tokens
+
+
+def _asked(request: _Request) -> int:
+    """Return a checksum of what a request asked; 0 where it goes by answers before it, or nobody counted its prompt."""
+    if request.turn or request.prompt_tokens is None:
+        return 0
+    words = f"{request.prompt_tokens}/{request.max_tokens}/{request.temperature}/{request.n}"
+    return zlib.crc32(words.encode()) or 1
+
+
+def _requests(name: str, repetition: Repetition) -> Iterator[_Request]:
+    where = f"arm {name}, repetition {repetition.number}: {CLIENT}"
+    for count, line in enumerate(lines_of(repetition, CLIENT, where), start=1):
+        if count > MOST_REQUESTS:
+            raise not_comparable(f"{where} has more than {MOST_REQUESTS:,} requests: compare shorter captures")
+        try:
+            yield _DECODER.decode(line.text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise unreadable(where, line, error) from error
+
+
+def lines_of(repetition: Repetition, name: str, where: str) -> Iterator[Line]:
+    """Return the lines of a file, which must be as many as its manifest says.
+
+    Raises
+    ------
+    CaptureError
+        The file is not there, is damaged, or is not whole.
+    """
+    path = find(repetition.folder, name)
+    if path is None:
+        raise not_comparable(f"{where} is not there: fetch the capture anew")
+    count = 0
+    try:
+        for line in read_lines(path):
+            count += 1
+            yield line
+    except (BrokenGzipError, NoTrailerError, EOFError) as error:
+        raise not_comparable(f"{where} is cut off or damaged: {error}: fetch it anew") from error
+    except OSError as error:
+        raise not_comparable(f"{where} cannot be read: {error.strerror}") from error
+    entry = repetition.manifest.files.get(name)
+    if entry is not None and entry.lines != count:
+        raise not_comparable(f"{where} has {count:,} lines instead of {entry.lines:,}: fetch it anew")
+
+
+def unreadable(where: str, line: Line, error: Exception) -> Exception:
+    """Return what is said of a line that cannot be read."""
+    return not_comparable(f"{where}, line {line.number} cannot be read: {error}: fetch it anew")

@@ -1,0 +1,264 @@
+"""What an arm's engine did: one walk over trace.jsonl and one over step-stats.jsonl of each repetition."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from specdecode_operator.capture.comparison.reading.client_side import Moment, Numbers, lines_of, unreadable
+from specdecode_operator.capture.comparison.reading.folders import Repetition
+from specdecode_operator.capture.comparison.result import AcceptanceOf, PerRequest
+from specdecode_operator.capture.files.formats import STEP_STATS, TRACE
+from specdecode_operator.capture.validation.validate import find, wants_steps
+from specdecode_operator.payoff.acceptance import LARGEST_K
+
+_CONTEXTS: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_MOST_TEMPERATURES: Final = 32
+_TENTHS: Final = 10
+_LONGEST_STEP_MS: Final = 10_000.0
+"""A longer gap between two steps was a pause of the engine."""
+
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _Record(Struct):
+    """What is needed of a line of trace.jsonl."""
+
+    prompt_tokens: _Count
+    output_tokens: _Count
+    cached_tokens: _Count = 0
+    itl_ms: list[float] | None = None
+    itl_tokens: list[_Count] | None = None
+    preemptions: _Count | None = None
+    temperature: float | None = None
+
+
+class _Cache(Struct):
+    queries: _Count
+    hits: _Count
+
+
+class _Drafts(Struct):
+    num_drafts: _Count
+    num_draft_tokens: _Count
+    num_accepted_tokens: _Count
+    num_accepted_tokens_per_pos: list[_Count]
+
+
+class _Details(Struct):
+    num_ctx_tokens: _Count = 0
+    num_generation_requests: _Count = 0
+
+
+class _Scheduler(Struct):
+    num_running_reqs: _Count = 0
+    kv_cache_usage: float = 0.0
+    spec_decoding_stats: _Drafts | None = None
+    iteration_details: _Details | None = None
+
+
+class _Step(Struct):
+    ts_ms: Moment
+    scheduler: _Scheduler
+    engine: int = 0
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)
+_STEP: Final = msgspec.json.Decoder(_Step)
+
+
+@dataclass
+class Chunks:
+    """Chunks of some requests between their first and their last."""
+
+    requests: int = 0
+    chunks: int = 0
+    tokens: int = 0
+
+    def add(self, chunks: int, tokens: int) -> None:
+        """Take a request."""
+        self.requests += 1
+        self.chunks += chunks
+        self.tokens += tokens
+
+    def acceptance(self, k: int) -> AcceptanceOf:
+        """Return what they tell, K tokens drafted in each step."""
+        per_step = self.tokens / self.chunks
+        return AcceptanceOf(
+            requests=self.requests, tokens_per_step=round(per_step, 3), acceptance=round((per_step - 1) / k, 4)
+        )
+
+
+@dataclass
+class StepSums:
+    """Steps of one phase, or of all."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted: int = 0
+    # Time in which requests ran, and how many did: of it
+    busy_ms: float = 0.0
+    running_ms: float = 0.0
+    # Steps of which nothing was prefill
+    decode_steps: int = 0
+    decode_ms: float = 0.0
+    decoded_requests: int = 0
+    decode_accepted: int = 0
+
+    @property
+    def running(self) -> float | None:
+        """Requests that run at once, on average over the time in which any does."""
+        return self.running_ms / self.busy_ms if self.busy_ms else None
+
+    @property
+    def decode_step_ms(self) -> float | None:
+        """Mean time of a step without prefill."""
+        return self.decode_ms / self.decode_steps if self.decode_steps else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that a request gets from such a step."""
+        return 1 + self.decode_accepted / self.decoded_requests if self.decoded_requests else None
+
+    @property
+    def batch(self) -> float | None:
+        """Requests in such a step."""
+        return self.decoded_requests / self.decode_steps if self.decode_steps else None
+
+
+@dataclass
+class EngineSide:
+    """An arm's engine over all repetitions."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    by_temperature: defaultdict[str, Chunks] = field(default_factory=lambda: defaultdict(Chunks))
+    by_context: defaultdict[int, Chunks] = field(default_factory=lambda: defaultdict(Chunks))
+    per_request: Numbers = field(default_factory=Numbers)  # acceptance of each
+    tenths: list[int] = field(default_factory=lambda: [0] * _TENTHS)
+    all_steps: StepSums = field(default_factory=StepSums)
+    phases: defaultdict[str, StepSums] = field(default_factory=lambda: defaultdict(StepSums))
+    per_position: list[int] = field(default_factory=list)
+    largest_kv_usage: float | None = None
+    kv_usage_ms: float = 0.0
+
+    def read(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
+        """Add a repetition; phases are told apart by their spans.
+
+        Raises
+        ------
+        CaptureError
+            A file is not there, is cut off, or has a line that cannot be read.
+        """
+        speculative = repetition.manifest.config.speculative
+        k = min(LARGEST_K, speculative.num_speculative_tokens or 0) if speculative is not None else 0
+        where = f"arm {name}, repetition {repetition.number}: {TRACE}"
+        for line in lines_of(repetition, TRACE, where):
+            if line.number == 1 and line.text.startswith(b'{"meta"'):
+                continue
+            try:
+                record = _RECORD.decode(line.text)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise unreadable(where, line, error) from error
+            self._add(record, k)
+        if find(repetition.folder, STEP_STATS) is not None or wants_steps(repetition.manifest.record):
+            self._read_steps(name, repetition, span_ms)
+
+    def _add(self, record: _Record, k: int) -> None:
+        self.prompt_tokens += record.prompt_tokens
+        self.cached_tokens += min(record.cached_tokens, record.prompt_tokens)
+        self.preemptions += record.preemptions or 0
+        gaps = len(record.itl_ms or ())
+        # The last chunk may be cut by the end of the answer.
+        sizes = record.itl_tokens[:-1] if record.itl_tokens else []
+        chunks = len(sizes) if record.itl_tokens else max(0, gaps - 1)
+        if not k or not chunks:
+            return
+        tokens = sum(sizes) if record.itl_tokens else chunks
+        temperature = "not given" if record.temperature is None else f"{record.temperature:g}"
+        if temperature in self.by_temperature or len(self.by_temperature) < _MOST_TEMPERATURES:
+            self.by_temperature[temperature].add(chunks, tokens)
+        self.by_context[bisect_right(_CONTEXTS, record.prompt_tokens)].add(chunks, tokens)
+        share = min(1.0, (tokens / chunks - 1) / k)
+        self.per_request.add(share)
+        self.tenths[min(_TENTHS - 1, int(share * _TENTHS))] += 1
+
+    def _read_steps(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
+        where = f"arm {name}, repetition {repetition.number}: {STEP_STATS}"
+        spans = sorted((first, last, phase) for phase, (first, last) in span_ms.items())
+        begins = [first for first, _, _ in spans]
+        before: dict[int, _Step] = {}
+        for line in lines_of(repetition, STEP_STATS, where):
+            try:
+                step = _STEP.decode(line.text)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise unreadable(where, line, error) from error
+            at = bisect_right(begins, step.ts_ms) - 1
+            phase = spans[at][2] if at >= 0 and step.ts_ms <= spans[at][1] else None
+            last = before.get(step.engine)
+            gap_ms = step.ts_ms - last.ts_ms if last is not None and last.scheduler.num_running_reqs else None
+            backward = last is not None and step.ts_ms < last.ts_ms
+            if gap_ms is not None and (backward or gap_ms > _LONGEST_STEP_MS):
+                gap_ms = None
+            for sums in (self.all_steps, *((self.phases[phase],) if phase is not None else ())):
+                _add_step(sums, step.scheduler, last, gap_ms)
+            self._add_position_and_kv(step.scheduler, gap_ms)
+            if not backward:
+                before[step.engine] = step
+
+    def _add_position_and_kv(self, scheduler: _Scheduler, gap_ms: float | None) -> None:
+        usage = min(1.0, max(0.0, scheduler.kv_cache_usage))
+        self.largest_kv_usage = max(usage, self.largest_kv_usage or 0.0)
+        self.kv_usage_ms += usage * (gap_ms or 0.0)
+        if scheduler.spec_decoding_stats is not None:
+            accepted = scheduler.spec_decoding_stats.num_accepted_tokens_per_pos[:LARGEST_K]
+            self.per_position += [0] * (len(accepted) - len(self.per_position))
+            for position, count in enumerate(accepted):
+                self.per_position[position] += count
+
+    def contexts(self, k: int) -> dict[str, AcceptanceOf]:
+        """Return acceptance by the length of the prompt."""
+        return {_context(place): chunks.acceptance(k) for place, chunks in sorted(self.by_context.items())}
+
+    def temperatures(self, k: int) -> dict[str, AcceptanceOf]:
+        """Return acceptance by temperature."""
+        return {name: chunks.acceptance(k) for name, chunks in sorted(self.by_temperature.items())}
+
+    def request_by_request(self) -> PerRequest | None:
+        """Return how acceptance differs from request to request."""
+        kept = sorted(self.per_request.kept)
+        if not kept:
+            return None
+        p10, p50, p90 = (round(kept[round(share * (len(kept) - 1))], 4) for share in (0.1, 0.5, 0.9))
+        return PerRequest(requests=sum(self.tenths), p10=p10, p50=p50, p90=p90, histogram=list(self.tenths))
+
+
+def _add_step(sums: StepSums, scheduler: _Scheduler, last: _Step | None, gap_ms: float | None) -> None:
+    drafts, details = scheduler.spec_decoding_stats, scheduler.iteration_details
+    if drafts is not None:
+        sums.drafts += drafts.num_drafts
+        sums.draft_tokens += drafts.num_draft_tokens
+        sums.accepted += drafts.num_accepted_tokens
+    if gap_ms is None or last is None:
+        return
+    # Those of the last step wait for the end of this one.
+    sums.busy_ms += gap_ms
+    sums.running_ms += gap_ms * last.scheduler.num_running_reqs
+    if details is not None and not details.num_ctx_tokens and details.num_generation_requests:
+        sums.decode_steps += 1
+        sums.decode_ms += gap_ms
+        sums.decoded_requests += details.num_generation_requests
+        sums.decode_accepted += drafts.num_accepted_tokens if drafts is not None else 0
+
+
+def _context(place: int) -> str:
+    if place == 0:
+        return f"below {_CONTEXTS[0]}"
+    if place == len(_CONTEXTS):
+        return f"{_CONTEXTS[-1]} and more"
+    return f"{_CONTEXTS[place - 1]} to {_CONTEXTS[place] - 1}"

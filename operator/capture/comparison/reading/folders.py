@@ -1,0 +1,195 @@
+"""The folders of a capture's arms, and what their manifests say: hostile until checked."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from specdecode_operator.capture.comparison.result import Slo
+from specdecode_operator.capture.files.checks import Checks
+from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.formats import CHECKS, MANIFEST
+from specdecode_operator.capture.files.manifest import EngineCounters, FileEntry
+from specdecode_operator.capture.recorder.lines import EngineConfig
+from specdecode_operator.problems import printable, shown
+
+MOST_ARMS: Final = 8
+MOST_REPETITIONS: Final = 20
+_MOST_MANIFEST_BYTES: Final = 16 * 2**20
+_ARM: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+_REASON: Final = "NotComparable"
+_HOW: Final = "fetch the capture anew"
+
+ArmName = Annotated[str, Meta(min_length=1, max_length=40)]
+_Text = Annotated[str, Meta(max_length=2048)]
+_Kind = TypeVar("_Kind")
+
+
+class Experiment(Struct, kw_only=True, frozen=True):
+    """What was compared, as each manifest repeats it."""
+
+    arms: Annotated[list[ArmName], Meta(min_length=1, max_length=MOST_ARMS)]
+    baseline: ArmName
+    repetitions: Annotated[int, Meta(ge=1, le=MOST_REPETITIONS)]
+    order: list[list[str]] = []
+    slo: Slo = Slo()
+    lossy: dict[str, _Text] = {}
+
+
+class ArmManifest(Struct, kw_only=True, frozen=True):
+    """What a comparison needs of a manifest; what is unknown to it is passed over."""
+
+    namespace: _Text
+    capture: _Text
+    vllm: _Text = ""
+    model: _Text | None = None
+    gpu: _Text | None = None
+    gpu_uuids: list[_Text] = []
+    node: _Text | None = None
+    image_id: _Text | None = None
+    config: EngineConfig
+    context: dict[str, Any] = {}
+    workload: dict[str, Any] = {}
+    seed: int = 0
+    record: dict[str, Any] = {}
+    engine_counters: EngineCounters | None = None
+    files: dict[str, FileEntry] = {}
+    experiment: Experiment | None = None
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the engine had; on CPU one machine counts."""
+        shape = (self.config.tensor_parallel, self.config.pipeline_parallel, self.config.data_parallel)
+        product = 1
+        for each in shape:
+            product *= max(1, each or 1)
+        return max(len(self.gpu_uuids), product) if self.gpu is not None else 1
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """One published folder."""
+
+    folder: Path
+    number: int
+    manifest: ArmManifest
+
+
+@dataclass(frozen=True)
+class ArmFolders:
+    """What there is of a capture."""
+
+    experiment: Experiment
+    repetitions: Mapping[str, list[Repetition]]  # of each arm, in their order; empty where none is published
+
+    @property
+    def first(self) -> ArmManifest:
+        """Any manifest: of what all have in common."""
+        return self.repetitions[self.experiment.baseline][0].manifest
+
+
+def not_comparable(message: str) -> CaptureError:
+    """Return what is said of folders that cannot be compared."""
+    return CaptureError(_REASON, printable(message))
+
+
+def find_arms(folder: Path) -> ArmFolders:
+    """Return the arms of a capture: ``<arm>/<repetition>/`` with a manifest each.
+
+    Raises
+    ------
+    CaptureError
+        There are none, or they do not belong together.
+    """
+    found = [*_published(folder)]
+    experiments = [each.manifest.experiment for _, each in found]
+    if not found or None in experiments:
+        raise not_comparable(f"{folder}: holds no capture with arms: name the folder that has those of its arms in it")
+    experiment = experiments[0]
+    assert experiment is not None  # noqa: S101  as was asked above
+    if any(each != experiment for each in experiments):
+        raise not_comparable(f"{folder}: its arms are not of one capture: their manifests name other arms: {_HOW}")
+    _check(experiment, folder)
+    repetitions: dict[str, list[Repetition]] = {name: [] for name in experiment.arms}
+    for arm, repetition in found:
+        if arm in repetitions and repetition.number <= experiment.repetitions:
+            repetitions[arm].append(repetition)
+    if not repetitions[experiment.baseline]:
+        raise not_comparable(f"{folder / experiment.baseline}: is not there: others are compared with it: {_HOW}")
+    if not any(each for name, each in repetitions.items() if name != experiment.baseline):
+        raise not_comparable(f"{folder}: only arm {experiment.baseline} is there: nothing to compare it with: {_HOW}")
+    _check_workloads(repetitions)
+    return ArmFolders(experiment, repetitions)
+
+
+def _check(experiment: Experiment, folder: Path) -> None:
+    bad = next((name for name in experiment.arms if not _ARM.fullmatch(name)), None)
+    if bad is not None:
+        raise not_comparable(f"{folder}: experiment.arms: {shown(bad)}: is no name of an arm: {_HOW}")
+    if len(set(experiment.arms)) < len(experiment.arms) or experiment.arms[0] != experiment.baseline:
+        raise not_comparable(
+            f"{folder}: experiment.arms: {shown(experiment.arms)}: each stands there once, the baseline first: {_HOW}"
+        )
+
+
+def _check_workloads(repetitions: Mapping[str, list[Repetition]]) -> None:
+    """Refuse arms that were asked different things."""
+    manifests = [(name, each.manifest) for name, all_of in repetitions.items() for each in all_of]
+    (first_name, first), *others = manifests
+    for name, manifest in others:
+        for what in ("namespace", "capture", "workload", "seed"):
+            if getattr(manifest, what) != getattr(first, what):
+                raise not_comparable(
+                    f"workloads differ: {what} of arm {name} is not that of arm {first_name}: what was asked must be "
+                    "the same for both: compare arms of one capture"
+                )
+
+
+def _published(folder: Path) -> Iterator[tuple[str, Repetition]]:
+    try:
+        arms = sorted(each for each in folder.iterdir() if each.is_dir() and _ARM.fullmatch(each.name))
+        numbered = [
+            (arm.name, int(each.name), each)
+            for arm in arms
+            for each in sorted(arm.iterdir())
+            if re.fullmatch(r"[1-9][0-9]?", each.name) and (each / MANIFEST).is_file()
+        ]
+    except OSError as error:
+        raise not_comparable(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
+    for name, number, place in sorted(numbered):
+        yield name, Repetition(place, number, _manifest(place / MANIFEST))
+
+
+def _manifest(path: Path) -> ArmManifest:
+    return _decoded(path, ArmManifest)
+
+
+def read_checks(repetitions: Sequence[Repetition]) -> Checks | None:
+    """Return what an arm was asked beside the load; None where it was not.
+
+    Raises
+    ------
+    CaptureError
+        It cannot be read.
+    """
+    for each in repetitions:
+        if (path := each.folder / CHECKS).is_file():
+            return _decoded(path, Checks)
+    return None
+
+
+def _decoded(path: Path, kind: type[_Kind]) -> _Kind:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(_MOST_MANIFEST_BYTES + 1)
+        if len(text) > _MOST_MANIFEST_BYTES:
+            raise not_comparable(f"{path}: has more than {_MOST_MANIFEST_BYTES >> 20} MiB: {_HOW}")
+        return msgspec.json.decode(text, type=kind)
+    except OSError as error:
+        raise not_comparable(f"{path}: cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_comparable(f"{path}: cannot be read: {error}: {_HOW}") from error

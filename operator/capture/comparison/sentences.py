@@ -1,0 +1,157 @@
+"""What an arm's loads and outputs come to: one verdict, the load from which it stops paying, and a sentence."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from specdecode_operator.api.capture_comparison import ArmVerdict, Outputs
+from specdecode_operator.capture.comparison.result import Load, LoadVerdict, OutputsFound
+
+LONGEST: Final = 1024
+"""Letters of a sentence, as the status takes it."""
+
+_MOST_LOADS: Final = 6
+
+Compared = tuple[Load, LoadVerdict]
+
+
+def compared_loads(loads: Sequence[Load]) -> list[Compared]:
+    """Return the loads that could be compared."""
+    return [(each, each.compared) for each in loads if each.compared is not None]
+
+
+def arm_verdict(loads: Sequence[Load], outputs: OutputsFound | None) -> ArmVerdict:
+    """Return what all loads come to; an arm that answers otherwise is Incorrect, however fast it is."""
+    if outputs is not None and (outputs.parses_less or outputs.outputs == Outputs.DIFFERENT):
+        return ArmVerdict.INCORRECT
+    found = {compared.verdict for _, compared in compared_loads(loads)}
+    pays, loses = ArmVerdict.PAYS in found, ArmVerdict.DOES_NOT_PAY in found
+    if pays and loses:
+        return ArmVerdict.DEPENDS_ON_LOAD
+    return ArmVerdict.PAYS if pays else ArmVerdict.DOES_NOT_PAY if loses else ArmVerdict.INCONCLUSIVE
+
+
+def crossover(baseline: Sequence[Load], loads: Sequence[Load]) -> float | None:
+    """Return the requests running at once above which an arm stops paying.
+
+    That is between a load that pays and one that costs, where the logarithm of the ratio, on a straight line over that
+    of the load, is 0.
+    """
+    running = {each.phase: each.running for each in baseline}
+    known = sorted(
+        (at, compared.ratio, compared.verdict)
+        for load, compared in compared_loads(loads)
+        if (at := running.get(load.phase)) and compared.ratio and compared.verdict != ArmVerdict.INCONCLUSIVE
+    )
+    for (low, gain, before), (high, loss, after) in pairwise(known):
+        if before == ArmVerdict.PAYS and after == ArmVerdict.DOES_NOT_PAY and gain > 1 > loss and high > low:
+            share = math.log(gain) / (math.log(gain) - math.log(loss))
+            return round(math.exp(math.log(low) + share * (math.log(high) - math.log(low))), 1)
+    return None
+
+
+def sentence(  # noqa: PLR0913, PLR0917  what it speaks of
+    verdict: ArmVerdict,
+    baseline: Sequence[Load],
+    loads: Sequence[Load],
+    outputs: OutputsFound | None,
+    crossing: float | None,
+    level: float,
+    missing: str | None,
+) -> str:
+    """Return the verdict of an arm with its figures."""
+    parts = [*_parts(verdict, baseline, loads, outputs, crossing, level)]
+    if missing is not None:
+        parts.insert(0, missing)
+    text = "; ".join(parts)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _parts(  # noqa: PLR0913, PLR0917  as above
+    verdict: ArmVerdict,
+    baseline: Sequence[Load],
+    loads: Sequence[Load],
+    outputs: OutputsFound | None,
+    crossing: float | None,
+    level: float,
+) -> Iterator[str]:
+    if verdict is ArmVerdict.INCORRECT and outputs is not None:
+        yield from _wrong(outputs)
+    running = {each.phase: each.running for each in baseline}
+    compared = compared_loads(loads)
+    said = [_load(running.get(load.phase), load, each, level) for load, each in compared]
+    if said:
+        more = f" and {len(said) - _MOST_LOADS} more loads" if len(said) > _MOST_LOADS else ""
+        yield f"goodput {', '.join(said[:_MOST_LOADS])}{more}"
+    else:
+        why = next((each.not_compared for each in loads if each.not_compared), "none ran")
+        yield f"no load could be compared: {why}"
+    if crossing is not None:
+        yield f"stops paying above about {crossing:g} running"
+    if verdict is ArmVerdict.INCONCLUSIVE:
+        yield from _needed(compared)
+    if outputs is not None and verdict is not ArmVerdict.INCORRECT:
+        yield _outputs(outputs)
+
+
+def _load(running: float | None, load: Load, compared: LoadVerdict, level: float) -> str:
+    at = f"in {load.phase}" if running is None else f"with {running:.3g} running"
+    ends = [None if each is None else percent(each) for each in (compared.low, compared.high)]
+    if None in ends:
+        return f"{_ratio(compared)} {at} (too few blocks for an interval: {compared.blocks})"
+    return f"{_ratio(compared)} ({level:.0%}: {ends[0]} to {ends[1]}) {at}".replace("%:", " %:")
+
+
+def _ratio(compared: LoadVerdict) -> str:
+    return "not known" if compared.ratio is None else percent(compared.ratio)
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio as people read it: +18 %, -2.5 %."""
+    change = 100 * (ratio - 1)
+    return f"{change:+.3g} %" if abs(change) >= 10 else f"{change:+.1f} %"  # noqa: PLR2004  two digits
+
+
+def _needed(compared: Sequence[Compared]) -> Iterator[str]:
+    """Yield what would decide the load that is nearest to it."""
+    needed = [
+        (each.repetitions_needed, each.blocks_needed, load.phase, each.blocks)
+        for load, each in compared
+        if each.repetitions_needed is not None and each.blocks_needed is not None
+    ]
+    if needed:
+        repetitions, blocks, phase, there = min(needed)
+        more = max(0, (blocks or 0) - there)
+        said = f"about {more} more pairs of blocks and " if more else ""
+        yield f"if it is as measured, {said}{repetitions} repetitions would tell in {phase}"
+
+
+def _wrong(outputs: OutputsFound) -> Iterator[str]:
+    if outputs.outputs == Outputs.DIFFERENT and outputs.first_difference is not None:
+        first = outputs.first_difference
+        margin = (
+            "" if first.baseline_margin is None else f", where its two likeliest were {first.baseline_margin:.3g} apart"
+        )
+        yield (
+            f"greedy answers to {outputs.different} of {outputs.prompts} prompts differ from the baseline's, one at "
+            f"token {first.position + 1}{margin}"
+        )
+    for what, shares in (("structured answers", outputs.structured), ("tool calls", outputs.tool_calls)):
+        if outputs.parses_less and shares is not None and shares[0] < shares[1]:
+            yield f"{shares[0]:.0%} of its {what} can be parsed, {shares[1]:.0%} of the baseline's".replace("%", " %")
+
+
+def _outputs(outputs: OutputsFound) -> str:
+    match outputs.outputs:
+        case Outputs.EQUAL:
+            return f"greedy answers to {outputs.prompts} prompts are equal"
+        case Outputs.EXPLAINED:
+            return (
+                f"greedy answers to {outputs.explained} of {outputs.prompts} prompts differ, each where two tokens "
+                "were as likely"
+            )
+        case Outputs.LOSSY:
+            return "it may answer otherwise by its settings"
+        case _:
+            return "outputs were not checked"

@@ -1,0 +1,64 @@
+"""How far engines differ from start to start."""
+
+import math
+from random import Random
+from statistics import NormalDist
+
+import pytest
+
+from specdecode_operator.evidence.starts import between_starts, starts_needed, student_quantile
+
+
+@pytest.mark.parametrize(
+    ("freedom", "share", "quantile"),
+    # Tables of every textbook, such as Abramowitz and Stegun 1964, table 26.10
+    [(1, 0.975, 12.706), (2, 0.975, 4.303), (3, 0.995, 5.841), (4, 0.975, 2.776), (30, 0.9, 1.310), (120, 0.99, 2.358)],
+)
+def test_quantiles_are_those_of_tables(freedom: int, share: float, quantile: float) -> None:
+    assert student_quantile(share, freedom) == pytest.approx(quantile, abs=5e-4)
+
+
+def test_with_many_starts_it_is_the_normal_quantile() -> None:
+    assert student_quantile(0.975, 10_000) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-3)
+
+
+class TestInterval:
+    def test_is_the_textbooks_of_two_groups(self) -> None:
+        # Means 2 and 5, a pooled variance of (2 + 2) / 2, and 2 degrees of freedom for 2 + 2 starts.
+        low, high = between_starts([[1.0, 3.0], [4.0, 6.0]], 1, 0.95) or (0.0, 0.0)
+        half = 4.3027 * math.sqrt(2.0 * (1 / 2 + 1 / 2))
+        assert (low, high) == (pytest.approx(3 - half, abs=1e-3), pytest.approx(3 + half, abs=1e-3))
+
+    def test_further_arms_tell_of_the_variance_too(self) -> None:
+        two = between_starts([[1.0, 1.1], [1.5, 1.6]], 1, 0.95) or (0.0, 0.0)
+        four = between_starts([[1.0, 1.1], [1.5, 1.6], [3.0, 3.1], [0.2, 0.3]], 1, 0.95) or (0.0, 0.0)
+        assert four[1] - four[0] < two[1] - two[0]
+
+    @pytest.mark.parametrize("arms", [[[1.0], [2.0]], [[1.0, 2.0], []], [[], [1.0, 2.0]]])
+    def test_is_none_where_no_arm_has_two_starts_or_one_has_none(self, arms: list[list[float]]) -> None:
+        assert between_starts(arms, 1, 0.95) is None
+
+    @pytest.mark.parametrize("starts", [2, 3, 5])
+    def test_leaves_out_no_difference_as_often_as_its_level_says(self, starts: int) -> None:
+        random, wrong, runs = Random(starts), 0, 2000
+        for _ in range(runs):
+            arms = [[random.gauss(0, 0.02) for _ in range(starts)] for _ in range(2)]
+            low, high = between_starts(arms, 1, 0.95) or (0.0, 0.0)
+            wrong += not low <= 0 <= high
+        assert wrong / runs == pytest.approx(0.05, abs=0.02)
+
+
+class TestStartsNeeded:
+    def test_are_so_many_that_the_interval_would_leave_out_no_difference(self) -> None:
+        arms = [[0.0, 0.02], [0.03, 0.05]]
+        variance = 0.0002
+        starts = starts_needed(arms, 0.03, 0.95)
+        assert starts is not None
+        halves = [
+            student_quantile(0.975, 2 * (each - 1)) * math.sqrt(2 * variance / each) for each in (starts - 1, starts)
+        ]
+        assert halves[0] > 0.03 > halves[1]
+
+    def test_are_not_known_from_one_start_nor_beyond_the_most(self) -> None:
+        assert starts_needed([[1.0], [2.0]], 0.1, 0.95) is None
+        assert starts_needed([[0.0, 1.0], [0.0, 1.0]], 0.01, 0.95) is None
