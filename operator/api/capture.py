@@ -10,12 +10,16 @@ from typing import Annotated
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, ObjectName
-from specdecode_operator.api.capture_workload import CaptureWorkload
+from specdecode_operator.api.capture_workload import CaptureWorkload, PhaseName
 from specdecode_operator.api.patterns import SIZE
+from specdecode_operator.api.speculation import BatchSizeRange, Speculation
+from specdecode_operator.api.values import Quantization
+from specdecode_operator.vocabulary import KvCacheDtype
 
 KIND = "SpecDecodeCapture"
 PLURAL = "specdecodecaptures"
 
+Milliseconds = Annotated[StrictInt, Field(ge=1, le=86_400_000)]
 Quantity = Annotated[str, StringConstraints(max_length=16, pattern=SIZE)]
 DEFAULT_SIZE = "20Gi"
 
@@ -53,8 +57,70 @@ class Storage(ApiModel):
     """Keep the claim that was created when this object is deleted."""
 
 
+class ArmSpeculation(Speculation):
+    """How the engine of an arm speculates."""
+
+    # Fewer than in a deployment: of 8 arms in 8 schedules, the API server would refuse to judge more.
+    num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=16)
+    """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
+
+
+class Arm(ApiModel):
+    """One way to serve, to be measured against others on the same GPUs."""
+
+    name: PhaseName
+    """Name of the arm, and of the folder of its files."""
+
+    speculation: ArmSpeculation | None = None
+    """In the place of the deployment's spec.speculation, all of it; method none is no speculation. Absent: as
+    deployed."""
+
+    target_quantization: Quantization | None = None
+    """In the place of the deployment's spec.target.quantization. Absent: what its plan chose."""
+
+    kv_cache_dtype: KvCacheDtype | None = None
+    """In the place of the deployment's spec.serving.kvCacheDtype. Absent: as deployed."""
+
+
+class Slo(ApiModel):
+    """What clients are promised: goodput counts the tokens of requests that keep all of it."""
+
+    ttft_ms: Milliseconds | None = None
+    """Longest time to the first token."""
+
+    tpot_ms: Milliseconds | None = None
+    """Longest time for each further token, on average of a request."""
+
+    latency_ms: Milliseconds | None = None
+    """Longest time to the last token."""
+
+
+class Checks(ApiModel):
+    """Requests to each arm, one at a time and outside of what is measured, by which its answers are compared."""
+
+    greedy_prompts: StrictInt = Field(default=8, ge=0, le=64)
+    """Prompts answered at temperature 0, whose tokens should be the same in all arms."""
+
+    structured_requests: StrictInt = Field(default=8, ge=0, le=64)
+    """Requests for JSON by a schema, and as many for a call of a tool, whose answers should parse as often."""
+
+
 class CaptureRun(ApiModel):
     """Which load, and where the files go: what a capture and the template of a schedule have in common."""
+
+    arms: list[Arm] = Field(default=[], max_length=8)
+    """Ways to serve, one after another on the same GPUs under the same load. The first is the baseline, which the
+    others are compared with. Absent: the deployment's own alone."""
+
+    repetitions: StrictInt | None = Field(default=None, ge=1, le=20)
+    """How often each arm is started and measured, in an order drawn anew each time. Several arms need two or more.
+    Absent: 2 with several arms, else 1."""
+
+    slo: Slo | None = None
+    """Which requests count as goodput. Absent: all that are answered to the end."""
+
+    checks: Checks | None = None
+    """How the answers of several arms are compared. Absent: with 8 prompts and 8 requests for JSON."""
 
     deployment_during_capture: DuringCapture = DuringCapture.KEEP
     """Suspend: its engines give their GPUs to the capture and come back after it, however it ends. Keep: the capture
@@ -74,10 +140,16 @@ class CaptureRun(ApiModel):
 
     deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
     """How long the load may take once the engine serves. On top of it the engine has as long to start as in its
-    deployment, and merging and validation have 15 minutes and a tenth of it. Each attempt has all of these."""
+    deployment, and merging and validation have 15 minutes and a tenth of it. Each attempt has all of these, for each
+    repetition of each arm."""
 
     backoff_limit: StrictInt = Field(default=0, ge=0, le=10)
     """How often a run that failed is begun anew."""
+
+    @property
+    def starts(self) -> int:
+        """How often each arm is started."""
+        return self.repetitions or (2 if len(self.arms) > 1 else 1)
 
 
 class SpecDecodeCaptureSpec(CaptureRun):

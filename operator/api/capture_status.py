@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.status import Conditions, Sentence, Word
 
 Path = Annotated[str, StringConstraints(max_length=1024)]
@@ -148,7 +149,7 @@ class SpecDecodeCaptureStatus(ApiModel):
     """How far it is, for people."""
 
     conditions: Conditions = Field(default=[])
-    """Accepted, WaitingForGPUs, Succeeded, Ready, Reconciling and Stalled."""
+    """Accepted, WaitingForGPUs, Succeeded, Ready, Reconciling, Stalled and, with several arms, Pays."""
 
     job: Word | None = None
     """The Job that runs it."""
@@ -170,4 +171,7 @@ class SpecDecodeCaptureStatus(ApiModel):
     """When it ended, RFC 3339."""
 
     summary: CaptureSummary | None = None
-    """What was captured; of a run that succeeded."""
+    """What was captured; of a run that succeeded. With several arms: by the second one, the last time."""
+
+    comparison: ComparisonStatus | None = None
+    """What the arms brought, compared with the first; of a run with several that succeeded."""

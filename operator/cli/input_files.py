@@ -185,6 +185,8 @@ def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
     speculation = spec.get("speculation")
     if isinstance(speculation, dict) and "draft" in speculation:
         spec["speculation"] = {**speculation, "draft": _with_config(speculation["draft"], model_configs)}
+    if isinstance(spec.get("arms"), list):  # of a capture, each with a speculation of its own
+        spec["arms"] = [with_configs(arm, model_configs) for arm in spec["arms"]]
     return spec
 
 
@@ -211,6 +213,8 @@ def _models(spec: Any) -> Iterator[tuple[str, bool]]:
     """Return the models of a spec, each with whether it has a config."""
     if not isinstance(spec, dict):
         return
+    for arm in spec["arms"] if isinstance(spec.get("arms"), list) else ():
+        yield from _models(arm)
     speculation = spec.get("speculation")
     served = [spec.get("target"), speculation.get("draft") if isinstance(speculation, dict) else None]
     for model in served:

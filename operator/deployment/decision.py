@@ -14,6 +14,7 @@ from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
+from specdecode_operator.deployment.models.jobs import RESOLVING
 from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children
@@ -140,14 +141,14 @@ def _read_first(
     models = " and ".join(map(str, dict.fromkeys(unknown.values())))
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     reading = f"Job {names} reads config.json and safetensors headers of {models}"
-    accepted = ConditionUpdate("Accepted", UNKNOWN, "ResolvingModel", "the rest is checked once the models are known")
+    accepted = ConditionUpdate("Accepted", UNKNOWN, RESOLVING, "the rest is checked once the models are known")
     blocked = READER.blocked(pods, unknown)
     if blocked is None:
-        readiness = working("ResolvingModel", reading)
-        planned = ConditionUpdate("Planned", UNKNOWN, "ResolvingModel", reading)
+        readiness = working(RESOLVING, reading)
+        planned = ConditionUpdate("Planned", UNKNOWN, RESOLVING, reading)
     else:
         readiness = readiness_of(blocked)
-        status, reason = (FALSE, blocked.reason) if blocked.permanent else (UNKNOWN, "ResolvingModel")
+        status, reason = (FALSE, blocked.reason) if blocked.permanent else (UNKNOWN, RESOLVING)
         planned = ConditionUpdate("Planned", status, reason, blocked.message)
     readiness = without_engines(spec) or readiness
     return DesiredState(NotLaunched(readiness, parent.status.plan), [accepted, planned], jobs)

@@ -1,13 +1,18 @@
 """Carries one capture from what is to what should be: observe, decide, write, report."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from pydantic import ValidationError
+
 from specdecode_operator.api import base, deployment
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.capture import Capture, read_capture
 from specdecode_operator.capture.control.decision import (
     Decision,
@@ -30,6 +35,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.inventory import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.metrics import EndedCaptures
 from specdecode_operator.handlers.reporter import Reporter
@@ -46,8 +52,8 @@ from specdecode_operator.kube.resources import (
 
 _logger = logging.getLogger(__name__)
 
-DesiredStateOf = Callable[[Body], tuple[Parent, DesiredState]]
-"""What the spec of a SpecDecodeDeployment comes to."""
+DesiredStateOf = Callable[..., tuple[Parent, DesiredState]]
+"""What a SpecDecodeDeployment comes to. Of one with an arm's settings, which nobody wrote, a cache is given, too."""
 
 
 class CaptureReconciler:
@@ -68,6 +74,8 @@ class CaptureReconciler:
         self._operator_image = operator_image
         self._inventory = Inventory(cluster, cache, CAPTURE_CHILDREN)
         self._reporter = Reporter(cluster, cache)
+        self._arms: defaultdict[Key, defaultdict[int, DecisionCache]] = defaultdict(lambda: defaultdict(DecisionCache))
+        """What each arm comes to, by its number, of captures that are still to start."""
 
     async def reconcile(self, key: Key) -> None:
         """Bring one SpecDecodeCapture and what belongs to it in line.
@@ -80,6 +88,7 @@ class CaptureReconciler:
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._inventory.forget(key)
+            self._arms.pop(key, None)
             return
         capture, now = read_capture(body), datetime.now(UTC)
         if is_outlived(capture, now):
@@ -104,8 +113,10 @@ class CaptureReconciler:
         job = self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
         claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
         pods = self._cache.children_of(capture.key, POD.kind)
+        if job is not None or capture.ended is not None:
+            self._arms.pop(capture.key, None)
         observed = CaptureObservation(
-            deployment=self._deployment(capture) if capture.ended is None else None,
+            deployment=self._deployment(capture, starts=job is None) if capture.ended is None else None,
             job=job,
             pods=pods,
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.claim_name), None),
@@ -125,7 +136,7 @@ class CaptureReconciler:
     async def _get(self, capture: Capture, resource: Resource, name: str | None) -> Body | None:
         return await self._cluster.get(resource, capture.key.namespace, name) if name else None
 
-    def _deployment(self, capture: Capture) -> ObservedDeployment | None:
+    def _deployment(self, capture: Capture, *, starts: bool) -> ObservedDeployment | None:
         key = Key(capture.key.namespace, str(capture.spec.get("deployment")))
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
@@ -138,8 +149,20 @@ class CaptureReconciler:
             uid=parent.uid,
             generation=parent.generation,
             desired=desired,
+            arms=self._arm_states(capture, body, desired) if starts else (),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
             pods=[pod for pod in self._engine_pods(key) if holds_gpus(pod, now)],
+        )
+
+    def _arm_states(self, capture: Capture, body: Body, desired: DesiredState) -> list[DesiredState]:
+        """Return what the deployment would come to with each arm; nothing for an invalid spec."""
+        try:
+            spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
+        except ValidationError:
+            return []
+        decisions = self._arms[capture.key]
+        return arm_states(
+            spec, body, desired.outcome, lambda arm, changed: self._desired_state_of(changed, decisions[arm])[1]
         )
 
     def _goes_first(self, capture: Capture) -> str | None:

@@ -26,7 +26,7 @@ class DecisionCache:
 
     def decide(self, parent: Parent, cluster: ClusterState) -> DesiredState:
         """Return what `decision.decide` returns."""
-        asked = (parent.uid, parent.generation, parent.suspended_for, parent.status.plan, cluster)
+        asked = (parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan, cluster)
         if self._latest is not None and self._asked == asked:
             return replace(self._latest, children=json.loads(zlib.decompress(self._children)))
         desired = decide(parent, cluster)

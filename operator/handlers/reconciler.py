@@ -140,10 +140,17 @@ class Reconciler:
         kept = None if schedules is None else await self._schedules.keep(parent, schedules)
         await self._report(parent, desired, replace(observation, blocked=blocked or observation.blocked), kept)
 
-    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
-        """Return an object and what should exist for it now, for a capture of it."""
+    def desired_state_of(self, body: Body, decisions: DecisionCache | None = None) -> tuple[Parent, DesiredState]:
+        """Return an object and what should exist for it now, for a capture of it.
+
+        ``decisions`` are those for a spec that the object does not have, which would push out its own. Models that its
+        cache lacks may be there for others.
+        """
         parent = self._read(body)
-        return parent, self._record(parent).decisions.decide(parent, self._cluster_state(parent))
+        cluster = self._cluster_state(parent)
+        if decisions is None:
+            return parent, self._record(parent).decisions.decide(parent, cluster)
+        return parent, decisions.decide(parent, replace(cluster, downloads=self._downloads_of_namespace(parent)))
 
     def _record(self, parent: Parent) -> _Record:
         """Return what is remembered of an object; nothing of an earlier one of its name."""
@@ -172,6 +179,14 @@ class Reconciler:
             has_leader_worker_sets=self._cache.has_groups,
             operator_image=self._operator_image,
         )
+
+    def _downloads_of_namespace(self, parent: Parent) -> dict[str, str]:
+        """Return what was downloaded for any object of a namespace, which goes by claim, too."""
+        bodies = map(self._cache.parent, [*self._neighbours(parent), parent.key])
+        found: dict[str, str] = {}
+        for each in (self._read(body) for body in bodies if body is not None):
+            found |= read_downloads(self._believed(each, downloads_name(each.key)))
+        return found
 
     def _proofs(self, parent: Parent) -> Mapping[str, str]:
         """Return the digests of what the operator keeps in ConfigMaps for an object."""

@@ -15,8 +15,8 @@ from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DE
 from specdecode_operator.problems import printable
 
 _MESSAGE_LIMIT = 1024
-_ON_THE_WAY = frozenset({"Starting", "Disabled", "NotAccepted"})
-"""Reasons of conditions that are False for a while without anything being wrong."""
+_NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay"})
+"""Reasons of conditions that are False, most for a while, without anything being wrong."""
 
 _BAD_WHILE_TRUE = frozenset({"DriftContested", "EngineDiffers", "EngineUntested", "OutputsDiffer"})
 """Types of conditions that are there only while something is wrong, or not as people take for granted."""
@@ -95,4 +95,4 @@ def _is_bad(condition: Condition) -> bool:
     """Whether a condition is worth a Warning."""
     if condition.type in _BAD_WHILE_TRUE:
         return condition.status is ConditionStatus.TRUE
-    return condition.status is ConditionStatus.FALSE and condition.reason not in _ON_THE_WAY
+    return condition.status is ConditionStatus.FALSE and condition.reason not in _NOTHING_WRONG

@@ -1,10 +1,11 @@
 """For every field of a SpecDecodeCapture, a value that makes a difference: see field_cases.py."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tests.support.captures import SHORT, capture_spec
-from tests.support.field_cases import FieldCase, at, refused
-from tests.support.objects import Body
+from tests.support.field_cases import DEPLOYMENT_FIELDS, FieldCase, at, refused
+from tests.support.objects import TINY_CONFIG, Body, pair_70b, tiny_cpu
 
 
 def _workload(**fields: object) -> Body:
@@ -30,9 +31,42 @@ TWO_TEMPERATURES = _workload(
     temperatures=[{"temperature": "0.0", "sharePercent": 60}, {"temperature": "1.0", "sharePercent": 40}]
 )
 
+_SPECULATION = "speculation."
+
+
+def _of_arm(field: str, case: FieldCase) -> tuple[str, FieldCase]:
+    """The same case for an arm of a capture, whose deployment is the case's own."""
+    on = capture_spec(arms=[{"name": "only", "speculation": case.on["speculation"]}])
+    if case.refusal:  # rules of the CRD may say it in other words
+        case = replace(case, refusal=f"spec.arms[0].{_SPECULATION}")
+    return f"arms[].{field}", replace(case, on=on, deployment=case.on)
+
+
+def _comparing(**fields: object) -> Body:
+    return capture_spec(arms=[{"name": "plain", "speculation": {"method": "none"}}, {"name": "deployed"}], **fields)
+
+
+def _of_pair(case: FieldCase) -> FieldCase:
+    return replace(case, deployment=pair_70b())
+
+
 CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "deployment": at("other", on=PLAIN),
     "deploymentDuringCapture": at("Suspend", on=PLAIN),
+    "arms[].name": at("other", on=_comparing()),
+    "arms[].targetQuantization": _of_pair(at("FP8", on=_comparing())),
+    "arms[].kvCacheDtype": _of_pair(at("fp8", on=_comparing())),
+    **dict(_of_arm(*each) for each in DEPLOYMENT_FIELDS.items() if each[0].startswith(_SPECULATION)),
+    "arms[].speculation.draft.config": replace(
+        _of_arm("", at({**TINY_CONFIG, "vocab_size": 2048}, on=tiny_cpu()))[1],
+        refusal="spec.arms[0].speculation.draft",
+    ),
+    "repetitions": at(3, on=PLAIN),
+    "slo.ttftMs": at(500, on=_comparing(slo={})),
+    "slo.tpotMs": at(50, on=_comparing(slo={})),
+    "slo.latencyMs": at(5000, on=_comparing(slo={})),
+    "checks.greedyPrompts": at(4, on=_comparing(checks={})),
+    "checks.structuredRequests": at(0, on=_comparing(checks={})),
     "workload.prompts.synthetic.promptTokens": at(128, on=SYNTHETIC),
     "workload.prompts.synthetic.outputTokens": at(32, on=SYNTHETIC),
     "workload.prompts.synthetic.sharedPrefixTokens": at(100, on=SYNTHETIC),

@@ -4,9 +4,12 @@ import json
 from typing import Any
 
 from specdecode_operator.api import capture as capture_api
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
 from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
 
@@ -30,10 +33,20 @@ def capture(spec: Body | None = None, *, labels: Body | None = None, status: Bod
     }
 
 
-def observed_deployment(spec: Body | None = None, **seen: Any) -> ObservedDeployment:
-    """The deployment `llama`, on CPU unless a spec says otherwise."""
-    owner = read_parent(parent(spec or tiny_cpu()))
-    return ObservedDeployment(owner.key, owner.uid, owner.generation, desired_state(owner, ()), **seen)
+def observed_deployment(
+    spec: Body | None = None, nodes: tuple[NodeFacts, ...] = (), capture: Body | None = None, **seen: Any
+) -> ObservedDeployment:
+    """The deployment `llama`, on CPU unless a spec says otherwise, with the arms of the spec of a capture."""
+    body = parent(spec or tiny_cpu())
+    owner = read_parent(body)
+    desired = desired_state(owner, nodes)
+    arms = arm_states(
+        SpecDecodeCaptureSpec.parse(capture or capture_spec()),
+        body,
+        desired.outcome,
+        lambda _, changed: desired_state(read_parent(changed), nodes),
+    )
+    return ObservedDeployment(owner.key, owner.uid, owner.generation, desired, arms, **seen)
 
 
 def surroundings(**changes: Any) -> CaptureObservation:

@@ -31,12 +31,15 @@ class FieldCase:
         The cluster.
     refusal
         What the object is refused with for it; empty where it is not.
+    deployment
+        The deployment that a capture is of; the tiny pair where none is named.
     """
 
     value: Any
     on: Body
     nodes: tuple[NodeFacts, ...] = NODES
     refusal: str = ""
+    deployment: Body | None = None
 
     def changed(self, field: str) -> Body:
         """Return the spec with the value; lists get it in their first element."""

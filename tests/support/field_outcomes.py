@@ -11,14 +11,14 @@ from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.status import compose_status as compose_capture_status
 from specdecode_operator.capture.control.status import is_outlived
 from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
-from specdecode_operator.capture.recorder.settings import STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
+from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, observed_deployment, surroundings
 from tests.support.decisions import NOW, desired_state
-from tests.support.field_cases import FieldCase
+from tests.support.field_cases import NODES, FieldCase
 from tests.support.objects import Body, parent
 from tests.support.schedule_field_cases import schedule_outcomes
 from tests.support.simulated_load import DATASETS, simulated_load
@@ -47,23 +47,25 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     desired = desired_state(owner, case.nodes)
     status = compose_status(owner, desired, Observation(), NOW)
     scheduled = [
-        dataclasses.replace(decision, create=[_created(body) for body in decision.create])
+        dataclasses.replace(decision, create=[_created(body, case) for body in decision.create])
         for decision in schedule_outcomes(spec.get("captures", []))
     ]
     return (_without_copies(desired.children), scheduled), _dumped(status)
 
 
-def capture_outcome(spec: Body, _: FieldCase | None = None) -> Outcome:
+def capture_outcome(spec: Body, case: FieldCase | None = None) -> Outcome:
     """What is written for a capture that may start, what is recorded and sent then, whether it goes long after."""
-    done, status = _capture_outcome(json.dumps(spec, sort_keys=True))
+    captured = None if case is None or case.deployment is None else case.deployment
+    done, status = _capture_outcome(json.dumps(spec, sort_keys=True), json.dumps(captured, sort_keys=True))
     return done, status
 
 
 @cache
-def _capture_outcome(spec_text: str) -> Outcome:
+def _capture_outcome(spec_text: str, captured: str) -> Outcome:
     spec = json.loads(spec_text)
     subject = read_capture(capture(spec))
-    seen = surroundings(deployment=observed_deployment(engines_wanted=1), dataset={"data": DATASETS})
+    deployment = observed_deployment(json.loads(captured), nodes=NODES, capture=spec, engines_wanted=1)
+    seen = surroundings(deployment=deployment, dataset={"data": DATASETS})
     decision = decide(subject, seen, NOW)
     goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW)
     writes = dataclasses.replace(decision.writes, job=None)
@@ -83,18 +85,23 @@ def _job_outcome(job: Body) -> Any:
     containers = {each["name"]: each for each in [*pod["initContainers"], *pod["containers"]]}
     environments = {name: _literal(container) for name, container in containers.items()}
     settings = environments[LOAD][SETTINGS_VARIABLE].replace("$$", "$")
+    told = json.loads(settings)
+    # What is started when, and what is asked then, stands nowhere else.
+    compared = [told.get(name) for name in ("repetitions", "slo", "checks")]
+    arms = [{name: arm[name] for name in ("name", "command", "env")} for arm in told.get("arms", ())]
     for container in containers.values():
         container["env"] = [each for each in container.get("env") or [] if each["name"] not in _TOLD]
-    return _without_copies(job), Settings.from_environment(environments[ENGINE_CONTAINER]), simulated_load(settings)
+    recorded = Settings.from_environment({FOLDER_VARIABLE: "told later", **environments[ENGINE_CONTAINER]})
+    return _without_copies(job), arms, compared, recorded, simulated_load(settings)
 
 
 def _literal(container: Body) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container.get("env") or [] if "value" in each}
 
 
-def _created(body: Body) -> Any:
+def _created(body: Body, case: FieldCase) -> Any:
     """A capture that a schedule creates: for its spec, what comes of one."""
-    return {name: part for name, part in body.items() if name != "spec"}, capture_outcome(body["spec"])
+    return {name: part for name, part in body.items() if name != "spec"}, capture_outcome(body["spec"], case)
 
 
 def _without_copies(value: Any) -> Any:

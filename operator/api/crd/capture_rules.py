@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
+from specdecode_operator.api.capture import ArmSpeculation, CaptureRun, SpecDecodeCaptureSpec, Storage
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, Phase, Prompts
 from specdecode_operator.api.crd.cel import Reason, Rule
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH, NGRAM, SPECULATION
 from specdecode_operator.api.crd.models_rules import INSIDE_A_VOLUME
+from specdecode_operator.api.speculation import Ngram
 
 JOB_NAME = Rule(
     field="metadata.name",
@@ -180,11 +181,41 @@ _ONE_CLAIM = Rule(
 
 STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "existingClaim")))
 
-SPEC = tuple(
-    map(
-        _immutable,
-        ("deployment", "deploymentDuringCapture", "workload", "seed", "record", "deadlineSeconds", "backoffLimit"),
+_SEVERAL_ARMS = "has(self.arms) && self.arms.size() > 1"
+
+
+def _compares(field: str) -> Rule:
+    return Rule(
+        field=field,
+        holds=f"!has(self.{field}) || {_SEVERAL_ARMS}",
+        message="is for comparing arms: remove it, or list two arms or more",
+        reason=Reason.FORBIDDEN,
     )
+
+
+RUN = (
+    Rule(
+        field="arms",
+        holds="!has(self.arms) || self.arms.all(a, self.arms.exists_one(b, b.name == a.name))",
+        message="two arms have one name: rename one",
+    ),
+    Rule(
+        field="repetitions",
+        holds=f"!({_SEVERAL_ARMS}) || !has(self.repetitions) || self.repetitions > 1",
+        message="is 1, and no two starts of an engine are quite the same: arms need at least two, or one arm alone",
+    ),
+    *map(_compares, ("slo", "checks")),
+)
+
+SPEC = (
+    *RUN,
+    *map(
+        _immutable,
+        (
+            *("deployment", "deploymentDuringCapture", "workload", "seed", "record", "deadlineSeconds", "backoffLimit"),
+            *("arms", "repetitions", "slo", "checks"),
+        ),
+    ),
 )
 
 SCHEDULE = (
@@ -203,11 +234,13 @@ _WORKLOAD_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     Prompts: PROMPTS,
     Dataset: DATASET,
     Phase: PHASE,
+    ArmSpeculation: SPECULATION,
 }
 
 SCHEDULE_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     **_WORKLOAD_RULES,
     CaptureSchedule: SCHEDULE,
+    CaptureRun: RUN,
     Storage: (_ONE_CLAIM,),
 }
 """The rules of each model of a schedule, whose template may change at any time."""
@@ -216,5 +249,6 @@ CAPTURE_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     **_WORKLOAD_RULES,
     SpecDecodeCaptureSpec: SPEC,
     Storage: STORAGE,
+    Ngram: NGRAM,
 }
 """The rules of each model of a capture."""

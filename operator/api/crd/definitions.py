@@ -201,6 +201,12 @@ def _capture_columns() -> list[dict[str, Any]]:
         _column("Deployment", "string", ".spec.deployment", "Whose engine is captured."),
         _column("Requests", "integer", ".status.summary.requests.completed", "Requests that were answered."),
         _column("Acceptance", "string", ".status.summary.acceptance", "Accepted share of the proposed tokens."),
+        _column(
+            "Verdict",
+            "string",
+            '.status.conditions[?(@.type=="Pays")].reason',
+            "Of several arms: whether the second pays, compared with the first.",
+        ),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
         _column(
             "Reason",

@@ -47,6 +47,22 @@ class Capture:
         return {name: value for name, value in self.labels.items() if name.startswith(_QUEUE_PREFIX)}
 
     @property
+    def compares(self) -> bool:
+        """Whether it has several arms."""
+        return len(self.spec.get("arms") or ()) > 1
+
+    @property
+    def switches(self) -> bool:
+        """Whether its pod starts engines by turns, each with a folder of its own."""
+        return bool(self.spec.get("arms")) or (self.spec.get("repetitions") or 1) > 1
+
+    @property
+    def accepted(self) -> Condition | None:
+        """The condition by which it may start; None where it may not, or nobody said so yet."""
+        condition = next((each for each in self.status.conditions if each.type == "Accepted"), None)
+        return condition if condition is not None and condition.status is ConditionStatus.TRUE else None
+
+    @property
     def ended(self) -> Condition | None:
         """How it ended, for good; None while it has not."""
         condition = next((each for each in self.status.conditions if each.type == "Succeeded"), None)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec, Storage
+from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.status import ConditionStatus
 from specdecode_operator.capture.control.admission import (
@@ -19,6 +20,7 @@ from specdecode_operator.capture.control.admission import (
     engine_blocked,
     workload_blocked,
 )
+from specdecode_operator.capture.control.arms import arm_notes, captured_arms
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.image_id import image_id_config_map
 from specdecode_operator.capture.control.job import render_job
@@ -71,6 +73,7 @@ class Decision:
     """In the scheduler's words; None while it does not."""
 
     result: CaptureSummary | None = None
+    comparison: ComparisonStatus | None = None
     started_at: str | None = None
     finished_at: str | None = None
     claim: str | None = None
@@ -111,6 +114,9 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Dec
     decision = _next_step(capture, spec, observed)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
         decision = replace(decision, finished_at=now.strftime(_TIME))
+    if decision.accepted is _ACCEPTED and capture.accepted is not None:
+        # What was noted of its arms when it began is still so.
+        decision = replace(decision, accepted=replace(_ACCEPTED, message=capture.accepted.message))
     changes = _claim_changes(capture, spec.storage, observed.claim, decision)
     return replace(decision, claim=claim, writes=replace(decision.writes, claim_metadata=changes))
 
@@ -151,6 +157,7 @@ def _ended(capture: Capture, observed: CaptureObservation) -> Decision:
         # One that was given up while it ran frees its GPUs; others stay for their logs.
         writes=Writes(remove_job=observed.job is not None and not _is_finished(observed.job)),
         result=capture.status.summary,
+        comparison=capture.status.comparison,
         started_at=capture.status.started_at,
         finished_at=capture.status.finished_at,
     )
@@ -215,6 +222,7 @@ def _finished(progress: Progress, failure: Blocked | None) -> Decision:
         accepted=_ACCEPTED,
         succeeded=succeeded,
         result=progress.summary,
+        comparison=progress.comparison,
         started_at=progress.started_at,
         finished_at=progress.finished_at,
     )
@@ -274,17 +282,19 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
     )
     if blocked is not None:
         return _blocked(blocked)
-    if observed.operator_image is None:
-        return _blocked(OPERATOR_IMAGE_UNKNOWN)
+    arms = captured_arms(spec, source, observed.deployment.arms if observed.deployment else ())
+    if isinstance(arms, Blocked) or observed.operator_image is None:
+        return _blocked(arms if isinstance(arms, Blocked) else OPERATOR_IMAGE_UNKNOWN)
     if observed.goes_first is not None:
         return _waiting(observed)
     wants_claim = spec.storage.existing_claim is None and observed.claim is None
     writes = Writes(
         claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
-        job=render_job(capture, spec, source, observed.operator_image),
+        job=render_job(capture, spec, source, arms, observed.operator_image),
     )
     pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
-    return replace(pending, writes=writes)
+    words = "; ".join([_ACCEPTED.message, *arm_notes(arms)])
+    return replace(pending, accepted=replace(_ACCEPTED, message=words), writes=writes)
 
 
 def _blocked(blocked: Blocked) -> Decision:

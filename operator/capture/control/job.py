@@ -1,30 +1,41 @@
 """Renders the Job of a capture: the deployment's own engine pod, with a recorder in it and the load beside it.
 
 The engine becomes a native sidecar: it starts before the load generator, whose
-end is that of the pod, and it is told to stop only after that.
+end is that of the pod, and it is told to stop only after that. With several arms
+its container starts one engine after the other, as the load generator tells it.
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import Checks, DuringCapture, SpecDecodeCaptureSpec
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.capture.control.admission import workload_document
+from specdecode_operator.capture.control.arm_pods import (
+    apart,
+    common_engine_pod,
+    engine_container,
+    engine_pod_of,
+    literals,
+    plain_command,
+)
+from specdecode_operator.capture.control.arms import CapturedArm
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.image_id import FOLDER, image_id_volume
 from specdecode_operator.capture.control.observation import CapturedDeployment
 from specdecode_operator.capture.control.volume import claim_of
 from specdecode_operator.capture.job.places import Places
-from specdecode_operator.capture.job.recorder_bundle import PLUGIN
+from specdecode_operator.capture.job.recorder_bundle import PLUGIN, SWITCH_FOLDER, switcher_command
 from specdecode_operator.capture.load.workload import ATTEMPT_VARIABLE, NODE_VARIABLE, SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
-from specdecode_operator.deployment.objects.engine_pod import engine_pod, engine_timeouts
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
+from specdecode_operator.deployment.spec.warnings import lossy_answers
 from specdecode_operator.engine.environment import API_KEY_VARIABLE
 from specdecode_operator.kube.labels import CAPTURED_DEPLOYMENT_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.kube.manifests import child_labels, owned, render_template
@@ -61,16 +72,28 @@ def places(capture: Capture, attempt: str) -> Places:
 
 
 def published_folder(capture: Capture) -> str:
-    """Return the folder, from the volume's root, that holds the files once they are validated."""
-    return places(capture, attempt="").path
+    """Return the folder, from the volume's root, that holds the files once they are validated: with arms, theirs."""
+    found = places(capture, attempt="")
+    return str(found.of_capture.relative_to(found.root)) if capture.switches else found.path
 
 
-def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, operator_image: str) -> Body:
-    """Return the Job of a capture; suspended where it waits for a queue or for the deployment's GPUs."""
-    pod = _engine_pod(source)
-    added = _flags_added(spec, pod)
-    settings = _settings(capture, spec, source, pod, added)
-    deadline_s = _deadline_s(spec, source)
+def render_job(
+    capture: Capture,
+    spec: SpecDecodeCaptureSpec,
+    source: CapturedDeployment,
+    arms: Sequence[CapturedArm],
+    operator_image: str,
+) -> Body:
+    """Return the Job of a capture; suspended where it waits for a queue or for the deployment's GPUs.
+
+    Without ``arms`` its engine is the deployment's.
+    """
+    runs = [(arm, apart(engine_pod_of(arm.source), number)) for number, arm in enumerate(arms)]
+    pod = common_engine_pod([each for _, each in runs]) if runs else engine_pod_of(source)
+    settings = _settings(capture, spec, source, pod)
+    if runs:
+        settings |= _arm_settings(spec, runs, pod)
+    deadline_s = spec.starts * sum(_deadline_s(spec, each.source) for each in arms) or _deadline_s(spec, source)
     borrows = spec.deployment_during_capture is DuringCapture.SUSPEND
     values = {
         "name": capture.job_name,
@@ -82,7 +105,7 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDe
         "labels": _pod_labels(capture, spec, pod),
         "annotations": _pod_annotations(pod),
         "before": _before(pod),
-        "engine": _engine(capture, spec, pod, added),
+        "engine": _switched_engine(spec, pod) if runs else _engine(capture, spec, pod),
         "after": _after(pod),
         "operator_image": operator_image,
         "user_id": _USER_ID,
@@ -93,6 +116,7 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDe
         "api_key": _api_key(pod),
         "root": ROOT,
         "recorder_path": RECORDER_PATH,
+        "switch_folder": SWITCH_FOLDER if runs else None,
         "dataset": _dataset_volume(spec),
         "claim": claim_of(capture, spec.storage),
         "image_id_config_map": image_id_volume(capture),
@@ -106,20 +130,6 @@ def render_job(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDe
     job = owned(job, capture.key, capture.uid)
     job["metadata"]["labels"] |= {CAPTURED_DEPLOYMENT_LABEL: spec.deployment} | capture.queue_labels
     return job
-
-
-def _engine_pod(source: CapturedDeployment) -> Body:
-    """Return the pod that the deployment's engine runs in; over plain HTTP, for nobody else reaches it."""
-    facts = source.launch.facts
-    serving = facts.spec.serving.model_copy(update={"tls_secret": None})
-    plain = replace(facts, spec=facts.spec.model_copy(update={"serving": serving}))
-    return engine_pod(source.key, plain, source.launch.plan)
-
-
-def _engine_container(pod: Body) -> Body:
-    """Return the engine's container of a pod."""
-    (engine,) = (each for each in pod["spec"]["containers"] if each["name"] == ENGINE_CONTAINER)
-    return dict(engine)
 
 
 def _deadline_s(spec: SpecDecodeCaptureSpec, source: CapturedDeployment) -> int:
@@ -140,18 +150,33 @@ def wrap_up_s(deadline_seconds: int) -> int:
 def _flags_added(spec: SpecDecodeCaptureSpec, pod: Body) -> list[str]:
     """Return the arguments that the engine gets for the recording alone."""
     wanted = [_ITERATION_DETAILS] if spec.record.step_stats else []
-    return [flag for flag in wanted if flag not in _engine_container(pod)["command"]]
+    return [flag for flag in wanted if flag not in engine_container(pod)["command"]]
 
 
-def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, added: list[str]) -> Body:
+def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body) -> Body:
     """Return the engine's container as a native sidecar that records."""
-    engine = _engine_container(pod)
+    segments = str(places(capture, f"$({ATTEMPT_VARIABLE})").segments)
+    command = [*engine_container(pod)["command"], *_flags_added(spec, pod)]
+    return _sidecar(spec, pod, command, [{"name": FOLDER_VARIABLE, "value": segments}])
+
+
+def _switched_engine(spec: SpecDecodeCaptureSpec, pod: Body) -> Body:
+    """Return the container in which one engine after the other is started.
+
+    Its start proves nothing: the load generator, which has to come next, tells it what to start.
+    """
+    sidecar = _sidecar(spec, pod, switcher_command(RECORDER_PATH), [])
+    sidecar["volumeMounts"].append({"name": "specdecode-switch", "mountPath": SWITCH_FOLDER})
+    return {field: value for field, value in sidecar.items() if field != "startupProbe"}
+
+
+def _sidecar(spec: SpecDecodeCaptureSpec, pod: Body, command: list[str], env_added: list[Body]) -> Body:
+    engine = engine_container(pod)
     kept = {field: value for field, value in engine.items() if field not in _NOT_IN_A_SIDECAR}
     env: list[Body] = engine.get("env") or []
-    segments = str(places(capture, f"$({ATTEMPT_VARIABLE})").segments)
     recording: list[Body] = [
         {"name": ATTEMPT_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-        {"name": FOLDER_VARIABLE, "value": segments},
+        *env_added,
         {"name": TOKEN_IDS_VARIABLE, "value": "1" if spec.record.token_ids else "0"},
         {"name": STEPS_VARIABLE, "value": "1" if spec.record.step_stats else "0"},
     ]
@@ -159,7 +184,7 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, added: lis
     return {
         **kept,
         "restartPolicy": "Always",
-        "command": ["/bin/sh", "-c", _WITH_RECORDER, RECORDER_PATH, *engine["command"], *added],
+        "command": ["/bin/sh", "-c", _WITH_RECORDER, RECORDER_PATH, *command],
         "env": [*(each for each in env if each["name"] not in names), *recording],
         "volumeMounts": [
             *(engine.get("volumeMounts") or []),
@@ -218,7 +243,7 @@ def _is_queue(name: str) -> bool:
 
 def _api_key(pod: Body) -> Body | None:
     """Return the variable that holds the key of the engine's clients, as the engine has it."""
-    return next((each for each in _engine_container(pod).get("env") or [] if each["name"] == API_KEY_VARIABLE), None)
+    return next((each for each in engine_container(pod).get("env") or [] if each["name"] == API_KEY_VARIABLE), None)
 
 
 def _dataset_volume(spec: SpecDecodeCaptureSpec) -> Body | None:
@@ -232,41 +257,66 @@ def _dataset_volume(spec: SpecDecodeCaptureSpec) -> Body | None:
     return {"persistentVolumeClaim": {"claimName": dataset.persistent_volume_claim.claim_name, "readOnly": True}}
 
 
-def _settings(
-    capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, pod: Body, added: list[str]
-) -> dict[str, Any]:
+def _settings(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, pod: Body) -> dict[str, Any]:
     """Return the settings of the load generator (``RunSettings``, and what the manifest repeats)."""
-    facts = source.launch.facts
-    settings = engine_settings(facts.spec, facts.pair, source.launch.plan.chosen.tensor)
     return {
         "namespace": capture.key.namespace,
         "capture": capture.key.name,
         "capture_uid": capture.uid,
         "root": ROOT,
-        "engine": {
-            "url": f"http://127.0.0.1:{facts.spec.serving.port}",
-            "model": settings.served_model_names[0],
-            "max_model_len": settings.max_model_len,
-            "vocab_size": facts.pair.target.vocab_size,
-            "api_key_variable": API_KEY_VARIABLE if _api_key(pod) else None,
-        },
+        "engine": _address(source.launch, pod),
         "workload": workload_document(spec),
         "seed": spec.seed,
         "record": spec.record.model_dump(mode="json", by_alias=True),
         "deadline_seconds": spec.deadline_seconds,
-        "context": _context(facts, source, pod, added),
+        "context": _context(source, pod, _flags_added(spec, pod)),
     }
 
 
-def _context(facts: Facts, source: CapturedDeployment, pod: Body, added: list[str]) -> dict[str, Any]:
+def _arm_settings(
+    spec: SpecDecodeCaptureSpec, runs: Sequence[tuple[CapturedArm, Body]], common: Body
+) -> dict[str, Any]:
+    """Return what the load generator is told of arms; ``common`` is the pod that they share."""
+    compares = len(runs) > 1
+    return {
+        "arms": [
+            {
+                "name": arm.name,
+                "engine": _address(arm.source.launch, pod),
+                "command": [*plain_command(pod), *_flags_added(spec, pod)],
+                "env": literals(engine_container(pod), beside=engine_container(common)),
+                "start_seconds": engine_timeouts(arm.source.launch.facts, arm.source.launch.plan).startup_s,
+                "context": _context(arm.source, pod, _flags_added(spec, pod)),
+                "lossy": lossy_answers(arm.source.launch.facts),
+            }
+            for arm, pod in runs
+        ],
+        "repetitions": spec.starts,
+        "slo": spec.slo.model_dump(mode="json", by_alias=True, exclude_none=True) if spec.slo else {},
+        "checks": (spec.checks or Checks()).model_dump(mode="json", by_alias=True) if compares else {},
+    }
+
+
+def _address(launch: Launch, pod: Body) -> dict[str, Any]:
+    facts = launch.facts
+    settings = engine_settings(facts.spec, facts.pair, launch.plan.chosen.tensor)
+    return {
+        "url": f"http://127.0.0.1:{facts.spec.serving.port}",
+        "model": settings.served_model_names[0],
+        "max_model_len": settings.max_model_len,
+        "vocab_size": facts.pair.target.vocab_size,
+        "api_key_variable": API_KEY_VARIABLE if _api_key(pod) else None,
+    }
+
+
+def _context(source: CapturedDeployment, pod: Body, added: list[str]) -> dict[str, Any]:
     """Return what the manifest repeats: whose engine it was, and what was different in it."""
-    engine = _engine_container(pod)
     plan: PlanStatus = source.launch.plan_status
     return {
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
-        "image": engine["image"],
-        "engine_version": facts.spec.engine.version,
-        "command": [argument.replace("$$", "$") for argument in engine["command"]],
+        "image": engine_container(pod)["image"],
+        "engine_version": source.launch.facts.spec.engine.version,
+        "command": plain_command(pod),
         "recording_flags": added,
         "plan": plan.model_dump(mode="json", by_alias=True, exclude_none=True),
         "operator_version": __version__,

@@ -4,10 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.serving_first import in_line
-from specdecode_operator.capture.control.termination import disrupted, engine_restarts, read_failure, read_summary
+from specdecode_operator.capture.control.termination import (
+    disrupted,
+    engine_restarts,
+    read_comparison,
+    read_failure,
+    read_summary,
+)
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, is_about_volumes
 from specdecode_operator.deployment.pods.rejected_pods import rejected_pod
@@ -34,6 +41,7 @@ class Progress:
     waiting_for_gpus: bool = False  # the scheduler finds no place for it
     failure: Blocked | None = None  # why it failed, or will; what is hopeless need not go on
     summary: CaptureSummary | None = None
+    comparison: ComparisonStatus | None = None
 
     started_at: str | None = None
     finished_at: str | None = None
@@ -53,12 +61,25 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
         finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
         summary = read_summary(pod)
         message = f"files are validated and published{_shortfall(summary)}{_doubts(summary)}"
-        return Progress(CapturePhase.SUCCEEDED, "Captured", message, False, None, summary, started_at, finished_at)
+        return Progress(
+            CapturePhase.SUCCEEDED,
+            "Captured",
+            message,
+            summary=summary,
+            comparison=read_comparison(pod),
+            started_at=started_at,
+            finished_at=finished_at,
+        )
     if failed := conditions.get("Failed"):
         failure = read_failure(pod, job)
         finished_at = failed.get("lastTransitionTime")
         return Progress(
-            CapturePhase.FAILED, failure.reason, failure.message, False, failure, None, started_at, finished_at
+            CapturePhase.FAILED,
+            failure.reason,
+            failure.message,
+            failure=failure,
+            started_at=started_at,
+            finished_at=finished_at,
         )
     if pod is None:
         name = job["metadata"]["name"]

@@ -16,6 +16,7 @@ class ObservedDeployment:
     uid: str
     generation: int
     desired: DesiredState
+    arms: Sequence[DesiredState] = ()  # what it would come to with each arm of the capture; asked for before it starts
     engines_wanted: int = 0  # engines that its Deployment asks for now
     pods: Sequence[Body] = ()  # pods that hold its GPUs, also those that are ending
 

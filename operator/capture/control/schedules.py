@@ -141,7 +141,8 @@ def _with_next(schedule: CaptureSchedule, status: ScheduleStatus, now: datetime)
 
 def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Body:
     """Return the capture of one time. It is owned: it goes with its deployment, and the data stays."""
-    template = schedule.template.model_dump(by_alias=True, mode="json", exclude_none=True)
+    # As it was written: rules tell an empty list from none.
+    template = schedule.template.model_dump(by_alias=True, mode="json", exclude_unset=True)
     return {
         "apiVersion": base.API_VERSION,
         "kind": capture_api.KIND,

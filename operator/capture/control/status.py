@@ -2,12 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 
+from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.decision import Decision
 from specdecode_operator.capture.control.job import published_folder
-from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate, stamp
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, stamp
 
+_PAYS = {ArmVerdict.PAYS: TRUE, ArmVerdict.DOES_NOT_PAY: FALSE}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -18,6 +20,8 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
     if words is not None:
         waiting = ConditionUpdate("WaitingForGPUs", TRUE, "Unschedulable", words)
     findings = [*decision.readiness.conditions(), decision.accepted, waiting, decision.succeeded]
+    if capture.compares:
+        findings.append(_pays(decision))
     has_files = decision.phase is CapturePhase.SUCCEEDED
     return SpecDecodeCaptureStatus(
         observed_generation=capture.generation,
@@ -29,7 +33,20 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
         started_at=decision.started_at,
         finished_at=decision.finished_at,
         summary=decision.result,
+        comparison=decision.comparison,
     )
+
+
+def _pays(decision: Decision) -> ConditionUpdate:
+    """Return whether the second arm pays, compared with the first; unknown while nobody can tell."""
+    comparison = decision.comparison
+    if comparison is None or not comparison.arms:
+        over = decision.succeeded.status is not UNKNOWN
+        message = "nothing was compared: the condition Succeeded tells more" if over else "arms are compared at its end"
+        return ConditionUpdate("Pays", UNKNOWN, "NotCompared", message)
+    arm = comparison.arms[0]
+    message = f"{arm.name} against {comparison.baseline}: {arm.message}"
+    return ConditionUpdate("Pays", _PAYS.get(arm.verdict, UNKNOWN), arm.verdict, message)
 
 
 def is_outlived(capture: Capture, now: datetime) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
@@ -49,6 +50,20 @@ def read_summary(pod: Body | None) -> CaptureSummary | None:
     except ValidationError:
         return None
     return summary if _is_countable(summary.model_dump()) else None
+
+
+def read_comparison(pod: Body | None) -> ComparisonStatus | None:
+    """Return what the load generator's termination message says of several arms, if it can be read."""
+    said = _said(_ended(pod, LOAD)) if pod is not None else None
+    if not isinstance(said, dict) or "comparison" not in said:
+        return None
+    try:
+        comparison = ComparisonStatus.parse(said["comparison"], newer=True)
+    except ValidationError:
+        return None
+    names = [arm.name for arm in comparison.arms]
+    # The API server takes no two of one name.
+    return comparison if len(set(names)) == len(names) and _is_countable(comparison.model_dump()) else None
 
 
 def _is_countable(value: Any) -> bool:

@@ -121,9 +121,9 @@ def _in_capture(
     if captured is None:
         return
     try:
-        render_capture(document.body, captured)
+        render_capture({**document.body, "spec": with_configs(document.body["spec"], configs)}, captured)
     except NotRenderedError as error:
-        yield Level.ERROR, error.reason, Problem("", "", str(error))
+        yield Level.WARNING if error.may_pass else Level.ERROR, error.reason, Problem("", "", str(error))
 
 
 def _refused(error: InvalidSpecError) -> Iterator[_Found]:

@@ -79,7 +79,7 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
         if document.kind != capture.KIND
     }
     found = [
-        _capture(document, deployments, options)
+        _capture(document, deployments, configs, options)
         if document.kind == capture.KIND
         else deployments[document.qualified_name]
         for document in reading.documents
@@ -126,7 +126,9 @@ def captured_name(document: Document, spec: SpecDecodeCaptureSpec) -> str:
     return replace(document, body={"metadata": metadata}).qualified_name
 
 
-def _capture(document: Document, deployments: Mapping[str, Rendered], options: Options) -> Rendered:
+def _capture(
+    document: Document, deployments: Mapping[str, Rendered], configs: Mapping[str, dict[str, Any]], options: Options
+) -> Rendered:
     try:
         spec = admitted_capture(document.body)
     except InvalidSpecError as error:
@@ -138,7 +140,8 @@ def _capture(document: Document, deployments: Mapping[str, Rendered], options: O
     if captured.deployment is None:
         return Rendered(document, captured.verdict, refusal=f"its deployment: {captured.refusal}")
     try:
-        objects = render_capture(document.body, captured.deployment, options.operator_image)
+        body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
+        objects = render_capture(body, captured.deployment, options.operator_image)
     except NotRenderedError as error:
         return Rendered(document, INVALID, refusal=str(error))
     return Rendered(document, FITS, tuple(without_owner(objects)))

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide as decide_capture
 from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
@@ -45,6 +47,7 @@ class NotRenderedError(Exception):
     def __init__(self, readiness: Readiness) -> None:
         super().__init__(readiness.message)
         self.reason = readiness.reason
+        self.may_pass = not readiness.stalled
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class RenderedDeployment:
 
     parent: Parent
     desired: DesiredState
+    body: Body
+    cluster: AssumedCluster
 
     downloads: tuple[Body, ...] = ()
     """Jobs that fill its cache of models; what is desired comes when they have ended."""
@@ -82,7 +87,23 @@ def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment
         When it launches nothing for it.
     """
     parent = read_parent(as_stored(body))
-    state = ClusterState(
+    desired = _desired_state(parent, cluster)
+    if isinstance(desired.outcome, NotLaunched):
+        raise NotRenderedError(desired.outcome.readiness)
+    before = decide(parent, _state(cluster)) if desired.outcome.facts.spec.models.cache else desired
+    downloads = [child for child in before.children if child["kind"] == JOB.kind]
+    return RenderedDeployment(parent, desired, body, cluster, tuple(downloads))
+
+
+def _desired_state(parent: Parent, cluster: AssumedCluster) -> DesiredState:
+    """Return what should exist for an object once its models are downloaded."""
+    wanted = set() if isinstance(parent.spec, InvalidSpecError) else set(wanted_downloads(parent.spec).values())
+    commits = {source.key: _commit(source.revision) for source in wanted}
+    return decide(parent, replace(_state(cluster), downloads=commits))
+
+
+def _state(cluster: AssumedCluster) -> ClusterState:
+    return ClusterState(
         nodes=cluster.nodes,
         calibration=cluster.calibration,
         # Which directories of nodes are allowed says the operator's command line.
@@ -91,13 +112,6 @@ def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment
         has_leader_worker_sets=True,
         operator_image=cluster.operator_image,
     )
-    wanted = set() if isinstance(parent.spec, InvalidSpecError) else set(wanted_downloads(parent.spec).values())
-    commits = {source.key: _commit(source.revision) for source in wanted}
-    desired = decide(parent, replace(state, downloads=commits))
-    if isinstance(desired.outcome, NotLaunched):
-        raise NotRenderedError(desired.outcome.readiness)
-    downloads = [child for child in decide(parent, state).children if child["kind"] == JOB.kind] if wanted else []
-    return RenderedDeployment(parent, desired, tuple(downloads))
 
 
 def render_capture(body: Body, captured: RenderedDeployment, operator_image: str | None = None) -> list[Body]:
@@ -109,7 +123,13 @@ def render_capture(body: Body, captured: RenderedDeployment, operator_image: str
         When it is refused.
     """
     capture, parent = read_capture(as_stored(body)), captured.parent
-    deployment = ObservedDeployment(parent.key, parent.uid, parent.generation, captured.desired)
+    arms = arm_states(
+        SpecDecodeCaptureSpec.parse(body["spec"]),
+        captured.body,
+        captured.desired.outcome,
+        lambda _, changed: _desired_state(read_parent(as_stored(changed)), captured.cluster),
+    )
+    deployment = ObservedDeployment(parent.key, parent.uid, parent.generation, captured.desired, arms)
     image = operator_image or OPERATOR_IMAGE
     observed = CaptureObservation(deployment, operator_image=image, **_named_objects(capture.spec))
     decision = decide_capture(capture, observed, _ANY_TIME)

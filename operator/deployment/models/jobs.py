@@ -22,6 +22,9 @@ from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, READS_FOR
 from specdecode_operator.kube.manifests import content_hash, owned, render_template
 from specdecode_operator.kube.nodes import GPU_RESOURCE
 
+RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
+"""Reasons of an object that waits for them."""
+
 _NAME_DIGITS: Final = 4
 
 _Answer = TypeVar("_Answer")

@@ -10,6 +10,7 @@ from tests.support.kubectl import Kubectl
 
 HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeCapture"}
 PHASES = "spec.workload.phases[0]"
+OFF = "{name: plain, speculation: {method: none}}"
 ONE_REQUEST = "{name: a, pattern: Closed, concurrency: 1, requests: 1}"
 SHORTER = "{name: a, pattern: Closed, concurrency: 1, requests: 1, promptTokens: 8}"
 
@@ -75,6 +76,17 @@ workload:
     "many phases": "workload: {phases: ["
     + ", ".join(f"{{name: p{i}, pattern: Closed, concurrency: 1, requests: 1}}" for i in range(32))
     + "]}",
+    "many arms": "arms: ["
+    + ", ".join(
+        f"{{name: k{k}, speculation: {{method: ngram, numSpeculativeTokens: {k}, ngram: {{promptLookupMax: {k}}},"
+        f" numSpeculativeTokensByBatchSize: [{{from: 1, to: 8, numSpeculativeTokens: {k}}}]}}}}"
+        for k in range(1, 9)
+    )
+    + "]",
+    "arms": "{arms: [{name: plain, speculation: {method: none}}, {name: fp8, targetQuantization: FP8,"
+    " kvCacheDtype: fp8}, {name: as-deployed}], repetitions: 3, slo: {ttftMs: 500, tpotMs: 50, latencyMs: 9000},"
+    " checks: {greedyPrompts: 0, structuredRequests: 64}}",
+    "one arm": "{arms: [{name: plain, speculation: {method: none}}], repetitions: 1}",
     "lives on": "{suspend: true, deadlineSeconds: 600, backoffLimit: 2, ttlSecondsAfterFinished: 0}",
 }
 BAD = {
@@ -200,6 +212,25 @@ BAD = {
     ),
     "a claim twice": ("storage: {existingClaim: mine, size: 1Gi}", "spec.storage.existingClaim", "remove it"),
     "no size": ("storage: {size: much}", "spec.storage.size", "should match"),
+    "two arms of one name": (f"arms: [{OFF}, {OFF}]", "spec.arms", "two arms have one name: rename one"),
+    "an arm that is no folder": ("arms: [{name: ../a}]", "spec.arms[0].name", "should match"),
+    "an arm that cannot speculate so": (
+        f"arms: [{OFF}, {{name: ngram, speculation: {{method: ngram}}}}]",
+        "spec.arms[1].speculation.numSpeculativeTokens",
+        "method ngram needs it",
+    ),
+    "nine arms": (
+        f"arms: [{', '.join(f'{{name: a{i}}}' for i in range(9))}]",
+        "spec.arms",
+        "must have at most 8 items",
+    ),
+    "arms that are started once": (
+        f"{{arms: [{OFF}, {{name: other}}], repetitions: 1}}",
+        "spec.repetitions",
+        "arms need at least two",
+    ),
+    "an SLO without arms": ("slo: {ttftMs: 1}", "spec.slo", "list two arms or more"),
+    "checks of one arm": (f"{{arms: [{OFF}], checks: {{}}}}", "spec.checks", "list two arms or more"),
     "no time": ("deadlineSeconds: 0", "spec.deadlineSeconds", "greater than or equal to 30"),
 }
 
@@ -268,6 +299,8 @@ IMMUTABLE = {
     "existingClaim": {"storage": {"existingClaim": "mine"}},
     "deadlineSeconds": {"deadlineSeconds": 60},
     "backoffLimit": {"backoffLimit": 1},
+    "arms": {"arms": [{"name": "as-deployed"}]},
+    "repetitions": {"repetitions": 2},
 }
 
 
@@ -288,9 +321,16 @@ def test_what_feeds_the_job_stays(kubectl: Kubectl, name: str) -> None:
 def test_kubectl_get_tells_how_far_it_is(kubectl: Kubectl) -> None:
     kubectl.apply(body("{}"))
     status = {
-        "status": {"phase": "Succeeded", "summary": {"requests": {"sent": 9, "completed": 8}, "acceptance": "71%"}}
+        "status": {
+            "phase": "Succeeded",
+            "summary": {"requests": {"sent": 9, "completed": 8}, "acceptance": "71%"},
+            "conditions": [
+                {"type": "Pays", "status": "False", "reason": "DoesNotPay", "message": "", "observedGeneration": 1}
+                | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+            ],
+        }
     }
     kubectl.must("patch", "sdc", "demo", "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
     header, row = kubectl.must("get", "sdc").splitlines()
-    assert header.split() == ["NAME", "PHASE", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "AGE"]
-    assert row.split()[:5] == ["demo", "Succeeded", "llama", "8", "71%"]
+    assert header.split() == ["NAME", "PHASE", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "VERDICT", "AGE"]
+    assert row.split()[:6] == ["demo", "Succeeded", "llama", "8", "71%", "DoesNotPay"]

@@ -14,6 +14,7 @@ import pytest
 
 from bench.reason_tables import FILE, read_conditions, read_reasons
 from specdecode_operator.api.capture import KIND as CAPTURE
+from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 from specdecode_operator.sizing.memory.budget import Verdict
 from tests.support.documents import ROOT
@@ -23,7 +24,8 @@ OF_DEPLOYMENTS = ("deployment/", "resolver/", "capture/control/schedules.py")
 OF_CAPTURES = ("capture/comparison/reading/", "capture/control/", "capture/files/", "capture/job/", "capture/merge/")
 OF_BOTH = ("handlers/", "problems.py", "deployment/blocked.py", "deployment/pods/")
 OF_WRITES = "handlers/inventory.py"
-VERDICTS = {verdict.value for verdict in Verdict}
+VERDICTS = {DEPLOYMENT: {verdict.value for verdict in Verdict}, CAPTURE: {verdict.value for verdict in ArmVerdict}}
+"""Of a plan, and of an arm."""
 
 OTHER_WORDS = {
     *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
@@ -112,7 +114,7 @@ def test_every_reason_that_is_given_is_in_the_table(given: set[str], tables: lis
 
 @pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, OF_CAPTURES)])
 def test_every_reason_of_the_table_is_given(kind: str, rooms: tuple[str, ...]) -> None:
-    assert set(reasons(kind)) - words(*rooms, *OF_BOTH) - VERDICTS == set()
+    assert set(reasons(kind)) - words(*rooms, *OF_BOTH) - VERDICTS[kind] == set()
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
@@ -164,9 +166,10 @@ def test_no_other_word_is_left_over() -> None:
     assert OTHER_WORDS.isdisjoint(reasons(DEPLOYMENT))
 
 
-def test_every_verdict_is_explained() -> None:
-    """The condition Planned has the verdict for its reason."""
-    assert set(reasons(DEPLOYMENT)) >= VERDICTS
+@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+def test_every_verdict_is_explained(kind: str) -> None:
+    """The conditions Planned and Pays have the verdict for their reason."""
+    assert set(reasons(kind)) >= VERDICTS[kind]
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
