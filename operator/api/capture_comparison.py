@@ -40,6 +40,10 @@ class ComparedLoad(ApiModel):
     running: Word
     """Requests running at once in the baseline on average, as a decimal."""
 
+    arm_running: Word | None = None
+    """The same of this arm: where requests come at a given rate, one that is faster has fewer; absent where it is the
+    baseline's number."""
+
     baseline_goodput: Word
     """Tokens a second of the baseline's requests within the SLO, as a decimal."""
 
@@ -90,6 +94,9 @@ class ComparisonStatus(ApiModel):
 
     level_percent: int
     """Probability, in percent, that no interval of an arm misses the true ratio, however often they were looked at."""
+
+    baseline_acceptance_percent: int | None = None
+    """Accepted share of the tokens that the baseline drafted in percent; absent where it drafted none."""
 
     arms: list[ComparedArm] = Field(
         max_length=8,

@@ -1,0 +1,293 @@
+"""What to do about speculation now: the one place that decides. The table of it: docs/explanation/policy.md."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from specdecode_operator.policy.evidence import Evidence
+from specdecode_operator.policy.prediction import Prediction, predict
+from specdecode_operator.policy.window import LOOK_STANDS_S, Window
+
+_DAY_S: Final = 86_400.0
+_BACK: Final = 2
+"""Times the cool-down before the setting that was left last is taken again."""
+
+_RETRY: Final = 6
+"""Times the cool-down before speculation is tried again that was turned off because its acceptance fell: nobody sees it
+rise while nothing is drafted. After a try in vain it is a day."""
+
+
+class Mode(StrEnum):
+    """What a policy may do."""
+
+    OBSERVE = "Observe"
+    ADVISE = "Advise"
+    ENFORCE = "Enforce"
+
+
+class Action(StrEnum):
+    """What is to be done."""
+
+    KEEP = "Keep"
+    CHANGE = "Change"
+    """Speculate otherwise: another K, K by batch size, adaptive verification, another method."""
+
+    TURN_OFF = "TurnOff"
+    TRY_AGAIN = "TryAgain"
+    """Speculate again, after it was off."""
+
+    RESTART = "Restart"
+    """Start the engine anew whose acceptance decayed."""
+
+
+class Outcome(StrEnum):
+    """What became of an action."""
+
+    KEPT = "Kept"
+    PAUSED = "Paused"
+    COOLING_DOWN = "CoolingDown"
+    BUDGET_SPENT = "BudgetSpent"
+    OBSERVED = "Observed"
+    ADVISED = "Advised"
+    DONE = "Done"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a user allows."""
+
+    mode: Mode = Mode.OBSERVE
+    paused: bool = False
+    min_gain: float = 0.03
+    cooldown_s: float = 1800.0
+    restarts_a_day: int = 6
+    acceptance_rule: float | None = None
+    """An acceptance below which speculation is advised against where nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a policy remembers."""
+
+    in_force: str
+    """Name of the setting."""
+
+    left: str = ""
+    """The setting that it took the place of."""
+
+    acceptance_factor: float = 1.0
+    """Acceptance over what was measured, when speculation was turned off."""
+
+    tried_in_vain: bool = False
+    """Whether speculation was tried again meanwhile and turned off again."""
+
+    restarts: tuple[float, ...] = ()
+    """When engines were started anew in the last day."""
+
+    looked_s: float | None = None
+    """When it was looked last."""
+
+    ahead_s: Mapping[str, float] = field(default_factory=dict)
+    """How far each other setting would be ahead since the last change, in seconds of the goodput in force: it falls
+    again, to 0, where the one in force is better."""
+
+    failed: frozenset[str] = frozenset()
+    """Settings whose engines never served."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is seen of the engines."""
+
+    now_s: float
+    window: Window
+    settled: bool = True
+    """Whether all engines are those of the setting in force, and ready."""
+
+    start_s: float = 0.0
+    """How long an engine takes to start: what a change costs each replica."""
+
+    counts_all: bool = True
+    """Whether acceptance counts what was verified: not with adaptive verification, which leaves some out."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done, why, and what becomes of it."""
+
+    action: Action
+    reason: str
+    message: str
+    outcome: Outcome
+    target: str = ""
+    """The setting to change to, or the engine to start anew."""
+
+
+Fits = Callable[[str], str]
+"""Says why a setting cannot be had where the engines are; an empty text where it can."""
+
+
+@dataclass(frozen=True)
+class NoEvidence:
+    """Why nothing measured can be decided by."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An action before anybody asked whether it may be taken."""
+
+    action: Action
+    reason: str
+    message: str
+    target: str = ""
+
+
+def decide(
+    rules: Rules, evidence: Evidence | NoEvidence, seen: Seen, memory: Memory, fits: Fits
+) -> tuple[Decision, Memory]:
+    """Return what to do, and what is to be remembered of it."""
+    memory = replace(memory, restarts=tuple(each for each in memory.restarts if seen.now_s - each < _DAY_S))
+    prediction = None
+    if isinstance(evidence, Evidence) and seen.window.enough and not seen.window.idle:
+        prediction = predict(evidence, memory.in_force, seen.window, _acceptance_factor(rules, evidence, seen, memory))
+    if prediction is not None and seen.settled:
+        memory = replace(memory, ahead_s=_ahead(prediction, seen, memory))
+    memory = replace(memory, looked_s=seen.now_s)
+    wanted = _of_engines(seen) or _of_evidence(rules, evidence, seen) or _of_goodput(rules, seen, memory, prediction)
+    if wanted.action is Action.CHANGE and isinstance(evidence, Evidence):
+        wanted = _planned(evidence, memory, wanted, fits)
+    decision = _allowed(rules, seen, memory, wanted)
+    return decision, _after(decision, prediction, seen, memory, rules)
+
+
+def _of_engines(seen: Seen) -> _Wanted | None:
+    """Return what is to be done of single engines, whatever was measured."""
+    decayed = seen.window.decayed()
+    if decayed is not None:
+        name, length, others = decayed
+        what = f"{name} has {length:.2f} tokens a draft accepted, the other engines {others:.2f}"
+        if seen.settled:
+            return _Wanted(Action.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name)
+        return _Wanted(Action.KEEP, "OthersNotReady", f"{what}; it is started anew once all others are ready")
+    if not seen.settled:
+        return _Wanted(Action.KEEP, "RollingOut", "not all engines are those of the setting in force, and ready")
+    return None
+
+
+def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _Wanted | None:
+    """Return why nothing is done where there is nothing to decide by."""
+    if isinstance(evidence, NoEvidence):
+        return _by_acceptance(rules, seen, evidence)
+    if not seen.window.enough:
+        minutes = f"{seen.window.length_s / 60:.0f} minutes"
+        return _Wanted(
+            Action.KEEP, "TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet"
+        )
+    if seen.window.idle:
+        return _Wanted(Action.KEEP, "NoTraffic", "no request ran: nothing is lost or won")
+    return None
+
+
+def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> _Wanted:
+    """Return the change to the best setting, where it is surely better and staying has cost what a change costs."""
+    if prediction is None:
+        return _Wanted(Action.KEEP, "EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured")
+    best = prediction.better(rules.min_gain, memory.failed)
+    if best is None:
+        unclear = prediction.unclear(rules.min_gain, memory.failed)
+        if unclear is not None:
+            return _Wanted(Action.KEEP, "Unclear", f"{unclear}: not more than the intervals leave open")
+        return _Wanted(Action.KEEP, "BestMeasured", prediction.best_in_force(rules.min_gain))
+    ahead_s = memory.ahead_s.get(best.setting.name, 0.0)
+    # One to change, and one to take it back.
+    cost_s = 2 * seen.start_s
+    if ahead_s < cost_s:
+        wait = f"it waits until staying has cost as much as two starts of an engine ({ahead_s:.0f} of {cost_s:.0f} s)"
+        return _Wanted(Action.KEEP, "NotYetPaid", f"{best}; {wait}")
+    return _Wanted(Action.CHANGE, "BetterMeasured", str(best), best.setting.name)
+
+
+def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, float]:
+    """Return how far each setting is ahead now."""
+    passed_s = 0.0 if memory.looked_s is None else min(seen.now_s - memory.looked_s, LOOK_STANDS_S)
+    before = memory.ahead_s
+    return {
+        each.setting.name: max(0.0, before.get(each.setting.name, 0.0) + each.thirds[-1] * passed_s)
+        for each in prediction.others
+    }
+
+
+def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) -> _Wanted:
+    """Return the change by its name, or none where its setting cannot be had."""
+    if refusal := fits(wanted.target):
+        return _Wanted(Action.KEEP, "DoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
+    target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
+    if target is not None and target.off:
+        return replace(wanted, action=Action.TURN_OFF)
+    return replace(wanted, action=Action.TRY_AGAIN) if present is not None and present.off else wanted
+
+
+def _by_acceptance(rules: Rules, seen: Seen, missing: NoEvidence) -> _Wanted:
+    """Return what a rule on acceptance says, where one is asked for and nothing better is known."""
+    reason, message, acceptance = missing.reason, missing.message, seen.window.acceptance
+    if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
+        return _Wanted(Action.KEEP, reason, message)
+    if not seen.counts_all:
+        return _Wanted(Action.KEEP, reason, f"{message}; acceptance says nothing with adaptiveVerification")
+    said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
+    return _Wanted(Action.TURN_OFF, "AcceptanceLow", said)
+
+
+def _allowed(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> Decision:
+    """Return what becomes of what is wanted."""
+    kept = wanted.action is Action.KEEP
+    outcome, more = (Outcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
+    return Decision(wanted.action, wanted.reason, f"{wanted.message}{more}", outcome, wanted.target)
+
+
+def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple[Outcome, str]:
+    if rules.mode is Mode.OBSERVE:
+        return Outcome.OBSERVED, ""
+    if rules.mode is Mode.ADVISE or wanted.reason == "AcceptanceLow":
+        return Outcome.ADVISED, ""
+    if rules.paused:
+        return Outcome.PAUSED, "; the policy is paused"
+    is_return = wanted.target == memory.left and wanted.action is not Action.TURN_OFF
+    cools_s = rules.cooldown_s * (_BACK if is_return else 1)
+    left_s = max(memory.restarts, default=-cools_s) + cools_s - seen.now_s
+    if memory.restarts and left_s > 0:
+        return Outcome.COOLING_DOWN, f"; it cools down from its last act for {left_s / 60:.0f} minutes more"
+    # A try may have to be taken back.
+    needed = 2 if wanted.action is Action.TRY_AGAIN else 1
+    if len(memory.restarts) + needed > rules.restarts_a_day:
+        return Outcome.BUDGET_SPENT, f"; engines were started anew {len(memory.restarts)} times in a day already"
+    return Outcome.DONE, ""
+
+
+def _acceptance_factor(rules: Rules, evidence: Evidence, seen: Seen, memory: Memory) -> float:
+    """Return acceptance now over what was measured: seen, or remembered for a while where nothing is drafted."""
+    setting, now = evidence.find(memory.in_force), seen.window.acceptance
+    if setting is not None and not setting.off:
+        return now / setting.acceptance if now is not None and setting.acceptance else 1.0
+    waits_s = _DAY_S if memory.tried_in_vain else _RETRY * rules.cooldown_s
+    recent = any(seen.now_s - each < waits_s for each in memory.restarts)
+    return memory.acceptance_factor if recent else 1.0
+
+
+def _after(decision: Decision, prediction: Prediction | None, seen: Seen, memory: Memory, rules: Rules) -> Memory:
+    """Return the memory after what was done."""
+    if decision.outcome is not Outcome.DONE:
+        return memory
+    restarts = (*memory.restarts, seen.now_s)
+    if decision.action is Action.RESTART:
+        return replace(memory, restarts=restarts)
+    now = replace(memory, in_force=decision.target, left=memory.in_force, restarts=restarts, ahead_s={})
+    if decision.action is not Action.TURN_OFF or prediction is None:
+        return now
+    stayed_s = seen.now_s - max(memory.restarts, default=0.0)
+    in_vain = bool(memory.left) and prediction.acceptance_factor < 1 and stayed_s < _RETRY * rules.cooldown_s
+    return replace(now, acceptance_factor=prediction.acceptance_factor, tried_in_vain=in_vain)

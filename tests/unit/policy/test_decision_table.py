@@ -1,0 +1,143 @@
+"""The tables of docs/explanation/policy.md, asked cell by cell."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from specdecode_operator.policy.decision import Memory, Mode, NoEvidence, Outcome, Rules, Seen, decide
+from specdecode_operator.policy.evidence import Evidence, Point, Setting
+from specdecode_operator.policy.window import Drafting, Sample, Window
+
+PAGE = Path(__file__).parents[3] / "docs/explanation/policy.md"
+ANY = "\N{EN DASH}"
+NOW_S = 100_000.0
+Row = dict[str, str]
+
+CELLS = {
+    "engines": ("settled", "rolling out"),
+    "a replica decayed": ("yes", "no"),
+    "evidence": ("there", "missing"),
+    "acceptance": ("below the rule", "above it"),
+    "window": ("short", "idle", "full"),
+    "best setting": ("in force", "unclear", "other", "off", "on again"),
+    "staying has cost": ("little", "enough"),
+    "its plan": ("fits", "does not fit"),
+}
+LIMITS = {
+    "rests on": ("goodput", "acceptance"),
+    "mode": tuple(Mode),
+    "paused": ("yes", "no"),
+    "since the last act": ("cooling down", "cooled down"),
+    "starts in a day": ("left", "spent"),
+}
+
+
+def table(name: str) -> list[Row]:
+    """The rows of a table of the page."""
+    lines = iter(PAGE.read_text().partition(f"<!-- table: {name} -->")[2].lstrip().splitlines())
+    header = cells(next(lines))
+    next(lines)
+    return [dict(zip(header, cells(line), strict=True)) for line in iter(lambda: next(lines), "")]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def situations(of: dict[str, tuple[str, ...]]) -> Iterator[Row]:
+    return (dict(zip(of, values, strict=True)) for values in product(*of.values()))
+
+
+def expected(rows: Sequence[Row], situation: Row) -> Row:
+    """The first row that fits."""
+    return next(row for row in rows if all(row[name] in (ANY, value) for name, value in situation.items()))
+
+
+def window(situation: Row) -> Window:
+    """Looks at three engines, the last of which may have decayed."""
+    seconds = 30 if situation["window"] == "short" else 900
+    running = 0.0 if situation["window"] == "idle" else 16.0
+    accepted = 0.3 if situation["acceptance"] == "below the rule" else 0.8
+    shares = (accepted, accepted, accepted / (4 if situation["a replica decayed"] == "yes" else 1))
+    seen = Window(900.0)
+    for at in range(0, seconds + 15, 15):
+        engines = {
+            f"engine-{number}": Drafting(at * 100, at * 300, round(at * 300 * share))
+            for number, share in enumerate(shares)
+        }
+        seen = seen.add(Sample(NOW_S - seconds + at, running, engines))
+    return seen
+
+
+def evidence(best: str) -> Evidence:
+    """Settings of which one is best at any load."""
+    ratios = {"k3": 1.0, "k5": 1.0, "off": 1.0}
+    better = {"other": "k5", "unclear": "k5", "off": "off", "on again": "k3"}.get(best)
+    if better is not None:
+        ratios[better] = 1.2
+    width = 0.5 if best == "unclear" else 0.02
+    settings = [
+        Setting(name, [Point(16, 16, ratio, ratio - width, ratio + width)], 0 if name == "off" else int(name[1:]))
+        for name, ratio in ratios.items()
+    ]
+    return Evidence("nightly", settings, [(16, 1000.0)])
+
+
+def decided(situation: Row, limits: Row) -> tuple[str, str, str]:
+    """What the code does: action, reason, outcome."""
+    acceptance_alone = limits["rests on"] == "acceptance"
+    best = situation["best setting"]
+    budget = 2
+    acts = {("cooling down", "left"): (10.0,), ("cooling down", "spent"): (10.0, 9_000.0)}
+    acts |= {("cooled down", "left"): (), ("cooled down", "spent"): (9_000.0, 9_100.0)}
+    ago = acts[limits["since the last act"], limits["starts in a day"]]
+    rules = Rules(
+        Mode(limits["mode"]), limits["paused"] == "yes", restarts_a_day=budget, acceptance_rule=0.5, cooldown_s=1800.0
+    )
+    memory = Memory(
+        "off" if best == "on again" else "k3",
+        restarts=tuple(NOW_S - each for each in ago),
+        ahead_s=dict.fromkeys(("k3", "k5", "off"), 481.0 if situation["staying has cost"] == "enough" else 479.0),
+    )
+    missing = situation["evidence"] == "missing" or acceptance_alone
+    seen = Seen(NOW_S, window(situation), situation["engines"] == "settled", start_s=240.0)
+    decision, after = decide(
+        rules,
+        NoEvidence("NoEvidence", "no capture compared anything") if missing else evidence(best),
+        seen,
+        memory,
+        lambda _: "" if situation["its plan"] == "fits" else "no room",
+    )
+    changed = after.restarts != memory.restarts
+    assert changed == (decision.outcome is Outcome.DONE)
+    return decision.action.value, decision.reason, decision.outcome.value
+
+
+def test_every_combination_of_cells_comes_to_the_first_row_that_fits() -> None:
+    rows, reached = table("action"), set()
+    limits = {"rests on": "goodput", "mode": "Enforce", "paused": "no"}
+    limits |= {"since the last act": "cooled down", "starts in a day": "left"}
+    for situation in situations(CELLS):
+        row = expected(rows, situation)
+        reached.add(rows.index(row))
+        assert decided(situation, limits)[:2] == (row["action"], row["reason"]), situation
+    assert reached == set(range(len(rows))), "a row that nothing comes to"
+
+
+@pytest.mark.parametrize(
+    ("best", "decayed", "action"), [("other", "no", "Change"), ("off", "no", "TurnOff"), ("other", "yes", "Restart")]
+)
+def test_what_is_best_is_done_where_all_limits_allow_it(best: str, decayed: str, action: str) -> None:
+    rows, reached = table("outcome"), set()
+    situation = {name: values[0] for name, values in CELLS.items()} | {"window": "full", "staying has cost": "enough"}
+    situation |= {"best setting": best, "a replica decayed": decayed}
+    for limits in situations(LIMITS):
+        if limits["rests on"] == "acceptance" and action != "TurnOff":
+            continue
+        row = expected(rows, limits)
+        reached.add(rows.index(row))
+        found = decided(situation, limits)
+        assert (found[0], found[2]) == (action, row["outcome"]), limits
+    assert len(reached) == len(rows) - (action != "TurnOff")
