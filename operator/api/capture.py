@@ -11,6 +11,7 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, ObjectName
 from specdecode_operator.api.capture_workload import CaptureWorkload, PhaseName
+from specdecode_operator.api.golden import Against
 from specdecode_operator.api.patterns import SIZE
 from specdecode_operator.api.speculation import BatchSizeRange, Speculation
 from specdecode_operator.api.values import Quantization
@@ -157,6 +158,9 @@ class SpecDecodeCaptureSpec(CaptureRun):
 
     deployment: ObjectName
     """The SpecDecodeDeployment of this namespace whose engine is captured; it may be suspended."""
+
+    against: Against | None = None
+    """An earlier capture of the same workload, by whose record this engine is judged at the end."""
 
     suspend: StrictBool = False
     """No engine and no load; what was recorded so far is kept as partial files. Once it is false again, the capture

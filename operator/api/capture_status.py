@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture_comparison import ComparisonStatus
+from specdecode_operator.api.golden import RegressionStatus
 from specdecode_operator.api.status import Conditions, Sentence, Word
 
 Path = Annotated[str, StringConstraints(max_length=1024)]
@@ -149,7 +150,8 @@ class SpecDecodeCaptureStatus(ApiModel):
     """How far it is, for people."""
 
     conditions: Conditions = Field(default=[])
-    """Accepted, WaitingForGPUs, Succeeded, Ready, Reconciling, Stalled and, with several arms, Pays."""
+    """Accepted, WaitingForGPUs, Succeeded, Ready, Reconciling, Stalled; with several arms Pays, with spec.against
+    Holds."""
 
     job: Word | None = None
     """The Job that runs it."""
@@ -175,3 +177,6 @@ class SpecDecodeCaptureStatus(ApiModel):
 
     comparison: ComparisonStatus | None = None
     """What the arms brought, compared with the first; of a run with several that succeeded."""
+
+    regression: RegressionStatus | None = None
+    """How its engine serves beside that of spec.against; of a run that succeeded."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api import base, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import KIND, SpecDecodeCaptureSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.capture import Capture, read_capture
@@ -129,6 +129,7 @@ class CaptureReconciler:
         return replace(
             observed,
             claim=await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.claim),
+            golden=self._cache.parent(Key(capture.key.namespace, sources.golden, KIND)) if sources.golden else None,
             dataset=await self._get(capture, CONFIG_MAP, sources.dataset_config_map)
             or await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),
         )

@@ -22,6 +22,7 @@ def _dataset(**fields: object) -> Body:
 
 
 PLAIN = capture_spec()
+JUDGED = capture_spec(against={"capture": "golden"})
 SYNTHETIC = _workload(prompts={"synthetic": {"promptTokens": 256, "outputTokens": 64}})
 ON_A_CLAIM = _dataset(configMap=None, persistentVolumeClaim={"claimName": "prompts"})
 BURST = _phase("Burst", burstSize=8, burstIntervalSeconds=10)
@@ -104,6 +105,11 @@ CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "storage.storageClassName": at("fast", on=PLAIN),
     "storage.existingClaim": at("mine", on=PLAIN),
     "storage.retain": at(value=False, on=PLAIN),
+    "against.capture": at("other", on=JUDGED),
+    "against.maxLossPercent.goodput": at(9, on=JUDGED),
+    "against.maxLossPercent.acceptance": at(9, on=JUDGED),
+    "against.maxLossPercent.stepTime": at(9, on=JUDGED),
+    "against.maxLossPercent.latency": at(9, on=JUDGED),
     "suspend": at(value=True, on=PLAIN),
     "deadlineSeconds": at(1800, on=PLAIN),
     "backoffLimit": at(2, on=PLAIN),

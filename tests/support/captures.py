@@ -33,6 +33,21 @@ def capture(spec: Body | None = None, *, labels: Body | None = None, status: Bod
     }
 
 
+def golden(name: str = "golden", *, of: Body | None = None, succeeded: str = "True", **status: Any) -> Body:
+    """A capture that ended, by which one of a spec can be judged."""
+    ended = {
+        "type": "Succeeded",
+        "status": succeeded,
+        "reason": "Captured" if succeeded == "True" else "EngineExited",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 1,
+    }
+    same = {key: value for key, value in (of or capture_spec()).items() if key != "against"}
+    done = {"conditions": [ended], "claim": f"{name}-capture", "path": f"default/{name}/as-deployed/1", **status}
+    return capture(same, status=done, name=name, uid=f"{name}-uid")
+
+
 def observed_deployment(
     spec: Body | None = None, nodes: tuple[NodeFacts, ...] = (), capture: Body | None = None, **seen: Any
 ) -> ObservedDeployment:

@@ -16,7 +16,7 @@ from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.deployment.status import compose_status
-from tests.support.captures import capture, observed_deployment, surroundings
+from tests.support.captures import capture, golden, observed_deployment, surroundings
 from tests.support.decisions import NOW, desired_state
 from tests.support.field_cases import NODES, FieldCase
 from tests.support.objects import Body, parent
@@ -65,7 +65,8 @@ def _capture_outcome(spec_text: str, captured: str) -> Outcome:
     spec = json.loads(spec_text)
     subject = read_capture(capture(spec))
     deployment = observed_deployment(json.loads(captured), nodes=NODES, capture=spec, engines_wanted=1)
-    seen = surroundings(deployment=deployment, dataset={"data": DATASETS})
+    judged_by = golden((spec.get("against") or {}).get("capture", "golden"), of=spec)
+    seen = surroundings(deployment=deployment, dataset={"data": DATASETS}, golden=judged_by)
     decision = decide(subject, seen, NOW)
     goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW)
     writes = dataclasses.replace(decision.writes, job=None)

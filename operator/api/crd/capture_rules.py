@@ -209,11 +209,17 @@ RUN = (
 
 SPEC = (
     *RUN,
+    Rule(
+        field="against",
+        holds=f"!has(self.against) || !({_SEVERAL_ARMS})",
+        message="judges one engine, and there are several arms: remove it, or all arms but one",
+        reason=Reason.FORBIDDEN,
+    ),
     *map(
         _immutable,
         (
             *("deployment", "deploymentDuringCapture", "workload", "seed", "record", "deadlineSeconds", "backoffLimit"),
-            *("arms", "repetitions", "slo", "checks"),
+            *("arms", "repetitions", "slo", "checks", "against"),
         ),
     ),
 )

@@ -19,7 +19,7 @@ from specdecode_operator.capture.validation.rules import (
 )
 from specdecode_operator.problems import printable
 
-MOST_ANSWERS: Final = 250_000
+MOST_ANSWERS: Final = 100_000
 """Of a record, a kilobyte each; more of them make no interval narrower that matters."""
 
 _LONGEST_MS: Final = 1e13

@@ -28,8 +28,6 @@ from specdecode_operator.problems import shown_or_nothing
 LEVEL: Final = 0.99
 """Of all intervals of a judgement together (Bonferroni)."""
 
-REGRESSION_FILE: Final = "regression.json"
-
 _SHARE_OF_STEPS: Final = 0.05
 _MOST_POSITIONS: Final = 32
 _LOST_ANSWERS: Final = 0.01

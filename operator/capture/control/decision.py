@@ -12,6 +12,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec, Storage
 from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
+from specdecode_operator.api.golden import RegressionStatus
 from specdecode_operator.api.status import ConditionStatus
 from specdecode_operator.capture.control.admission import (
     captured_deployment,
@@ -20,6 +21,7 @@ from specdecode_operator.capture.control.admission import (
     engine_blocked,
     workload_blocked,
 )
+from specdecode_operator.capture.control.against import golden_blocked, with_golden
 from specdecode_operator.capture.control.arms import arm_notes, captured_arms
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.image_id import image_id_config_map
@@ -74,6 +76,7 @@ class Decision:
 
     result: CaptureSummary | None = None
     comparison: ComparisonStatus | None = None
+    regression: RegressionStatus | None = None
     started_at: str | None = None
     finished_at: str | None = None
     claim: str | None = None
@@ -86,6 +89,7 @@ class References:
     claim: str | None = None
     dataset_config_map: str | None = None
     dataset_claim: str | None = None
+    golden: str | None = None
 
 
 def references_of(capture: Capture) -> References:
@@ -96,7 +100,12 @@ def references_of(capture: Capture) -> References:
         return References()
     dataset = spec.workload.prompts.dataset
     config_map = dataset.config_map if dataset else None
-    return References(claim_of(capture, spec.storage), config_map.name if config_map else None, dataset_claim(spec))
+    return References(
+        claim_of(capture, spec.storage),
+        config_map.name if config_map else None,
+        dataset_claim(spec),
+        spec.against.capture if spec.against else None,
+    )
 
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
@@ -158,6 +167,7 @@ def _ended(capture: Capture, observed: CaptureObservation) -> Decision:
         writes=Writes(remove_job=observed.job is not None and not _is_finished(observed.job)),
         result=capture.status.summary,
         comparison=capture.status.comparison,
+        regression=capture.status.regression,
         started_at=capture.status.started_at,
         finished_at=capture.status.finished_at,
     )
@@ -223,6 +233,7 @@ def _finished(progress: Progress, failure: Blocked | None) -> Decision:
         succeeded=succeeded,
         result=progress.summary,
         comparison=progress.comparison,
+        regression=progress.regression,
         started_at=progress.started_at,
         finished_at=progress.finished_at,
     )
@@ -279,6 +290,7 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
         or claim_blocked(capture, spec.storage, observed.claim)
         or published_blocked(spec.storage, observed.claim)
         or dataset_blocked(spec, observed.dataset)
+        or golden_blocked(spec, observed.golden)
     )
     if blocked is not None:
         return _blocked(blocked)
@@ -290,7 +302,9 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
     wants_claim = spec.storage.existing_claim is None and observed.claim is None
     writes = Writes(
         claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
-        job=render_job(capture, spec, source, arms, observed.operator_image),
+        job=with_golden(
+            render_job(capture, spec, source, arms, observed.operator_image), capture, spec, observed.golden
+        ),
     )
     pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
     words = "; ".join([_ACCEPTED.message, *arm_notes(arms)])

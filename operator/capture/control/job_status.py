@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
+from specdecode_operator.api.golden import RegressionStatus
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.serving_first import in_line
 from specdecode_operator.capture.control.termination import (
@@ -13,6 +14,7 @@ from specdecode_operator.capture.control.termination import (
     engine_restarts,
     read_comparison,
     read_failure,
+    read_regression,
     read_summary,
 )
 from specdecode_operator.deployment.blocked import Blocked
@@ -42,6 +44,7 @@ class Progress:
     failure: Blocked | None = None  # why it failed, or will; what is hopeless need not go on
     summary: CaptureSummary | None = None
     comparison: ComparisonStatus | None = None
+    regression: RegressionStatus | None = None
 
     started_at: str | None = None
     finished_at: str | None = None
@@ -67,6 +70,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
             message,
             summary=summary,
             comparison=read_comparison(pod),
+            regression=read_regression(pod),
             started_at=started_at,
             finished_at=finished_at,
         )

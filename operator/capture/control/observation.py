@@ -45,6 +45,7 @@ class CaptureObservation:
     pods: Sequence[Body] = ()  # what carries the capture's label
     claim: Body | None = None  # whoever made it
     dataset: Body | None = None  # the ConfigMap or claim that holds the prompts, where a dataset is asked for
+    golden: Body | None = None  # the SpecDecodeCapture that spec.against names
     # For whom a capture that keeps its deployment's engines waits, in a sentence; None where nobody goes before it.
     goes_first: str | None = None
     # Image that the load generator runs from; None where the operator does not know its own.

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
+from specdecode_operator.capture.control.against import holds_condition
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.decision import Decision
 from specdecode_operator.capture.control.job import published_folder
@@ -22,6 +23,9 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
     findings = [*decision.readiness.conditions(), decision.accepted, waiting, decision.succeeded]
     if capture.compares:
         findings.append(_pays(decision))
+    if capture.spec.get("against"):
+        over = decision.succeeded.status is not UNKNOWN
+        findings.append(holds_condition(decision.regression, over=over))
     has_files = decision.phase is CapturePhase.SUCCEEDED
     return SpecDecodeCaptureStatus(
         observed_generation=capture.generation,
@@ -34,6 +38,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
         finished_at=decision.finished_at,
         summary=decision.result,
         comparison=decision.comparison,
+        regression=decision.regression,
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.api.golden import RegressionStatus
 from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import dead_core, find_error, telling_line
@@ -64,6 +65,15 @@ def read_comparison(pod: Body | None) -> ComparisonStatus | None:
     names = [arm.name for arm in comparison.arms]
     # The API server takes no two of one name.
     return comparison if len(set(names)) == len(names) and _is_countable(comparison.model_dump()) else None
+
+
+def read_regression(pod: Body | None) -> RegressionStatus | None:
+    """Return how a capture was judged by a golden one, if its termination message tells."""
+    said = _said(_ended(pod, LOAD)) if pod is not None else None
+    try:
+        return RegressionStatus.parse(said.get("regression"), newer=True) if isinstance(said, dict) else None
+    except ValidationError:
+        return None
 
 
 def _is_countable(value: Any) -> bool:

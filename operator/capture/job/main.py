@@ -16,6 +16,7 @@ import msgspec
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import PartialManifest
 from specdecode_operator.capture.files.publish import label_partial
+from specdecode_operator.capture.job.against import regression_status, with_regression
 from specdecode_operator.capture.job.finish import Asked, Published, finish, published_before
 from specdecode_operator.capture.job.image import IMAGE_ID_FILE
 from specdecode_operator.capture.job.messages import report, success_message
@@ -158,6 +159,10 @@ def run_job() -> bytes:
     CaptureError
         When the capture was not published.
     """
-    published = Job(os.environ).run()
+    job = Job(os.environ)
+    published = job.run()
     print_line(report(published))
-    return success_message(published)
+    regression = regression_status(os.environ, job.places.final.parent)
+    if regression is not None:
+        print_line(f"against {regression['against']}: {regression['message']}")
+    return with_regression(success_message(published), regression)

@@ -27,6 +27,7 @@ def dataset(kind: str, rest: str) -> str:
 GOOD = {
     "minimal": "{}",
     "suspends": "{deploymentDuringCapture: Suspend, seed: 7, record: {tokenIds: true, stepStats: false}}",
+    "against a golden one": "against: {capture: golden, maxLossPercent: {goodput: 3, stepTime: 10}}",
     "given claim": "storage: {existingClaim: mine, retain: false}",
     "own claim": "storage: {size: 100Gi, storageClassName: fast}",
     "synthetic": "workload: {prompts: {synthetic: {promptTokens: 4096, sharedPrefixTokens: 4096, outputTokens: 64}}}",
@@ -229,6 +230,11 @@ BAD = {
         "spec.repetitions",
         "arms need at least two",
     ),
+    "a golden capture and several arms": (
+        f"{{arms: [{OFF}, {{name: plain}}], against: {{capture: golden}}}}",
+        "spec.against",
+        "remove it, or all arms but one",
+    ),
     "an SLO without arms": ("slo: {ttftMs: 1}", "spec.slo", "list two arms or more"),
     "checks of one arm": (f"{{arms: [{OFF}], checks: {{}}}}", "spec.checks", "list two arms or more"),
     "no time": ("deadlineSeconds: 0", "spec.deadlineSeconds", "greater than or equal to 30"),
@@ -301,6 +307,7 @@ IMMUTABLE = {
     "backoffLimit": {"backoffLimit": 1},
     "arms": {"arms": [{"name": "as-deployed"}]},
     "repetitions": {"repetitions": 2},
+    "against": {"against": {"capture": "golden"}},
 }
 
 
