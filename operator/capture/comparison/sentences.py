@@ -134,7 +134,7 @@ def _wrong(outputs: OutputsFound) -> Iterator[str]:
             "" if first.baseline_margin is None else f", where its two likeliest were {first.baseline_margin:.3g} apart"
         )
         yield (
-            f"greedy answers to {outputs.different} of {outputs.prompts} prompts differ from the baseline's, one at "
+            f"{outputs.different} of {outputs.prompts} greedy answers differ from the baseline's, one at "
             f"token {first.position + 1}{margin}"
         )
     for what, shares in (("structured answers", outputs.structured), ("tool calls", outputs.tool_calls)):
@@ -145,13 +145,16 @@ def _wrong(outputs: OutputsFound) -> Iterator[str]:
 def _outputs(outputs: OutputsFound) -> str:
     match outputs.outputs:
         case Outputs.EQUAL:
-            return f"greedy answers to {outputs.prompts} prompts are equal"
+            return f"{_counted(outputs.prompts, 'greedy answer')} equal to the baseline's"
         case Outputs.EXPLAINED:
             return (
-                f"greedy answers to {outputs.explained} of {outputs.prompts} prompts differ, each where two tokens "
-                "were as likely"
+                f"{outputs.explained} of {outputs.prompts} greedy answers differ, where two tokens were about as likely"
             )
         case Outputs.LOSSY:
             return "it may answer otherwise by its settings"
         case _:
             return "outputs were not checked"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

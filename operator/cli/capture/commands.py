@@ -16,6 +16,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.cli.application import application
 from specdecode_operator.cli.capture.apply import Applied, apply, read_captures
+from specdecode_operator.cli.capture.compare import compare_command
 from specdecode_operator.cli.capture.fetch import claim_of, fetch, find_files
 from specdecode_operator.cli.capture.folder import FetchError, refuse_earlier
 from specdecode_operator.cli.capture.gate import gate_command
@@ -226,6 +227,7 @@ def validate_command(
     raise typer.Exit(validate(paths, as_json=output is TextOrJson.JSON))
 
 
+capture_app.command("compare")(compare_command)
 capture_app.command("gate")(gate_command)
 
 

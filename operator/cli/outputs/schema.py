@@ -16,15 +16,21 @@ class Printed(StrEnum):
     ADVISE = "advise"
     VERDICT = "verdict"
     FIGURES = "figures"
+    COMPARISON = "comparison"
 
 
 def schema_command(command: Annotated[Printed, typer.Argument(help="Whose output it describes.")]) -> None:
-    """Print the JSON schema of what a command prints with -o json, and estimate and verdict as a line for each case."""
+    """Print the JSON schema of what a command prints with -o json, and estimate and verdict as a line for each case.
+
+    comparison is what capture compare prints, and a capture's comparison.json.
+    """
     typer.echo(schema_text(command), nl=False)
 
 
 def schema_text(command: Printed) -> str:
     """Return the schema of a command's output."""
+    if command is Printed.COMPARISON:
+        return _schema_of_comparison()
     from pydantic import BaseModel  # noqa: PLC0415  only this command needs them
 
     from specdecode_operator.cli.outputs.advise import AdviseOutput  # noqa: PLC0415
@@ -42,6 +48,17 @@ def schema_text(command: Printed) -> str:
         Printed.VERDICT: VerdictOutput,
         Printed.FIGURES: FiguresOutput,
     }
-    described = models[command].model_json_schema(mode="serialization")
+    return _text(models[command].model_json_schema(mode="serialization"))
+
+
+def _schema_of_comparison() -> str:
+    import msgspec  # noqa: PLC0415
+
+    from specdecode_operator.capture.comparison.result import Comparison  # noqa: PLC0415
+
+    return _text(msgspec.json.schema(Comparison))
+
+
+def _text(described: dict[str, Any]) -> str:
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -93,7 +93,7 @@ class TestVerdict:
         arm = compare_capture(made.make(tmp_path)).arm("drafted")
         assert arm.verdict == "Incorrect"
         assert arm.message.startswith(
-            "greedy answers to 1 of 1 prompts differ from the baseline's, one at token 3, where its two likeliest were "
+            "1 of 1 greedy answers differ from the baseline's, one at token 3, where its two likeliest were "
             "1.5 apart; goodput +"
         )
 
