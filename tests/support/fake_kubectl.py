@@ -82,6 +82,9 @@ def execute(state: dict, command: list[str]) -> int:
     if not path.exists():
         sys.stderr.write(f"cat: {command[-1]}: No such file or directory\ncommand terminated with exit code 1\n")
         return 1
+    if command[0] == "ls":
+        sys.stdout.write("".join(f"{each.name}\n" for each in path.iterdir()))
+        return 0
     content = path.read_bytes()
     if command[0] == "tail":
         content = content[: state.get("away_after")][int(command[2]) - 1 :][: state.get("cut_bytes")]

@@ -42,6 +42,7 @@ from specdecode_operator.kube.manifests import child_labels, owned, render_templ
 from specdecode_operator.version import __version__
 
 PREPARE, LOAD = "prepare", "load"
+SWITCH_VOLUME: Final = "specdecode-switch"
 ROOT: Final = "/capture"
 RECORDER_PATH: Final = "/specdecode/recorder"
 
@@ -166,7 +167,7 @@ def _switched_engine(spec: SpecDecodeCaptureSpec, pod: Body) -> Body:
     Its start proves nothing: the load generator, which has to come next, tells it what to start.
     """
     sidecar = _sidecar(spec, pod, switcher_command(RECORDER_PATH), [])
-    sidecar["volumeMounts"].append({"name": "specdecode-switch", "mountPath": SWITCH_FOLDER})
+    sidecar["volumeMounts"].append({"name": SWITCH_VOLUME, "mountPath": SWITCH_FOLDER})
     return {field: value for field, value in sidecar.items() if field != "startupProbe"}
 
 

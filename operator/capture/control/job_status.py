@@ -7,7 +7,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.golden import RegressionStatus
-from specdecode_operator.capture.control.job import LOAD
+from specdecode_operator.capture.control.job import LOAD, SWITCH_VOLUME
 from specdecode_operator.capture.control.serving_first import in_line
 from specdecode_operator.capture.control.termination import (
     disrupted,
@@ -25,6 +25,7 @@ from specdecode_operator.kube.drift import is_owned
 _CRASHES_BELIEVED = 3
 """Starts after the first that an engine gets, as in a deployment."""
 
+_UNDER_WAY = "the engine serves, the load is under way"
 _ENDING = "the load is over, its pod is ending"
 
 _WHERE_GPUS_ARE = (
@@ -142,9 +143,9 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
         message = f"{taken.message}; what comes next is seen when it has ended"
         return Progress(CapturePhase.LOADING, taken.reason, message, started_at=started_at)
     if _is(pod, LOAD, "running"):
-        return Progress(
-            CapturePhase.LOADING, "Loading", "the engine serves, the load is under way", started_at=started_at
-        )
+        switches = any(each["name"] == SWITCH_VOLUME for each in pod.get("spec", {}).get("volumes") or [])
+        what = "each arm is started and gets its load by turns" if switches else _UNDER_WAY
+        return Progress(CapturePhase.LOADING, "Loading", what, started_at=started_at)
     if _is(pod, LOAD, "terminated"):
         return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
     is_alive = pod.get("status", {}).get("phase") in {"Pending", "Running"}

@@ -34,6 +34,7 @@ from specdecode_operator.cli.capture.watch import (
     phase_of,
     progress,
     progress_text,
+    verdict_of,
     wait_for,
 )
 from specdecode_operator.cli.options import Context, TextOrJson
@@ -134,6 +135,8 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
         timeouts = replace(timeouts, phase_s=_to_the_end_s(capture["spec"], timeout))
         capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts)
         say_line(f"capture {name}: {message_of(capture)}")
+        if verdict := verdict_of(capture):
+            say_line(f"  {verdict}")
         _fetch(kubectl, name, out, image)
 
 
@@ -151,6 +154,8 @@ def status(
             say_line("no captures here")
         for capture in captures:
             say_line(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {message_of(capture)}")
+            if verdict := verdict_of(capture):
+                say_line(f"  {verdict}")
             if where := _where(capture):
                 say_line(f"  data: {where}")
 
@@ -332,13 +337,19 @@ def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
 
 
 def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
-    """Return how long a capture whose engine serves may take to its end, with an engine for each further attempt."""
-    deadline_s = int(spec.get("deadlineSeconds", 3600))
+    """Return how long a capture whose engine serves may take to its end, with an engine for each further attempt.
+
+    With arms the load generator is there before the first engine, and starts one for each run.
+    """
     # What the operator decides brings its templates along: every command would load them.
+    from specdecode_operator.capture.control.arms import asked_arms  # noqa: PLC0415
     from specdecode_operator.capture.control.job import wrap_up_s  # noqa: PLC0415
 
-    attempt_s = deadline_s + wrap_up_s(deadline_s)
-    return attempt_s + int(spec.get("backoffLimit", 0)) * (engine_timeout_s + attempt_s)
+    asked = api.SpecDecodeCaptureSpec.parse(spec, newer=True)
+    once_s = asked.deadline_seconds + wrap_up_s(asked.deadline_seconds)
+    arms = asked_arms(asked)
+    attempt_s = len(arms) * asked.starts * (engine_timeout_s + once_s) if arms else once_s
+    return attempt_s + asked.backoff_limit * (engine_timeout_s + attempt_s)
 
 
 def _follow(kubectl: Kubectl, capture: Body) -> None:

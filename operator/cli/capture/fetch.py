@@ -9,11 +9,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.patterns import PHASE_NAME
 from specdecode_operator.cli.capture.folder import (
     BEGUN,
     MANIFEST,
@@ -22,6 +23,7 @@ from specdecode_operator.cli.capture.folder import (
     RemoteFile,
     is_right,
     refuse_others,
+    refuse_strangers,
 )
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError, one_line
 from specdecode_operator.cli.capture.watch import RESOURCE, CaptureError, message_of, phase_of
@@ -45,6 +47,15 @@ _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 _BLOCK_BYTES: Final = 1 << 20
 _MANIFEST_BYTES: Final = 16 << 20
+_NAMES_BYTES: Final = 1 << 16
+_COMPARISON: Final = "comparison.json"
+"""What arms come to: beside their folders, and in no manifest."""
+
+_ALONE: Final = "as-deployed/1"
+"""Folder of a capture without arms."""
+
+_ARM: Final = re.compile(PHASE_NAME)
+_REPETITION: Final = re.compile(r"[1-9][0-9]?")
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _USER: Final = 65532
@@ -80,7 +91,7 @@ def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
     found = kubectl.find(f"persistentvolumeclaim/{claim}")
     if found is None:
         raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
-    path = status.get("path") or f"{found['metadata']['namespace']}/{name}/as-deployed/1"
+    path = status.get("path") or f"{found['metadata']['namespace']}/{name}"
     return Location(name, claim, path, image or _image(kubectl, status.get("job")))
 
 
@@ -114,8 +125,20 @@ def _first_image(workload: Body) -> str:
     return str(workload["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
+@dataclass(frozen=True)
+class _Folder:
+    """One folder of published files, and the one that it goes to."""
+
+    location: Location
+    out: Path
+    manifest: bytes
+    files: Sequence[RemoteFile]
+
+
 def fetch(kubectl: Kubectl, location: Location, out: Path) -> list[Path]:
     """Copy the published files into a folder, and return them; what is there already and right is kept.
+
+    Those of several arms or repetitions lie in a folder each, with the comparison beside.
 
     Raises
     ------
@@ -125,21 +148,73 @@ def fetch(kubectl: Kubectl, location: Location, out: Path) -> list[Path]:
         When the cluster refuses something.
     """
     with _reader(kubectl, location) as pod:
-        manifest = _read_manifest(kubectl, pod, location)
-        files = _listed(manifest, location)
-        refuse_others(out, location.capture, manifest, files)
+        parts = _parts(kubectl, pod, location)
+        folders = [_folder(kubectl, pod, replace(location, path=path), out / part) for part, path in parts.items()]
+        for folder in folders:
+            refuse_others(folder.out, location.capture, folder.manifest, folder.files)
+        if [*parts] != [""]:
+            refuse_strangers(out, location.capture, {_COMPARISON, *(part.partition("/")[0] for part in parts)})
         out.mkdir(parents=True, exist_ok=True)
-        _check_room(out, files)
-        if not (out / MANIFEST).exists():
-            (out / BEGUN).write_bytes(manifest)
-        try:
-            _copy_all(kubectl, pod, location, files, out)
-        finally:
-            if [*out.iterdir()] == [out / BEGUN]:
-                (out / BEGUN).unlink()  # nothing has come that it could speak of
+        _check_room(out, folders)
+        found = [path for folder in folders for path in _copy_folder(kubectl, pod, folder)]
+        return [*found, *([] if [*parts] == [""] else _copy_comparison(kubectl, pod, location, out))]
+
+
+def _parts(kubectl: Kubectl, pod: str, location: Location) -> dict[str, str]:
+    """Return the folders with published files, by where they go below that of the whole; in the order of their names.
+
+    Whoever may write to the volume may not write anywhere else on this machine.
+    """
+    if location.path.endswith(f"/{_ALONE}"):
+        return {"": location.path}
+    arms = [name for name in _names(kubectl, pod, location.path) if _ARM.fullmatch(name)]
+    found = [
+        f"{arm}/{name}"
+        for arm in arms
+        for name in _names(kubectl, pod, f"{location.path}/{arm}")
+        if _REPETITION.fullmatch(name)
+    ]
+    if found in ([], [_ALONE]):
+        return {"": f"{location.path}/{_ALONE}"}
+    return {part: f"{location.path}/{part}" for part in found}
+
+
+def _names(kubectl: Kubectl, pod: str, path: str) -> list[str]:
+    """Return what is in a folder on the volume."""
+    listed = io.BytesIO()
+    _stream(kubectl, pod, ("ls", "-1", f"{_MOUNT}/{path}"), listed, _NAMES_BYTES)
+    return sorted(listed.getvalue().decode(errors="replace").splitlines())
+
+
+def _folder(kubectl: Kubectl, pod: str, location: Location, out: Path) -> _Folder:
+    manifest = _read_manifest(kubectl, pod, location)
+    return _Folder(location, out, manifest, _listed(manifest, location))
+
+
+def _copy_folder(kubectl: Kubectl, pod: str, folder: _Folder) -> list[Path]:
+    out, files = folder.out, folder.files
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / MANIFEST).exists():
+        (out / BEGUN).write_bytes(folder.manifest)
+    try:
+        _copy_all(kubectl, pod, folder.location, files, out)
+    finally:
+        if [*out.iterdir()] == [out / BEGUN]:
+            (out / BEGUN).unlink()  # nothing has come that it could speak of
     if (out / BEGUN).exists():
         (out / BEGUN).replace(out / MANIFEST)  # last, so that a folder with a manifest is whole here too
     return sorted(out / name for name in (MANIFEST, *(file.name for file in files)))
+
+
+def _copy_comparison(kubectl: Kubectl, pod: str, location: Location, out: Path) -> list[Path]:
+    """Copy what the arms come to, where they were compared; whether it is whole says whoever reads it."""
+    content = io.BytesIO()
+    _stream(kubectl, pod, ("cat", f"{_MOUNT}/{location.path}/{_COMPARISON}"), content, _MANIFEST_BYTES)
+    if not content.getvalue():
+        return []
+    (out / _COMPARISON).unlink(missing_ok=True)  # what is written through a link lands somewhere else
+    (out / _COMPARISON).write_bytes(content.getvalue())
+    return [out / _COMPARISON]
 
 
 def _copy_all(kubectl: Kubectl, pod: str, location: Location, files: Sequence[RemoteFile], out: Path) -> None:
@@ -180,15 +255,17 @@ def _read_manifest(kubectl: Kubectl, pod: str, location: Location) -> bytes:
     return content.getvalue()
 
 
-def _check_room(out: Path, files: Sequence[RemoteFile]) -> None:
+def _check_room(out: Path, folders: Sequence[_Folder]) -> None:
     """Refuse what does not fit on the disk, before the first byte of it."""
     have = sum(
-        (out / f"{file.name}{suffix}").stat().st_size
-        for file in files
+        (folder.out / f"{file.name}{suffix}").stat().st_size
+        for folder in folders
+        for file in folder.files
         for suffix in ("", PARTIAL_SUFFIX)
-        if (out / f"{file.name}{suffix}").exists()
+        if (folder.out / f"{file.name}{suffix}").exists()
     )
-    wanted, free = sum(file.bytes for file in files) - have, shutil.disk_usage(out).free
+    wanted = sum(file.bytes for folder in folders for file in folder.files) - have
+    free = shutil.disk_usage(out).free
     if wanted > free:
         raise FetchError(f"{out}: {wanted:,} bytes are to come, and {free:,} are free: name a folder with more room")
 

@@ -1,7 +1,7 @@
 """The folder on this machine that gets a capture's files, and what else may be in it: nothing."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +50,22 @@ def refuse_others(out: Path, capture: str, manifest: bytes, files: Sequence[Remo
             known |= {file.name, f"{file.name}{PARTIAL_SUFFIX}"}
         elif is_right(out / file.name, file):
             known.add(file.name)
-    strangers = [path.name for path in _entries(out) if path.name not in known or not _is_plain(path)]
+    _refuse(out, capture, [path.name for path in _entries(out) if path.name not in known or not _is_plain(path)])
+
+
+def refuse_strangers(out: Path, capture: str, known: Collection[str]) -> None:
+    """Make sure that the folder of several arms holds nothing but theirs, by their names.
+
+    Raises
+    ------
+    FetchError
+        When it does.
+    """
+    if _is_folder(out):
+        _refuse(out, capture, [path.name for path in _entries(out) if path.name not in known or path.is_symlink()])
+
+
+def _refuse(out: Path, capture: str, strangers: Sequence[str]) -> None:
     if strangers:
         shown = ", ".join(printable(name) for name in strangers[:_SHOWN])
         more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
@@ -117,9 +132,10 @@ def _holds_others(out: Path, capture: str) -> FetchError:
 
 def _held(out: Path) -> dict[str, Any]:
     """Return the manifest in a folder; empty where it has none that can be read."""
-    for name in (MANIFEST, BEGUN):
+    of_arms = sorted(path for name in (MANIFEST, BEGUN) for path in out.glob(f"*/*/{name}"))
+    for path in (out / MANIFEST, out / BEGUN, *of_arms[:1]):
         try:
-            found = parse_json((out / name).read_bytes())
+            found = parse_json(path.read_bytes())
         except (OSError, ValueError):
             continue
         return found if isinstance(found, dict) else {}

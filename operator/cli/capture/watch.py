@@ -59,6 +59,13 @@ def message_of(capture: Body) -> str:
     return str((_condition(capture, "Succeeded") or _condition(capture, "Ready")).get("message", ""))
 
 
+def verdict_of(capture: Body) -> str:
+    """Return what several arms come to; empty while nobody knows."""
+    condition = _condition(capture, "Pays")
+    known = condition.get("reason") not in (None, "NotCompared")
+    return f"{condition['reason']}: {condition['message']}" if known else ""
+
+
 def get_capture(kubectl: Kubectl, name: str, otherwise: str = "name another, or its namespace (-n)") -> Body:
     """Return a capture.
 
