@@ -54,7 +54,7 @@ _ROWS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
 _OPERATOR: Final = (
     (
         "Objects by condition that is not True",
-        'specdecode_deployments{status!="True"}',
+        'specdecode_deployments{job="specdecode-operator", status!="True"}',
         "{{condition}} {{reason}}",
         "short",
     ),
@@ -64,23 +64,26 @@ _OPERATOR: Final = (
         f"{_LEGEND} {{{{{LABEL}}}}}",
         "short",
     ),
-    ("Plans by verdict", "specdecode_plans", "{{verdict}}", "short"),
-    ("Captures by phase", "specdecode_captures", "{{phase}}", "short"),
+    ("Plans by verdict", 'specdecode_plans{job="specdecode-operator"}', "{{verdict}}", "short"),
+    ("Captures by phase", 'specdecode_captures{job="specdecode-operator"}', "{{phase}}", "short"),
     (
         "Predicted less reported KV cache",
-        "specdecode_budget_residual_bytes",
+        'specdecode_budget_residual_bytes{job="specdecode-operator"}',
         "{{product}} {{engine_version}} TP {{tensor}}",
         "bytes",
     ),
     (
         "Reconciles",
-        "sum by (kind, outcome) (rate(specdecode_reconcile_duration_seconds_count[5m]))",
+        'sum by (kind, outcome) (rate(specdecode_reconcile_duration_seconds_count{job="specdecode-operator"}[5m]))',
         "{{kind}} {{outcome}}",
         "ops",
     ),
     (
         "Time of a reconcile, P99",
-        "histogram_quantile(0.99, sum by (kind, le) (rate(specdecode_reconcile_duration_seconds_bucket[5m])))",
+        (
+            "histogram_quantile(0.99, sum by (kind, le)"
+            ' (rate(specdecode_reconcile_duration_seconds_bucket{job="specdecode-operator"}[5m])))'
+        ),
         "{{kind}}",
         "s",
     ),

@@ -11,6 +11,7 @@ from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHisto
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollout import Rollout, read_rollout, with_replaced
+from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent
 from specdecode_operator.deployment.proof.residual import BudgetResidual, budget_residual
 from specdecode_operator.engine.metrics import Reading
@@ -38,6 +39,9 @@ class Observation:
 
     recent: Recent = NOTHING_RECENT
     """What the engines did lately."""
+
+    decay: Decay = NOTHING_DECAYED
+    """Whether they do it worse than before."""
 
     groups: GroupHistory = UNSEEN
     """What was observed of engines on several nodes since their template is in force."""

@@ -23,6 +23,7 @@ from specdecode_operator.deployment.pods.readiness import (
 )
 from specdecode_operator.deployment.proof.acceptance import last_acceptance, with_last_acceptance
 from specdecode_operator.deployment.proof.budget_accurate import budget_condition
+from specdecode_operator.deployment.proof.decay import decay_conditions
 from specdecode_operator.deployment.proof.engine_version import ENGINE_DIFFERS, version_conditions
 from specdecode_operator.deployment.proof.observed import observed_status, steady
 from specdecode_operator.deployment.proof.residual import budget_residual
@@ -143,7 +144,8 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     if facts.replay is not None and rollout.wanted:
         readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
         available = replace(available, message=f"{available.message}{_REPLAYED}")
-    return _EngineStatus(readiness, [available, *proofs, *differing], figures, features)
+    decayed = decay_conditions(observation.decay)
+    return _EngineStatus(readiness, [available, *proofs, *differing, *decayed], figures, features)
 
 
 def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:

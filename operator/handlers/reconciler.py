@@ -31,6 +31,7 @@ from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHisto
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
+from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay, update_decay
 from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, update_recent
 from specdecode_operator.deployment.spec.model_storage import claims_named
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
@@ -66,6 +67,7 @@ class _Record:
     """How many times in a row no engine answered."""
 
     recent: Recent = NOTHING_RECENT
+    decay: Decay = NOTHING_DECAYED
     groups: GroupHistory | None = None
 
     kept: dict[str, str] | None = None
@@ -284,11 +286,14 @@ class Reconciler:
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.unanswered_rounds = record.unanswered_rounds + 1 if unanswered else 0
         record.recent = update_recent(record.recent, readings, now_s)
+        facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
+        record.decay = update_decay(record.decay, record.recent, facts)
         observation = Observation(
             workload,
             pods,
             readings,
             recent=record.recent,
+            decay=record.decay,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             unanswered_rounds=record.unanswered_rounds,
             claim_users=self._claim_users(parent),

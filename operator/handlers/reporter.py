@@ -18,7 +18,7 @@ _MESSAGE_LIMIT = 1024
 _NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay"})
 """Reasons of conditions that are False, most for a while, without anything being wrong."""
 
-_BAD_WHILE_TRUE = frozenset({"DriftContested", "EngineDiffers", "EngineUntested", "OutputsDiffer"})
+_BAD_WHILE_TRUE = frozenset({"Decayed", "DriftContested", "EngineDiffers", "EngineUntested", "OutputsDiffer"})
 """Types of conditions that are there only while something is wrong, or not as people take for granted."""
 
 _logger = logging.getLogger(__name__)

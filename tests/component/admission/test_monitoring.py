@@ -153,6 +153,19 @@ def test_the_chart_offers_them_and_brings_none_unasked() -> None:
     assert json.loads(board["data"]["specdecode.json"]) == dashboard()
 
 
+def test_a_scrape_has_a_limit_and_the_operators_series_have_the_job_that_alerts_ask_for() -> None:
+    monitors = helm(*(f"--set=metrics.{name}.enabled=true" for name in ("podMonitor", "enginePodMonitor")))
+    jobs = yaml.safe_load((FOLDER / "scrape.yaml").read_text())["scrape_configs"]
+    limits = [monitors["PodMonitor", name]["spec"]["sampleLimit"] for name in (NAME, f"{NAME}-engines")]
+    assert limits == [each["sample_limit"] for each in jobs] == [20_000] * 2
+    (endpoint,) = monitors["PodMonitor", NAME]["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": jobs[0]["job_name"]}]
+    of_operator = [each["expr"] for each in rules("alerts.yaml") if "specdecode_deployment:" not in each["expr"]]
+    for expression in (*of_operator, *dashboard_expressions()):
+        for selector in re.findall(r"\bspecdecode_(?:deployments|plans|captures|reconcile|budget)\w*(\S*)", expression):
+            assert selector.startswith(f'{{job="{jobs[0]["job_name"]}"'), expression
+
+
 def test_engines_are_found_by_the_labels_and_ports_that_they_have() -> None:
     monitor = helm("--set=metrics.enginePodMonitor.enabled=true")["PodMonitor", f"{NAME}-engines"]
     golden = list(yaml.safe_load_all((ROOT / "tests/golden/llama-70b.yaml").read_text()))

@@ -30,6 +30,7 @@ VERDICTS = {DEPLOYMENT: {verdict.value for verdict in Verdict}, CAPTURE: {verdic
 OTHER_WORDS = {
     *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
     *(
+        "Decayed",
         "DriftContested",
         "SettingsInForce",
         "EngineDiffers",

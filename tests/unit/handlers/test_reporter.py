@@ -18,6 +18,7 @@ from specdecode_operator.handlers.reporter import Reporter
     ("type_", "status", "kind"),
     [
         ("EngineDiffers", "True", "Warning"),
+        ("Decayed", "True", "Warning"),
         ("EngineUntested", "True", "Warning"),
         ("DriftContested", "True", "Warning"),
         ("OutputsDiffer", "True", "Warning"),

@@ -1,0 +1,197 @@
+"""The condition Decayed: engines whose drafts bring less than they did, or that take longer for a token at a like load.
+
+What they are held to is their own: what the newest capture of these settings found, and their first windows after a
+start, by load. It is lost with the operator's process, and learned again from as many windows.
+
+Not judged is what says something else: the first window, which began with the engines; windows whose drafts have
+another length, as K by batch size makes them; acceptance under adaptive verification, which reads low by design, and by
+length that is free.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH
+from specdecode_operator.deployment.conditions import TRUE, ConditionUpdate
+from specdecode_operator.deployment.proof.recent import Recent, Work
+from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.evidence.decline import Decline
+from specdecode_operator.vocabulary import Method
+
+DECAYED: Final = "Decayed"
+
+WINDOWS_BETWEEN_FALSE_ALARMS: Final = 100_000
+"""On average, at the least: 17 days where each look at the engines is a window."""
+
+LEARNED_WINDOWS: Final = 32
+"""Of a load, whose average is what later ones are held to."""
+
+LESS_ACCEPTED: Final = 0.1
+"""Share of the accepted tokens that may be missing at the least: traffic is never quite the same."""
+
+SLOWER: Final = 0.25
+"""Share that a token may take longer at the least: contexts are not always as long."""
+
+DEVIATIONS: Final = 1.5
+"""Standard deviations of the first windows that later ones may be worse: what varies much is not known so well."""
+
+_OTHER_LENGTH: Final = 0.1
+_LOADS_AN_OCTAVE: Final = 2
+"""Loads are alike where the numbers of running requests round to the same power of the root of two."""
+
+_ACCEPTANCE, _GAIN, _PACE = "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
+REASONS: Final = (_ACCEPTANCE, _GAIN, _PACE)
+
+_TRAFFIC: Final = (
+    "other prompts, longer contexts or a higher temperature do that, too: where the traffic is as it was, look at the"
+    " engines' logs and start them anew with kubectl rollout restart"
+)
+_MACHINE: Final = (
+    "longer contexts do that, too: where they are as they were, look at preemptions, at neighbours on the node and at"
+    " the clocks of its GPUs"
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Acceptance that a capture found with these settings."""
+
+    capture: str
+    acceptance: float
+    """Accepted share of the drafted tokens."""
+    gain: float
+    """Accepted tokens a step."""
+
+
+@dataclass(frozen=True)
+class Decay:
+    """What engines are held to, and what speaks for it that they no longer keep it."""
+
+    settings: Any = None
+    windows: int = 0
+    """How many whole ones there were before."""
+
+    learned: Mapping[int, tuple[Work, ...]] = field(default_factory=dict)
+    """The first windows of each load."""
+
+    declines: Mapping[str, Decline] = field(default_factory=dict)
+    """By reason."""
+
+    told: Mapping[str, str] = field(default_factory=dict)
+    """What was seen when a decline was found: it stands, so that nobody is told anew at every look."""
+
+
+NOTHING_DECAYED: Final = Decay()
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """How a window is worse than it should be, in units of the most that is allowed."""
+
+    reason: str
+    size: float
+    told: str
+
+
+def update_decay(before: Decay, recent: Recent, facts: Facts | None, measured: Measured | None = None) -> Decay:
+    """Return what is known with the last whole window of the engines, where that is new.
+
+    ``facts`` are those of engines that are launched; None where nothing is, which begins anew. Other settings and other
+    engines do so, too.
+    """
+    if facts is None:
+        return NOTHING_DECAYED
+    settings = (facts.profile.version, facts.pair)
+    if before.settings != settings or recent.windows < before.windows:
+        before = Decay(settings)
+    if recent.windows == before.windows or recent.last is None or recent.running is None or not recent.last.tokens:
+        return replace(before, windows=recent.windows)
+    load = round(_LOADS_AN_OCTAVE * math.log2(max(1.0, recent.running)))
+    known = before.learned.get(load, ())
+    if known and facts.method not in METHODS_OF_FREE_LENGTH and _other_length(recent.last, known[0]):
+        known = ()
+    if len(known) < LEARNED_WINDOWS:
+        return replace(before, windows=recent.windows, learned={**before.learned, load: (*known, recent.last)})
+    return _judged(before, recent, [*_losses(facts, recent, known, measured)])
+
+
+def decay_conditions(decay: Decay) -> list[ConditionUpdate]:
+    """Return the condition while something has decayed."""
+    found = [reason for reason in REASONS if reason in decay.told]
+    return [ConditionUpdate(DECAYED, TRUE, found[0], ". ".join(decay.told[each] for each in found))] if found else []
+
+
+def _judged(before: Decay, recent: Recent, losses: list[_Loss]) -> Decay:
+    declines, told = dict(before.declines), dict(before.told)
+    for loss in losses:
+        # All of them together err as rarely as is said.
+        now = declines.get(loss.reason, Decline()).after(loss.size, len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS)
+        declines[loss.reason] = now
+        if not now.found:
+            told.pop(loss.reason, None)
+        else:
+            told.setdefault(loss.reason, loss.told)
+    return replace(before, windows=recent.windows, declines=declines, told=told)
+
+
+def _other_length(window: Work, known: Work) -> bool:
+    """Whether drafts are of another length than they were."""
+    now, before = (work.draft_tokens / max(1, work.drafts) for work in (window, known))
+    return abs(now - before) > _OTHER_LENGTH * max(before, 1.0)
+
+
+def _losses(facts: Facts, recent: Recent, known: Sequence[Work], measured: Measured | None) -> Iterator[_Loss]:
+    window, running = recent.last or Work(), recent.running or 0.0
+    where = f"with {running:.1f} requests at once in an engine"
+    drafts = facts.method is not Method.NONE and not facts.pair.adaptive_verification
+    if drafts and facts.method not in METHODS_OF_FREE_LENGTH and window.draft_tokens:
+        usual = Usual.of([each.accepted_tokens / each.draft_tokens for each in known if each.draft_tokens])
+        usual, whose = _larger(usual, measured.acceptance if measured else None, measured)
+        now = window.accepted_tokens / window.draft_tokens
+        told = f"{where} {now:.0%} of the drafted tokens are accepted, and {usual.mean:.0%} were {whose}: {_TRAFFIC}"
+        yield _Loss(_ACCEPTANCE, usual.loss_below(now, 1.0), told)
+    if drafts and window.steps:
+        usual = Usual.of([each.accepted_tokens / each.steps for each in known if each.steps])
+        usual, whose = _larger(usual, measured.gain if measured else None, measured)
+        now, most = window.accepted_tokens / window.steps, facts.pair.num_speculative_tokens
+        told = f"{where} drafts bring {now:.2f} tokens a step, and brought {usual.mean:.2f} {whose}: {_TRAFFIC}"
+        yield _Loss(_GAIN, usual.loss_below(now, most), told)
+    usual, now = Usual.of([each.seconds / each.tokens for each in known]), window.seconds / window.tokens
+    if usual.mean:
+        told = f"{where} a token takes {1000 * now:.1f} ms, and took {1000 * usual.mean:.1f} ms {_OWN}: {_MACHINE}"
+        yield _Loss(_PACE, usual.loss_above(now), told)
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What a figure of a window is as a rule, and by how much windows differ."""
+
+    mean: float
+    deviation: float = 0.0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Usual":
+        """Return what these windows had."""
+        return cls(fmean(values), stdev(values)) if len(values) > 1 else cls(*values or (0.0,))
+
+    def loss_below(self, value: float, most: float) -> float:
+        """Return the loss of a window whose figure should not be lower, and cannot be more than it can be at most."""
+        least = min(self.mean, most) - max(LESS_ACCEPTED * self.mean, DEVIATIONS * self.deviation)
+        return max(0.0, most - value) / (most - max(0.0, least))
+
+    def loss_above(self, value: float) -> float:
+        """Return the loss of a window whose figure should not be higher."""
+        return value / (self.mean + max(SLOWER * self.mean, DEVIATIONS * self.deviation))
+
+
+_OWN: Final = f"in the first {LEARNED_WINDOWS} windows at such a load"
+
+
+def _larger(own: Usual, found: float | None, measured: Measured | None) -> tuple[Usual, str]:
+    """Return what is held to, and where it is from: the capture's where that is more."""
+    if measured is None or found is None or found <= own.mean:
+        return own, _OWN
+    return replace(own, mean=found), f"in capture {measured.capture}"
