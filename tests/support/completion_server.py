@@ -17,7 +17,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 @dataclass
 class Received:
-    """A request to /v1/completions, as it arrived."""
+    """A request for a completion, as it arrived."""
 
     headers: dict[str, str]
     body: dict[str, Any]
@@ -75,6 +75,12 @@ def answer_with(raw: bytes) -> Answer:
 
 def rejection(status: int, body: bytes) -> bytes:
     return b"HTTP/1.1 %d Refused\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (status, len(body), body)
+
+
+def document(content: dict[str, Any]) -> bytes:
+    """An answer that does not stream."""
+    body = json.dumps(content).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body)
 
 
 async def never_answer(_request: Received, writer: asyncio.StreamWriter) -> None:
@@ -145,7 +151,7 @@ class CompletionServer:
         request_line, *lines = head.strip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         path = request_line.split()[1]
-        if path != "/v1/completions":
+        if path not in {"/v1/completions", "/v1/chat/completions"} or path in self.pages:
             async with self.arrived:
                 self.served[path] += 1
                 self.arrived.notify_all()

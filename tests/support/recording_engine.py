@@ -10,7 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from tests.support.completion_server import Received, answer_in_full, answered_tokens, completion_server, rejection
+from tests.support.completion_server import (
+    Received,
+    answer_in_full,
+    answered_tokens,
+    completion_server,
+    document,
+    rejection,
+)
 from tests.support.recordings import closed, header
 
 
@@ -47,6 +54,9 @@ class RecordingEngine:
                 self._close_if_ordered()
 
     async def _answer(self, request: Received, writer: asyncio.StreamWriter) -> None:
+        if "stream" not in request.body:
+            writer.write(document({"choices": [{"token_ids": answered_tokens(request), "text": "{}"}]}))
+            return
         if request.id.endswith("steady-4"):
             writer.write(rejection(400, b"too long"))
             return

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import msgspec
 
+from specdecode_operator.capture.comparison.compare import compare_capture, write_comparison
+from specdecode_operator.capture.comparison.result import Comparison
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import PartialManifest
 from specdecode_operator.capture.files.publish import label_partial
 from specdecode_operator.capture.job.against import regression_status, with_regression
 from specdecode_operator.capture.job.finish import Asked, Published, finish, published_before
 from specdecode_operator.capture.job.image import IMAGE_ID_FILE
-from specdecode_operator.capture.job.messages import report, success_message
+from specdecode_operator.capture.job.messages import comparison_report, report, success_message
 from specdecode_operator.capture.job.parts import Part, parts_of
-from specdecode_operator.capture.job.prepare import begin, look_at_volume
+from specdecode_operator.capture.job.prepare import begin, look_at_volume, volume_errors
 from specdecode_operator.capture.job.recorder_bundle import SWITCH_FOLDER, write_bundle
 from specdecode_operator.capture.job.recording import PATIENT, Load, Pod, Recording, Timeouts
 from specdecode_operator.capture.load.progress import print_line
@@ -91,15 +93,44 @@ class Job:
     def run(self, load: Load = run_load) -> Published:
         """Do what comes beside the engine; a failure leaves the files of its part labelled as partial.
 
-        What an earlier attempt of this capture has published already is not done again.
+        What an earlier attempt of this capture has published already is not done again. Of several arms the last
+        repetition of the first that is compared is returned.
 
         Raises
         ------
         CaptureError
             When a part of the capture was not published.
         """
-        published = [self._once(part, load) for part in self.parts]
-        return published[-1]
+        published = {part.places: self._once(part, load) for part in self.parts}
+        compared = self.settings.arms[1].name if self._compares else None
+        shown = [each for places, each in published.items() if places.arm == compared]
+        return [*published.values(), *shown][-1]
+
+    def compare(self) -> Comparison | None:
+        """Write ``comparison.json`` of a capture whose arms are all published; None where there is one arm.
+
+        Raises
+        ------
+        CaptureError
+            When they cannot be compared; their files stay.
+        """
+        if not self._compares:
+            return None
+        folder = self.places.of_capture
+        try:
+            comparison = compare_capture(folder)
+        except CaptureError:
+            raise
+        except Exception as error:
+            message = f"the arms are published, and comparing them failed: {type(error).__name__}: {error}"
+            raise CaptureError("InternalError", f"{message}: specdecode capture compare does it again") from error
+        with volume_errors(self.places.root):
+            write_comparison(folder, comparison)
+        return comparison
+
+    @property
+    def _compares(self) -> bool:
+        return len(self.settings.arms) > 1
 
     def _once(self, part: Part, load: Load) -> Published:
         published = published_before(part.places, part.asked) or self._run(part, load)
@@ -162,7 +193,10 @@ def run_job() -> bytes:
     job = Job(os.environ)
     published = job.run()
     print_line(report(published))
+    comparison = job.compare()
+    if comparison is not None:
+        print_line(comparison_report(comparison))
     regression = regression_status(os.environ, job.places.final.parent)
     if regression is not None:
         print_line(f"against {regression['against']}: {regression['message']}")
-    return with_regression(success_message(published), regression)
+    return with_regression(success_message(published, comparison), regression)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Final
 
 import msgspec
 
@@ -12,6 +13,8 @@ from specdecode_operator.capture.files.manifest import Experiment
 from specdecode_operator.capture.job.finish import Asked
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.load.workload import ArmSettings, CheckSettings, RunSettings
+
+NO_CHECKS: Final = CheckSettings()
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Part:
     def checks(self) -> CheckSettings:
         """How much is asked to compare its answers with those of other arms: once is enough."""
         compares = self.asked.experiment is not None and self.places.repetition == 1
-        return self.settings.checks if compares else CheckSettings()
+        return self.settings.checks if compares else NO_CHECKS
 
     def named(self, error: CaptureError) -> CaptureError:
         """Return an error that says whose it is."""

@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.formats import CHECKS, PART_SUFFIX
 from specdecode_operator.capture.files.manifest import EngineCounters
+from specdecode_operator.capture.job.checks import check_answers
 from specdecode_operator.capture.job.engine_switch import EngineSwitch
 from specdecode_operator.capture.job.finish import Run
 from specdecode_operator.capture.job.image import IMAGE_ID_FILE, engine_image_id
-from specdecode_operator.capture.job.parts import Part
+from specdecode_operator.capture.job.parts import NO_CHECKS, Part
 from specdecode_operator.capture.job.prepare import volume_errors
 from specdecode_operator.capture.job.recorder_bundle import SWITCH_FOLDER
 from specdecode_operator.capture.job.recorders import Recorders
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, EngineNotReadyError, MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
+from specdecode_operator.capture.load.prompts.sources import prompt_source
 from specdecode_operator.capture.load.runner import LoadResult
 from specdecode_operator.capture.load.stop import Stop, beside, stop_on_signals
 from specdecode_operator.capture.load.workload import InvalidSettingsError, RunSettings
@@ -83,8 +88,27 @@ class Recording:
         await switch.start(self._part.arm.command, self._part.arm.env | folder)
         async with beside(self._watch_switch(switch, stop)):
             run = await self._record(load, stop)
+            if self._part.checks != NO_CHECKS:
+                await self._check(stop)
         await switch.stop()
         return run
+
+    async def _check(self, stop: Stop) -> None:
+        """Ask what all arms are asked, now that nothing is measured any more."""
+        source = await asyncio.to_thread(prompt_source, self._settings)
+        checking = asyncio.create_task(check_answers(self._settings, self._part.checks, source))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({checking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if stop.is_set:
+            checking.cancel()
+            raise self._stopped(stop)
+        with volume_errors(self._places.root):
+            part = self._places.folder / f"{CHECKS}{PART_SUFFIX}"
+            part.write_bytes(msgspec.json.encode(await checking) + b"\n")
+
+    def _stopped(self, stop: Stop) -> CaptureError:
+        return self._recorders.failure or CaptureError("Cancelled", f"stopped before its end: {stop.reason}")
 
     async def _record(self, load: Load, stop: Stop) -> Run:
         recorders = self._recorders
@@ -104,7 +128,7 @@ class Recording:
             deadline.cancel()
         if stop.is_set:
             await self._close_anyway()
-            raise recorders.failure or CaptureError("Cancelled", f"stopped before its end: {stop.reason}")
+            raise self._stopped(stop)
         with volume_errors(self._places.root):
             await recorders.close(self._timeouts.closed_s)
         return Run(

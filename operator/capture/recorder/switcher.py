@@ -276,9 +276,16 @@ def main(folder: Path, grace: Grace = Grace()) -> int:
     # first process we have it all the same.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     switcher = Switcher(folder, grace)
+    _on_signals(switcher.tell_to_end)
+    code = switcher.run()
+    # Python puts back what would end it by the signal, and its exit code is to be the engine's.
+    _on_signals(signal.SIG_IGN)
+    return code
+
+
+def _on_signals(handler: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, switcher.tell_to_end)
-    return switcher.run()
+        signal.signal(number, handler)
 
 
 if __name__ == "__main__":

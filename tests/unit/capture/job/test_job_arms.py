@@ -2,14 +2,23 @@
 
 import asyncio
 import errno
+import json
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from specdecode_operator.api.capture_comparison import ComparisonStatus
+from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.capture.comparison.compare import read_comparison
+from specdecode_operator.capture.files.checks import Checks
 from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.publish import verify
+from specdecode_operator.capture.job import main
+from specdecode_operator.capture.job.messages import comparison_report, success_message
 from specdecode_operator.capture.job.parts import order_of_arms
 from specdecode_operator.capture.load.runner import LoadResult, run_load
 from specdecode_operator.capture.load.stop import Stop
@@ -55,6 +64,51 @@ class TestPublished:
         times = [pod.manifest(*_split(path)).zero_monotonic_s for path in ORDER]
         assert times == sorted(times)
 
+    def test_checks_once_an_arm_and_a_comparison(self, tmp_path: Path, port: int) -> None:
+        asked = {"greedyPrompts": 2, "structuredRequests": 1}
+        pod = ArmPod(tmp_path, arms=[arm("off", port), arm("ngram", port)], checks=asked)
+        with pod.containers():
+            published = pod.job.run()
+        folder = pod.volume / "team/demo"
+        assert sorted(str(path.relative_to(folder)) for path in folder.glob("*/*/checks.json")) == [
+            "ngram/1/checks.json",
+            "off/1/checks.json",
+        ]
+        found = msgspec.json.decode((folder / "ngram/1/checks.json").read_bytes(), type=Checks)
+        assert [each.tokens for each in found.greedy.answers] == [list(range(1000, 1006))] * 2
+        assert (found.structured.asked, found.structured.parsed) == (1, 0)
+        assert "checks.json" in pod.manifest("ngram", 1).files
+        assert verify(folder / "ngram/1") == []
+
+        comparison = pod.job.compare()
+        assert comparison is not None
+        assert read_comparison(folder) == comparison
+        message = success_message(published, comparison)
+        assert len(message) <= 4096
+        said = json.loads(message)
+        assert CaptureSummary.parse(said["summary"]).path == "team/demo/ngram/2", "of the first that is compared"
+        status = ComparisonStatus.parse(said["comparison"])
+        assert (status.baseline, [each.name for each in status.arms]) == ("off", ["ngram"])
+        assert comparison_report(comparison).startswith("ngram: ")
+
+    def test_comparison_that_fails_loses_nothing(
+        self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pod = ArmPod(tmp_path, arms=[arm("off", port), arm("ngram", port)])
+        with pod.containers():
+            pod.job.run()
+
+        def fails(_folder: Path) -> None:
+            raise ZeroDivisionError("division by zero")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(main, "compare_capture", fails)
+            with pytest.raises(CaptureError, match="the arms are published") as failure:
+                pod.job.compare()
+        assert failure.value.reason == "InternalError"
+        assert pod.published() == sorted(ORDER)
+        assert pod.job.compare() is not None, "a later attempt compares them"
+
     def test_one_arm_may_be_started_several_times(self, tmp_path: Path, port: int) -> None:
         """To see how far starts differ; there is nothing to compare."""
         pod = ArmPod(tmp_path, arms=[arm("as-deployed", port)])
@@ -62,6 +116,7 @@ class TestPublished:
             pod.job.run()
         assert pod.published() == ["as-deployed/1", "as-deployed/2"]
         assert pod.manifest("as-deployed", 2).experiment is None
+        assert pod.job.compare() is None
 
     def test_later_attempt_goes_on(self, tmp_path: Path, port: int) -> None:
         arms = [arm("off", port), arm("ngram", port)]
