@@ -13,7 +13,7 @@ from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-_NOT_IN_TEMPLATES = ("deployment", "suspend", "ttlSecondsAfterFinished")
+_NOT_IN_TEMPLATES = ("deployment", "suspend", "ttlSecondsAfterFinished", "against")
 _LATE = timedelta(seconds=90)
 
 
@@ -39,7 +39,9 @@ SCHEDULE_FIELDS: Mapping[str, FieldCase] = {
     "captures[].retention.failedCount": at(0, on=_scheduled()),
     "captures[].retention.days": at(1, on=_scheduled()),
     "captures[].suspend": at(value=True, on=_scheduled()),
-    **dict(_of_template(*each) for each in CAPTURE_FIELDS.items() if each[0] not in _NOT_IN_TEMPLATES),
+    **dict(
+        _of_template(*each) for each in CAPTURE_FIELDS.items() if each[0].partition(".")[0] not in _NOT_IN_TEMPLATES
+    ),
 }
 """Fields of a SpecDecodeDeployment's schedules."""
 

@@ -99,7 +99,7 @@ def read_comparison(folder: Path) -> Comparison | None:
 
 def _phases(folders: ArmFolders) -> Sequence[Phase]:
     try:
-        return CaptureWorkload.model_validate(folders.first.workload).phases
+        return CaptureWorkload.parse(folders.first.workload, newer=True).phases
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, ("workload", *first["loc"])))

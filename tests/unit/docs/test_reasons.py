@@ -16,6 +16,7 @@ from bench.reason_tables import FILE, read_conditions, read_reasons
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
+from specdecode_operator.api.golden import Regressed
 from specdecode_operator.sizing.memory.budget import Verdict
 from tests.support.documents import ROOT
 
@@ -24,8 +25,11 @@ OF_DEPLOYMENTS = ("deployment/", "resolver/", "capture/control/schedules.py")
 OF_CAPTURES = ("capture/comparison/reading/", "capture/control/", "capture/files/", "capture/job/", "capture/merge/")
 OF_BOTH = ("handlers/", "problems.py", "deployment/blocked.py", "deployment/pods/")
 OF_WRITES = "handlers/inventory.py"
-VERDICTS = {DEPLOYMENT: {verdict.value for verdict in Verdict}, CAPTURE: {verdict.value for verdict in ArmVerdict}}
-"""Of a plan, and of an arm."""
+VERDICTS = {
+    DEPLOYMENT: {verdict.value for verdict in Verdict},
+    CAPTURE: {verdict.value for verdict in (*ArmVerdict, *Regressed)},
+}
+"""Of a plan; of an arm, and of an engine beside an earlier one."""
 
 OTHER_WORDS = {
     *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
