@@ -88,7 +88,7 @@ class CheckRequests:
     """Asks one engine, one request at a time."""
 
     def __init__(self, server: Server, timeout_s: float) -> None:
-        headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+        headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
         # The engine is in the same pod: proxies of the environment do not apply.
         self._client = httpx.AsyncClient(
             base_url=f"http://{server.host}:{server.port}{server.path}",
