@@ -40,6 +40,7 @@ class MadeArm:
     parsed: int = 8
     lossy: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
 
     @property
     def acceptance(self) -> Acceptance | None:
@@ -64,12 +65,17 @@ class MadeCapture:
     noise: float = 0.1
     prompts: Prompts = PROMPTS
     curve: tuple[tuple[float, float], ...] = CURVE
+    temperatures: tuple[str | None, ...] = ()  # of the phases, where they have their own
 
     @property
     def phases(self) -> list[Any]:
-        return [
+        phases = [
             parse_arrivals(each, self.requests, None, each.replace(":", "-").replace("+", "-"))
             for each in self.arrivals.split(",")
+        ]
+        own = self.temperatures or [None] * len(phases)
+        return [
+            each.model_copy(update={"temperature": temperature}) for each, temperature in zip(phases, own, strict=True)
         ]
 
     @property
@@ -134,7 +140,7 @@ class MadeCapture:
             "config": {"max_num_seqs": 256, "async_scheduling": True, "speculative": speculative} | arm.config,
             "context": {
                 "command": ["vllm", "serve", json.dumps(speculative)],
-                "plan": {"perGpu": {"targetWeights": 16_000, "draftWeights": 800}},
+                "plan": {"perGpu": {"targetWeights": 16_000, "draftWeights": 800}} | arm.plan,
             },
             "workload": self.workload,
             "seed": self.seed,

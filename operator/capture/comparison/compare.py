@@ -25,6 +25,7 @@ from specdecode_operator.capture.comparison.arms import (
 from specdecode_operator.capture.comparison.checked import compare_outputs
 from specdecode_operator.capture.comparison.confounds import notes_of
 from specdecode_operator.capture.comparison.judged import judge
+from specdecode_operator.capture.comparison.precisions import lossy_of, precision_notes
 from specdecode_operator.capture.comparison.reading.blocks import sends_at_a_rate
 from specdecode_operator.capture.comparison.reading.folders import ArmFolders, find_arms, not_comparable, read_checks
 from specdecode_operator.capture.comparison.result import COMPARISON, Arm, Comparison, Load
@@ -69,7 +70,11 @@ def compare_capture(folder: Path, price_per_gpu_hour: float | None = None) -> Co
         slo=experiment.slo,
         price_per_gpu_hour=price_per_gpu_hour,
         arms=arms,
-        notes=[*notes_of(folders), *(note for arm in arms for note in _unchecked(arm))],
+        notes=[
+            *notes_of(folders),
+            *precision_notes(folders, arms),
+            *(note for arm in arms for note in _unchecked(arm)),
+        ],
     )
 
 
@@ -153,7 +158,7 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
 ) -> Arm:
     experiment = folders.experiment
     own, baseline = sums.get(name), sums[experiment.baseline]
-    lossy = experiment.lossy.get(name)
+    lossy = lossy_of(folders, name)
     if own is None:
         return _missing(name, lossy)
     there = [each.number for each in own.repetitions if each.number in {one.number for one in baseline.repetitions}]

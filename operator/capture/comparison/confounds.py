@@ -1,15 +1,12 @@
 """What beside the setting may make arms differ, and what else to know before believing a comparison."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
+from specdecode_operator.capture.comparison.precisions import lossy_of
 from specdecode_operator.capture.comparison.reading.folders import ArmFolders, ArmManifest, Repetition
+from specdecode_operator.capture.validation.prompts import RANDOM_PROMPTS, are_random
 from specdecode_operator.problems import printable, shown
-
-_RANDOM_PROMPTS: Final = (
-    "prompts are random tokens: drafts guess them far worse than text (0.13 to 0.27 acceptance is usual) or, where a "
-    "model repeats itself, better: decide on prompts of your own"
-)
 
 
 def notes_of(folders: ArmFolders) -> list[str]:
@@ -19,17 +16,16 @@ def notes_of(folders: ArmFolders) -> list[str]:
 
 def _notes(folders: ArmFolders) -> Iterator[str]:
     experiment, first = folders.experiment, folders.first
-    prompts = first.workload.get("prompts", {"synthetic": {}})
-    if isinstance(prompts, dict) and prompts.get("synthetic") is not None:
-        yield _RANDOM_PROMPTS
+    if are_random(first.workload):
+        yield RANDOM_PROMPTS
     baseline = folders.repetitions[experiment.baseline]
     for name in experiment.arms:
         repetitions = folders.repetitions[name]
         missing = experiment.repetitions - len(repetitions)
         if missing:
             yield f"arm {name}: {missing} of {experiment.repetitions} repetitions are missing: no verdict on it"
-        if name in experiment.lossy:
-            yield f"arm {name} may answer otherwise by its settings: {experiment.lossy[name]}"
+        if lossy := lossy_of(folders, name):
+            yield f"arm {name} may answer otherwise by its settings: {lossy}"
         if repetitions and name != experiment.baseline:
             yield from _differences(name, repetitions[0].manifest, baseline[0].manifest)
     yield from _same_commands(folders)

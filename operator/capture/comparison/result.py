@@ -49,6 +49,7 @@ class Load(Struct, kw_only=True, frozen=True):
 
     phase: str
     pattern: str
+    asks: str | None = None  # what its requests ask otherwise than those of other phases: a temperature, a length
     requests: dict[str, int]  # sent, and by outcome
     within_slo: int  # completed requests within the SLO
     seconds: float  # from first sending to last end, summed over repetitions

@@ -36,8 +36,10 @@ def crossover(baseline: Sequence[Load], loads: Sequence[Load]) -> float | None:
     """Return the requests running at once above which an arm stops paying.
 
     That is between a load that pays and one that costs, where the logarithm of the ratio, on a straight line over that
-    of the load, is 0.
+    of the load, is 0. Phases that ask different things, as in a sweep, are no loads of one traffic: it is not known.
     """
+    if len({load.asks for load, _ in compared_loads(loads)}) > 1:
+        return None
     running = {each.phase: each.running for each in baseline}
     known = sorted(
         (at, compared.ratio, compared.verdict)
@@ -96,7 +98,7 @@ def _parts(  # noqa: PLR0913, PLR0917  as above
 
 
 def _load(running: float | None, load: Load, compared: LoadVerdict, level: float) -> str:
-    at = f"in {load.phase}" if running is None else f"with {running:.3g} running"
+    at = f"in {load.phase}" if running is None or load.asks else f"with {running:.3g} running"
     ends = [None if each is None else percent(each) for each in (compared.low, compared.high)]
     if None in ends:
         return f"{_ratio(compared)} {at} (too few blocks for an interval: {compared.blocks})"

@@ -118,13 +118,13 @@ class TestPublished:
         ],
     )
     def test_acceptance_of_random_prompts_is_in_doubt(self, pod: Pod, prompts: dict[str, object], random: bool) -> None:
-        pod.job.asked.workload["prompts"] = prompts
+        pod.job.parts[0].asked.workload["prompts"] = prompts
         pod.start()
         published = pod.job.run(pod.load)
         notes = CaptureSummary.model_validate(json.loads(success_message(published))).prompt_notes or []
         assert len(notes) == random
         assert published.manifest.notes[: len(notes)] == notes
-        assert all("random tokens" in note and "dataset" in note for note in notes)
+        assert all("random tokens" in note and "your own" in note for note in notes)
 
     def test_termination_message_is_the_status(self, pod: Pod) -> None:
         pod.start()
