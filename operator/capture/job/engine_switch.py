@@ -15,7 +15,7 @@ from specdecode_operator.capture.recorder.switcher import ENDED, ORDER_FILE, RUN
 
 ANSWER_S: Final = 180.0
 """How long the switcher may take to follow an order: it is there when its container has started, and an engine that
-does not end when it is told is killed after a minute."""
+does not end when it is told is killed after a minute and a half."""
 
 _POLL_S: Final = 0.1
 _LARGEST_STATE_BYTES: Final = 4096

@@ -135,7 +135,8 @@ class Job:
     def _once(self, part: Part, load: Load) -> Published:
         published = published_before(part.places, part.asked) or self._run(part, load)
         if part.arm is not None:
-            print_line(f"{part.places.path} is published")
+            # For programs, as lines of progress are: why a pod was killed is looked for in its other lines.
+            print_line(msgspec.json.encode({"published": part.places.path}).decode())
         return published
 
     def _run(self, part: Part, load: Load) -> Published:

@@ -34,7 +34,7 @@ _BY_SIGNAL = 128
 class Grace:
     """How long an engine may take to end by itself, in seconds."""
 
-    told_s: float = 60.0  # from when it was told
+    told_s: float = 90.0  # from when it was told: longer than vLLM waits for answers under way (--shutdown-timeout)
     rest_s: float = 10.0  # what it started, from when it ended itself
 
 
