@@ -199,6 +199,43 @@ class ObservedStatus(ApiModel):
     """Share of decoding steps that verified a draft, in percent; the rest had none."""
 
 
+class FiguresSource(StrEnum):
+    """Who was asked for figures."""
+
+    PODS = "Pods"
+    PROMETHEUS = "Prometheus"
+
+
+class FigureStatus(ApiModel):
+    """One figure."""
+
+    name: Word
+    """As docs/reference/metrics.md defines it: time_to_first_token_p99."""
+
+    value: Word
+    """As a decimal; of figures by position one after the other."""
+
+
+class FiguresStatus(ApiModel):
+    """What engines did lately, by one definition whoever is asked."""
+
+    source: FiguresSource
+    """Pods: the engines' own /metrics. Prometheus: the operator's --prometheus."""
+
+    message: Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)] | None = None
+    """Why it is not the Prometheus that the operator was given; absent where it is, and where there is none."""
+
+    over_seconds: int
+    """Time that they are of."""
+
+    values: list[FigureStatus] = Field(
+        default=[],
+        max_length=32,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Figures that engines say something of."""
+
+
 class SpeculationFeature(ApiModel):
     """One thing that was asked of speculation, and whether engines do it."""
 
@@ -270,6 +307,9 @@ class SpecDecodeDeploymentStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["feature"]},
     )
     """What was asked of speculation, and whether it is in force."""
+
+    figures: FiguresStatus | None = None
+    """Tokens, latencies, acceptance, prefix cache and load of the last minutes, written anew every five."""
 
     captures: list[ScheduleStatus] = Field(
         default=[],

@@ -52,22 +52,36 @@ def operator_command(  # noqa: PLR0913  each is an option
         typer.Option(help="Directory of nodes that objects may have their models in; may be given several times."),
     ] = None,
     allow_pod_template: AllowPodTemplateOption = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="Prometheus to ask for figures; absent: the engines are asked.")
+    ] = None,
+    prometheus_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Bearer token that it wants; read again at each question.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
     # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
+    from specdecode_operator.cluster.figures_source import Prometheus  # noqa: PLC0415
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
 
     host_paths = tuple(allow_host_path or ())
     for path in host_paths:
         if not path.startswith("/") or ".." in path.split("/"):
             raise typer.BadParameter(f"{path}: must be an absolute path without ..", param_hint="--allow-host-path")
+    if prometheus is not None and not prometheus.lower().startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{prometheus}: must begin with http:// or https://", param_hint="--prometheus")
+    if prometheus is None and prometheus_token_file is not None:
+        raise typer.BadParameter(
+            "is for --prometheus alone: give both or neither", param_hint="--prometheus-token-file"
+        )
     run_operator(
         health_port=health_port,
         metrics_port=metrics_port,
         calibration=calibration,
         host_paths=host_paths,
         pod_template=allowed_names(allow_pod_template),
+        prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
         verbose=verbose,
     )
 

@@ -1,8 +1,9 @@
 """Asks running engines what they do, over their own /metrics, and which version they are."""
 
 import asyncio
+import time
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import Reading, Unreachable, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.monitoring.looks import Looks
 
 _TIMEOUT_S = 5.0
 _VERSION_TIMEOUT_S = 1.0
@@ -20,6 +22,17 @@ _MOST_VERSION_BYTES = 2**14
 _MOST_VERSIONS = 10_000
 _AT_ONCE = 4
 """Engines of one object that are read at the same time: what hostile ones send must fit into the operator's memory."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """How the engines of one object are asked."""
+
+    scheme: str
+    port: int
+    profile: EngineProfile
+    turns: asyncio.Semaphore
+    looks: Looks | None
 
 
 class EngineProbe:
@@ -37,26 +50,35 @@ class EngineProbe:
         await self._client.aclose()
 
     async def read_all(
-        self, pods: list[dict[str, Any]], port: int, profile: EngineProfile, *, tls: bool = False
+        self,
+        pods: list[dict[str, Any]],
+        port: int,
+        profile: EngineProfile,
+        looks: Looks | None = None,
+        *,
+        tls: bool = False,
     ) -> Mapping[str, Reading]:
-        """One reading for each ready pod, by pod name; ``tls`` says whether engines speak HTTPS."""
-        scheme = "https" if tls else "http"
+        """One reading for each ready pod, by pod name; ``tls`` says whether engines speak HTTPS.
+
+        ``looks`` gets what they say, for figures.
+        """
+        question = _Question("https" if tls else "http", port, profile, asyncio.Semaphore(_AT_ONCE), looks)
         ready = [pod for pod in pods if is_ready(pod)]
-        turns = asyncio.Semaphore(_AT_ONCE)
-        readings = await asyncio.gather(*(self._read(pod, scheme, port, profile, turns) for pod in ready))
+        readings = await asyncio.gather(*(self._read(pod, question) for pod in ready))
+        if looks is not None:
+            looks.retain({str(pod["metadata"].get("uid")) for pod in pods})
         return {pod["metadata"]["name"]: reading for pod, reading in zip(ready, readings, strict=True)}
 
-    async def _read(
-        self, pod: dict[str, Any], scheme: str, port: int, profile: EngineProfile, turns: asyncio.Semaphore
-    ) -> Reading:
+    async def _read(self, pod: dict[str, Any], question: "_Question") -> Reading:
         address = pod["status"].get("podIP", "")
         host = f"[{address}]" if ":" in address else address
-        place = f"{scheme}://{host}:{port}"
+        place = f"{question.scheme}://{host}:{question.port}"
         try:
             # The time holds for all of an object's engines together: slow ones must not hold up other objects.
-            async with asyncio.timeout(_TIMEOUT_S), turns:
+            async with asyncio.timeout(_TIMEOUT_S), question.turns:
                 page = await read_page(self._client, f"{place}/metrics", most_bytes=_MOST_BYTES, timeout_s=_TIMEOUT_S)
-                reading = read_metrics(page.decode(errors="replace"), profile)
+                text = page.decode(errors="replace")
+                reading = read_metrics(text, question.profile)
         except httpx.HTTPStatusError as error:
             return Unreachable(f"/metrics answered {error.response.status_code}")
         except PageTooLongError as error:
@@ -65,6 +87,8 @@ class EngineProbe:
             return Unreachable(f"/metrics did not answer ({type(error).__name__})")
         except UnreadableMetricsError as error:
             return Unreachable(str(error))
+        if question.looks is not None:
+            question.looks.hear(str(pod["metadata"].get("uid")), text, time.monotonic())
         return replace(reading, version=await self._version(pod, f"{place}/version"))
 
     async def _version(self, pod: Mapping[str, Any], url: str) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.status import FiguresStatus
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
@@ -42,6 +43,9 @@ class Observation:
 
     decay: Decay = NOTHING_DECAYED
     """Whether they do it worse than before."""
+
+    figures: FiguresStatus | None = None
+    """What they did in the last minutes."""
 
     groups: GroupHistory = UNSEEN
     """What was observed of engines on several nodes since their template is in force."""

@@ -72,6 +72,7 @@ def compose_status(
         observed=seen.figures,
         acceptance=acceptance,
         speculation=seen.features,
+        figures=observation.figures,
         captures=list(parent.status.captures if schedules is None else schedules),
         kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),

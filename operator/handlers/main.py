@@ -6,6 +6,7 @@ from pathlib import Path
 
 import kopf
 
+from specdecode_operator.cluster.figures_source import Prometheus
 from specdecode_operator.handlers import lifecycle, watch
 from specdecode_operator.handlers.metrics import serve_metrics
 from specdecode_operator.handlers.state import OperatorState
@@ -41,13 +42,14 @@ def run_operator(  # noqa: PLR0913  what the command line says
     calibration: Path | None = None,
     host_paths: tuple[str, ...] = (),
     pod_template: frozenset[str] = NONE_ALLOWED,
+    prometheus: Prometheus | None = None,
     verbose: bool = False,
 ) -> None:
     """Serve all namespaces until SIGTERM; /livez, /readyz and /metrics answer on their ports.
 
     ``calibration`` is the file that corrects estimates; it may come, change and go at any time. ``host_paths`` are the
     directories of nodes that objects may have their models in, ``pod_template`` is what their podTemplate may ask for
-    beyond the policy.
+    beyond the policy. ``prometheus`` is asked for figures, in place of engines.
     """
     kopf.configure(verbose=verbose)
     for handler in logging.getLogger().handlers:
@@ -55,7 +57,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
     if not verbose:
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
-    state = OperatorState(calibration, host_paths, pod_template)
+    state = OperatorState(calibration, host_paths, pod_template, prometheus)
     lifecycle.serve_health(health_port, state)
     port = serve_metrics(metrics_port, *state.collectors())
     logging.getLogger(__name__).info("/metrics is served on port %d", port)

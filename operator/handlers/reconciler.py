@@ -10,11 +10,13 @@ from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import FiguresStatus
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.cluster.figures_source import FiguresReader
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
@@ -48,6 +50,7 @@ from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.labels import MODEL_FACTS_NAME
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import CONFIG_MAP, POD
+from specdecode_operator.monitoring.looks import WINDOW_S, Looks
 from specdecode_operator.problems import InvalidSpecError
 
 _FIGURES_REST_S = 60.0
@@ -68,6 +71,11 @@ class _Record:
 
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
+    looks: Looks = field(default_factory=Looks)
+    figures_taken_s: float | None = None
+    """When figures were last taken, on the monotonic clock."""
+
+    figures: FiguresStatus | None = None
     groups: GroupHistory | None = None
 
     kept: dict[str, str] | None = None
@@ -94,7 +102,9 @@ class Reconciler:
         host_paths: tuple[str, ...] = (),
         pod_template: frozenset[str] = NONE_ALLOWED,
         operator_image: str | None = None,
+        figures: FiguresReader | None = None,
     ) -> None:
+        self._figures = figures or FiguresReader()
         self._cluster = cluster
         self._cache = cache
         self._probe = probe
@@ -282,7 +292,7 @@ class Reconciler:
         wanted = desired.workload if blocked is None else None
         workload = self._launcher.workload(parent, wanted)
         pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
-        readings = await self._ask_engines(desired, pods) if blocked is None else {}
+        readings = await self._ask_engines(parent, desired, pods) if blocked is None else {}
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.unanswered_rounds = record.unanswered_rounds + 1 if unanswered else 0
         record.recent = update_recent(record.recent, readings, now_s)
@@ -294,6 +304,7 @@ class Reconciler:
             readings,
             recent=record.recent,
             decay=record.decay,
+            figures=await self._take_figures(parent, desired, now_s),
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             unanswered_rounds=record.unanswered_rounds,
             claim_users=self._claim_users(parent),
@@ -304,14 +315,26 @@ class Reconciler:
         record.groups = update_group_history(record.groups, desired, observation, last_good, time.time())
         return replace(observation, groups=record.groups)
 
-    async def _ask_engines(self, desired: DesiredState, pods: list[Body]) -> Mapping[str, Reading]:
+    async def _take_figures(self, parent: Parent, desired: DesiredState, now_s: float) -> FiguresStatus | None:
+        """Return what engines of a plan in force did lately, taken anew only so often, for each write wakes others."""
+        record = self._record(parent)
+        if not isinstance(desired.outcome, Launch):
+            record.figures = record.figures_taken_s = None
+        elif record.figures_taken_s is None or now_s - record.figures_taken_s >= WINDOW_S:
+            taken = await self._figures.read(parent.key, record.looks)
+            record.figures = taken or record.figures or parent.status.figures
+            record.figures_taken_s = now_s if taken is not None else record.figures_taken_s
+        return record.figures
+
+    async def _ask_engines(self, parent: Parent, desired: DesiredState, pods: list[Body]) -> Mapping[str, Reading]:
         """Return what the engines of a plan in force say of themselves, by pod."""
         if not isinstance(desired.outcome, Launch):
             return {}
         facts = desired.outcome.facts
         serving = facts.spec.serving
         tls = serving.tls_secret is not None
-        return await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, tls=tls)
+        looks = self._record(parent).looks
+        return await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, looks, tls=tls)
 
     def _claim_users(self, parent: Parent) -> tuple[str, ...]:
         """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""

@@ -17,6 +17,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.metrics import (
@@ -62,10 +63,12 @@ class OperatorState:
         calibration: Path | None = None,
         host_paths: tuple[str, ...] = (),
         pod_template: frozenset[str] = NONE_ALLOWED,
+        prometheus: Prometheus | None = None,
     ) -> None:
         self.cache = Cache()
         self.calibration = CalibrationFile(calibration)
         self.host_paths, self.pod_template = host_paths, pod_template
+        self.figures = FiguresReader(prometheus)
         self.queue = WorkQueue()
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
@@ -103,6 +106,7 @@ class OperatorState:
             host_paths=self.host_paths,
             pod_template=self.pod_template,
             operator_image=image,
+            figures=self.figures,
         )
         captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, self.ended_captures, image)
 

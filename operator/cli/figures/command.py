@@ -47,7 +47,7 @@ def figures_command(  # noqa: PLR0913  each is an option
     For example: specdecode figures llama-70b -n models --over 60
     """
     from specdecode_operator.cli.capture.kubectl import Kubectl  # noqa: PLC0415  not for --help
-    from specdecode_operator.cli.figures.web import NoAnswerError, place_of  # noqa: PLC0415
+    from specdecode_operator.cluster.web import NoAnswerError, place_of  # noqa: PLC0415
 
     _check(name, namespace, engine, prometheus, token_file)
     figures = _figures(ttft_limit, tpot_limit)
@@ -106,13 +106,14 @@ def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure
 def _from_prometheus(
     url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-    from specdecode_operator.cli.figures.prometheus import ask_prometheus  # noqa: PLC0415
-    from specdecode_operator.cli.figures.web import NoAnswerError, place_of  # noqa: PLC0415
+    from specdecode_operator.cli.figures.sources import Taken  # noqa: PLC0415
+    from specdecode_operator.cluster.prometheus import ask_prometheus  # noqa: PLC0415
+    from specdecode_operator.cluster.web import NoAnswerError, place_of  # noqa: PLC0415
     from specdecode_operator.monitoring.measures import Scope  # noqa: PLC0415
 
     namespace, name = deployment
     scope = Scope(window=f"{over_s}s", namespace=namespace, deployment=name)
-    taken = ask_prometheus(url, _token(token_file), scope, figures, over_s)
+    taken = Taken(ask_prometheus(url, _token(token_file), scope, figures), over_s)
     if not any(taken.values.values()):
         raise NoAnswerError(
             f"{place_of(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
@@ -141,7 +142,7 @@ def _from_engines(
 ) -> "Taken":
     from specdecode_operator.cli.capture.kubectl import KubectlError  # noqa: PLC0415
     from specdecode_operator.cli.figures.sources import engines_of, look_twice, named_engines  # noqa: PLC0415
-    from specdecode_operator.cli.figures.web import NoAnswerError  # noqa: PLC0415
+    from specdecode_operator.cluster.web import NoAnswerError  # noqa: PLC0415
 
     try:
         engines = engines_of(kubectl, name) if name else named_engines(urls)

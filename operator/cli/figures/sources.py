@@ -8,7 +8,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
-from specdecode_operator.cli.figures.web import DEADLINE_S, MOST_BYTES, NoAnswerError, fetch, place_of
+from specdecode_operator.cluster.web import DEADLINE_S, MOST_BYTES, NoAnswerError, fetch, place_of
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL, OWNED_SELECTOR
 from specdecode_operator.monitoring.figures import Figure
 from specdecode_operator.monitoring.growth import Page, UnreadablePageError, growth_between, read_page

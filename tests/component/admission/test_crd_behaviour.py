@@ -189,6 +189,12 @@ def status() -> dict[str, Any]:
                 "saidUntil": "2026-11-21T10:00:00Z",
             },
             "speculation": [feature],
+            "figures": {
+                "source": "Pods",
+                "message": "http://prometheus:9090: does not answer",
+                "overSeconds": 300,
+                "values": [{"name": "time_to_first_token_p50", "value": "0.1"}],
+            },
             "kept": [{"entry": "good-last-good/workload", "sha256": "0" * 64}],
             "replicas": 1,
             "readyReplicas": 1,

@@ -198,6 +198,19 @@ def test_directories_of_nodes_are_allowed_by_name_and_none_by_default() -> None:
     assert [each for each in args if each.startswith(flag)] == [f"{flag}/mnt/models", f"{flag}/srv/a b"]
 
 
+def test_a_prometheus_is_asked_where_one_is_named() -> None:
+    flag = "--prometheus"
+    assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
+    objects = helm("--set=prometheus.url=http://p:9090", "--set=prometheus.tokenSecret.name=s")
+    container = operator_container(objects)
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "prometheus-token")
+    given = [each for each in container["args"] if each.startswith(flag)]
+    assert given == [f"{flag}=http://p:9090", f"{flag}-token-file={mount['mountPath']}/token"]
+    volumes = objects["Deployment", NAME]["spec"]["template"]["spec"]["volumes"]
+    secret = {"secretName": "s", "items": [{"key": "token", "path": "token"}]}
+    assert {"name": "prometheus-token", "secret": secret} in volumes
+
+
 def test_what_pod_templates_may_ask_for_is_allowed_by_name_and_nothing_by_default() -> None:
     flag = "--allow-pod-template="
     assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]

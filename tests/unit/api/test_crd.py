@@ -102,6 +102,7 @@ def test_lists_say_how_they_merge() -> None:
         ".status.captures",
         ".status.conditions",
         ".status.speculation",
+        ".status.figures.values",
     }
     assert set(kinds.values()) == {"map", "atomic"}
 

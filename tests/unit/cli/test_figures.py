@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from specdecode_operator.cli.figures import sources, web
+from specdecode_operator.cli.figures import sources
+from specdecode_operator.cluster import web
 from tests.support.figure_cases import page
 from tests.support.http_server import Quiet, serving
 from tests.unit.cli.conftest import Specdecode

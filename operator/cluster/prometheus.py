@@ -12,17 +12,18 @@ import urllib3.exceptions
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 from requests.utils import get_environ_proxies
 
-from specdecode_operator.cli.figures.sources import Taken
-from specdecode_operator.cli.figures.web import NoAnswerError, in_time, place_of, unreachable
+from specdecode_operator.cluster.web import NoAnswerError, in_time, place_of, unreachable
 from specdecode_operator.monitoring.answers import MOST_BYTES, UnusableAnswerError, check_answer, read_series
 from specdecode_operator.monitoring.figures import Figure
-from specdecode_operator.monitoring.measures import Scope
+from specdecode_operator.monitoring.measures import Scope, Values
 
 _REFUSALS: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
 
 
-def ask_prometheus(url: str, token: str | None, scope: Scope, figures: Sequence[Figure], over_s: float) -> Taken:
+def ask_prometheus(
+    url: str, token: str | None, scope: Scope, figures: Sequence[Figure], *, asks_for: str = "--token-file"
+) -> dict[str, Values]:
     """Return figures as a Prometheus knows them.
 
     Raises
@@ -30,10 +31,10 @@ def ask_prometheus(url: str, token: str | None, scope: Scope, figures: Sequence[
     NoAnswerError
         When it does not answer, or not what it was asked.
     """
-    values = {}
+    values: dict[str, Values] = {}
     asked = f"{url.rstrip('/')}/api/v1/query"
     try:
-        with _client(url, token) as client:
+        with _client(url, token, asks_for) as client:
             for figure in figures:
                 result = in_time(asked, partial(_ask, client, figure.promql(scope)))
                 values[figure.name] = read_series(result, scope)
@@ -41,10 +42,10 @@ def ask_prometheus(url: str, token: str | None, scope: Scope, figures: Sequence[
         raise NoAnswerError(f"{place_of(asked)}: {error}") from error
     except (OSError, ValueError) as error:
         raise unreachable(asked, _first(error)) from error
-    return Taken(values, over_s)
+    return values
 
 
-def _client(url: str, token: str | None) -> PrometheusConnect:
+def _client(url: str, token: str | None, asks_for: str) -> PrometheusConnect:
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError("it begins with neither http:// nor https://")
     session = requests.Session()
@@ -53,7 +54,7 @@ def _client(url: str, token: str | None) -> PrometheusConnect:
     session.proxies = get_environ_proxies(url)
     session.verify = os.environ.get("SSL_CERT_FILE") or True
     session.stream = True
-    session.hooks["response"] = [_check]
+    session.hooks["response"] = [partial(_check, asks_for)]
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
     # Asked once; what it does not say in time is told as that, and not as a retry too many.
     return PrometheusConnect(url.rstrip("/"), headers=headers, retry=urllib3.Retry(0, read=False), session=session)
@@ -68,11 +69,11 @@ def _ask(client: PrometheusConnect, query: str, seconds: int) -> Any:
         raise UnusableAnswerError("what answers is no Prometheus: its answer breaks off") from error
 
 
-def _check(response: requests.Response, **_: Any) -> None:
+def _check(asks_for: str, response: requests.Response, **_: Any) -> None:
     """Let an answer pass before a redirection is followed, or anything read that is not bounded."""
     status = response.status_code
     if status in _REFUSALS:
-        raise UnusableAnswerError(f"refuses with {status}: give --token-file, or one with the right")
+        raise UnusableAnswerError(f"refuses with {status}: give {asks_for}, or one with the right")
     content = response.raw.read(MOST_BYTES + 1, decode_content=False)
     if len(content) > MOST_BYTES:
         raise UnusableAnswerError(f"answers with more than {MOST_BYTES} bytes")

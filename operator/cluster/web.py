@@ -32,7 +32,7 @@ def unreachable(url: str, error: BaseException) -> NoAnswerError:
     return NoAnswerError(f"{place_of(url)}: does not answer: {said}: is it up, and is this its URL?")
 
 
-def in_time(url: str, ask: Callable[[int], T]) -> T:
+def in_time(url: str, ask: Callable[[int], T], deadline_s: int | None = None) -> T:
     """Return what a function returns that is given the seconds it has.
 
     A timeout of sockets is not enough: it begins anew with each byte, and no look-up of a name has one.
@@ -43,21 +43,20 @@ def in_time(url: str, ask: Callable[[int], T]) -> T:
         When it takes longer.
     """
     answer: Future[T] = Future()
+    seconds = deadline_s or DEADLINE_S
 
     def wait() -> None:
         try:
-            answer.set_result(ask(DEADLINE_S))
+            answer.set_result(ask(seconds))
         except Exception as error:  # noqa: BLE001  raised where it is waited for
             answer.set_exception(error)
 
     # One that takes longer is left behind, and may not hold up the end of the process.
     threading.Thread(target=wait, daemon=True).start()
     try:
-        return answer.result(DEADLINE_S)
+        return answer.result(seconds)
     except TimeoutError as error:
-        raise NoAnswerError(
-            f"{place_of(url)}: does not answer within {DEADLINE_S} s: is it up, or overloaded?"
-        ) from error
+        raise NoAnswerError(f"{place_of(url)}: does not answer within {seconds} s: is it up, or overloaded?") from error
 
 
 def fetch(url: str) -> bytes:

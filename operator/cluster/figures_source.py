@@ -1,0 +1,111 @@
+"""Figures of an object's engines: from a Prometheus where there is one, else from what the engines themselves said."""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import FiguresSource, FiguresStatus, FigureStatus
+from specdecode_operator.cluster.web import NoAnswerError, in_time, place_of
+from specdecode_operator.monitoring.looks import SHOWN, WINDOW_S, Looks
+from specdecode_operator.monitoring.measures import Scope, Values
+
+_DEADLINE_S: Final = 5
+_REST_S: Final = 60.0
+"""After a failure nobody is asked: reconciles of other objects wait for no Prometheus that is slow."""
+
+_ASKS_FOR: Final = "--prometheus-token-file"
+_LONGEST_TOKEN: Final = 16 * 1024
+_LONGEST_WHY: Final = 400
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A Prometheus that scrapes the engines."""
+
+    url: str
+    token_file: Path | None = None
+    """Read at each question, for tokens are renewed."""
+
+
+class FiguresReader:
+    """Takes figures, the same ones from either source."""
+
+    def __init__(self, prometheus: Prometheus | None = None) -> None:
+        self._prometheus = prometheus
+        self._silent_until_s = -math.inf
+        self._why = ""
+
+    async def read(self, key: Key, looks: Looks) -> FiguresStatus | None:
+        """Return the figures of an object; None where neither source has any yet."""
+        why = None
+        if self._prometheus is not None:
+            try:
+                values = await self._ask(self._prometheus, key)
+                return _status(FiguresSource.PROMETHEUS, values, WINDOW_S)
+            except NoAnswerError as error:
+                why = f"{str(error)[:_LONGEST_WHY]}; until then the engines themselves are asked"
+        found = looks.figures(time.monotonic())
+        return None if found is None else _status(FiguresSource.PODS, *found, why)
+
+    async def _ask(self, prometheus: Prometheus, key: Key) -> Mapping[str, Values]:
+        """Ask for all figures of an object.
+
+        Raises
+        ------
+        NoAnswerError
+            It does not answer, did not lately, or knows nothing of the object.
+        """
+        if time.monotonic() < self._silent_until_s:
+            raise NoAnswerError(self._why)
+        # It takes a moment to load, which who has no Prometheus need not wait for.
+        from specdecode_operator.cluster.prometheus import ask_prometheus  # noqa: PLC0415
+
+        scope = Scope(window=f"{WINDOW_S}s", namespace=key.namespace, deployment=key.name)
+        try:
+            token = _read_token(prometheus.token_file)
+            values = await asyncio.to_thread(
+                in_time,
+                prometheus.url,
+                lambda _: ask_prometheus(prometheus.url, token, scope, SHOWN, asks_for=_ASKS_FOR),
+                _DEADLINE_S,
+            )
+        except NoAnswerError as error:
+            self._silent_until_s, self._why = time.monotonic() + _REST_S, str(error)
+            raise
+        if not any(values.values()):
+            raise NoAnswerError(
+                f"{place_of(prometheus.url)}: has no series with namespace={key.namespace} and"
+                f" specdecode_deployment={key.name}: docs/how-to/monitor.md says how it gets them"
+            )
+        return values
+
+
+def _read_token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        with file.open(encoding="ascii") as stream:
+            token = stream.read(_LONGEST_TOKEN).strip()
+    except (OSError, ValueError):
+        token = ""
+    if not token.isprintable() or not token or " " in token:
+        raise NoAnswerError(f"{_ASKS_FOR}: {file} holds no token: write it in one line, without spaces")
+    return token
+
+
+def _status(
+    source: FiguresSource, values: Mapping[str, Values], over_s: float, why: str | None = None
+) -> FiguresStatus:
+    told = [FigureStatus(name=each.name, value=text) for each in SHOWN if (text := _text(values.get(each.name, {})))]
+    return FiguresStatus(source=source, message=why, over_seconds=round(over_s), values=told)
+
+
+def _text(values: Values) -> str:
+    """Return the value, or those by position in their order; empty where it says nothing."""
+    ordered = sorted(values.items(), key=lambda each: (len(each[0]), each[0]))
+    return " ".join(f"{value:.4g}" for _, value in ordered if math.isfinite(value))[:256]

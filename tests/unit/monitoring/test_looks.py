@@ -1,0 +1,59 @@
+"""Pages that are kept give the same figures as two looks at engines."""
+
+import pytest
+
+from specdecode_operator.monitoring.looks import EVERY_S, SHOWN, WINDOW_S, Looks
+from tests.support.figure_cases import expected, page
+
+MINUTE_S = 60.0
+
+
+def looked(*pods: str, minutes: int) -> Looks:
+    looks = Looks()
+    for minute in range(minutes + 1):
+        for pod in pods:
+            looks.hear(pod, page(pod, minute), minute * MINUTE_S)
+    return looks
+
+
+def test_figures_are_those_that_prometheus_is_held_to() -> None:
+    found = looked("a", "b", minutes=20).figures(20 * MINUTE_S)
+    assert found is not None
+    values, over_s = found
+    assert over_s == WINDOW_S
+    compared = 0
+    for name, known in expected():
+        if name in {each.name for each in SHOWN}:
+            assert {label: round(value, 3) for label, value in values[name].items()} == pytest.approx(known, abs=1e-3)
+            compared += 1
+    assert compared > 10
+
+
+def test_nothing_is_said_before_an_engine_was_looked_at_twice() -> None:
+    looks = looked("a", minutes=0)
+    looks.hear("a", page("a", 1), EVERY_S - 1)
+    assert looks.figures(EVERY_S) is None, "too close to the first"
+    looks.hear("a", "hello", EVERY_S)
+    assert looks.figures(EVERY_S) is None, "no page of an engine"
+    looks.hear("a", page("a", 1), EVERY_S)
+    assert looks.figures(EVERY_S) is not None
+
+
+def test_engines_that_are_gone_or_silent_are_left_out() -> None:
+    looks = looked("a", "b", minutes=5)
+    both = looks.figures(5 * MINUTE_S)
+    looks.retain({"a"})
+    one = looks.figures(5 * MINUTE_S)
+    assert both is not None
+    assert one is not None
+    assert one[0]["output_tokens_per_second"][""] < both[0]["output_tokens_per_second"][""]
+    assert looks.figures(5 * MINUTE_S + WINDOW_S) is None
+
+
+def test_a_counter_that_began_anew_grew_by_what_it_says() -> None:
+    looks = Looks()
+    looks.hear("a", page("a", 15), 0)
+    looks.hear("a", page("a", 1), MINUTE_S)
+    found = looks.figures(MINUTE_S)
+    assert found is not None
+    assert 0 < found[0]["output_tokens_per_second"][""] < 100
