@@ -123,6 +123,9 @@ class CaptureRun(ApiModel):
     checks: Checks | None = None
     """How the answers of several arms are compared. Absent: with 8 prompts and 8 requests for JSON."""
 
+    against: Against | None = None
+    """An earlier capture of the same workload, by whose record this engine is judged at the end."""
+
     deployment_during_capture: DuringCapture = DuringCapture.KEEP
     """Suspend: its engines give their GPUs to the capture and come back after it, however it ends. Keep: the capture
     waits for GPUs that no engine wants."""
@@ -158,9 +161,6 @@ class SpecDecodeCaptureSpec(CaptureRun):
 
     deployment: ObjectName
     """The SpecDecodeDeployment of this namespace whose engine is captured; it may be suspended."""
-
-    against: Against | None = None
-    """An earlier capture of the same workload, by whose record this engine is judged at the end."""
 
     suspend: StrictBool = False
     """No engine and no load; what was recorded so far is kept as partial files. Once it is false again, the capture

@@ -205,16 +205,16 @@ RUN = (
         message="is 1, and no two starts of an engine are quite the same: arms need at least two, or one arm alone",
     ),
     *map(_compares, ("slo", "checks")),
-)
-
-SPEC = (
-    *RUN,
     Rule(
         field="against",
         holds=f"!has(self.against) || !({_SEVERAL_ARMS})",
         message="judges one engine, and there are several arms: remove it, or all arms but one",
         reason=Reason.FORBIDDEN,
     ),
+)
+
+SPEC = (
+    *RUN,
     *map(
         _immutable,
         (
