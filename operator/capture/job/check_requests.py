@@ -153,7 +153,8 @@ class CheckRequests:
         NotAnsweredError
             The engine gave no answer.
         """
-        function = {"name": _TOOL, "parameters": SCHEMA}
+        # Without `strict` some parsers let the model answer any JSON.
+        function = {"name": _TOOL, "parameters": SCHEMA, "strict": True}
         document = {
             "messages": [{"role": "user", "content": question}],
             "max_tokens": MOST_TOKENS,
