@@ -12,7 +12,6 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Arm, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd.admission import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, Quantization
 from specdecode_operator.capture.control.arm_pods import command_of
 from specdecode_operator.capture.control.observation import CapturedDeployment
@@ -81,17 +80,21 @@ def _refused(body: Body) -> DesiredState | None:
 
 def arm_body(arm: Arm, body: Body, launch: Launch) -> Body:
     """Return a deployment with an arm's settings, where its plan is and at the precisions that this chose."""
-    given, plan = launch.facts.spec, launch.plan_status
-    on_gpu = given.accelerator.type is not AcceleratorType.CPU
-    quantization, kv_cache_dtype = arm.target_quantization or _pinned(body, plan), arm.kv_cache_dtype
+    plan, written = launch.plan_status, body["spec"]
+    on_gpu = launch.facts.spec.accelerator.type is not AcceleratorType.CPU
+    drafting = written.get("speculation") or {}
+    quantization = arm.target_quantization or _pinned(written["target"], plan.target_quantization)
+    draft_quantization = _pinned(drafting.get("draft") or {}, plan.draft_quantization)
+    kv_cache_dtype = arm.kv_cache_dtype
     changed = merge(
-        body["spec"],
+        written,
         {
             "suspend": False,
             "replicas": 1,
             "parallelism": {"tensor": plan.tensor},
             **({"accelerator": {"product": [plan.product]}} if on_gpu else {}),
             **({"target": {"quantization": quantization}} if quantization else {}),
+            **({"speculation": {"draft": {"quantization": draft_quantization}}} if draft_quantization else {}),
             **({"serving": {"kvCacheDtype": kv_cache_dtype}} if kv_cache_dtype else {}),
         },
     )
@@ -103,10 +106,9 @@ def arm_body(arm: Arm, body: Body, launch: Launch) -> Body:
     return {**body, "spec": changed}
 
 
-def _pinned(body: Body, plan: PlanStatus) -> str | None:
-    """Return what a plan chose where it was free: arms that differ in speculation differ in nothing else."""
-    free = body["spec"]["target"].get("quantization") == Quantization.AUTO
-    return str(plan.target_quantization) if free else None
+def _pinned(model: Body, chosen: str | None) -> str | None:
+    """Return what a plan chose for a model where it was free: arms that differ in one thing differ in nothing else."""
+    return chosen if model.get("quantization") == Quantization.AUTO else None
 
 
 def captured_arms(

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from specdecode_operator.sizing.families.catalogue import find_entry
 from tests.support.golden import EXAMPLES
 from tests.support.objects import TINY_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
@@ -202,6 +203,33 @@ def test_a_capture_is_held_against_its_deployment_in_the_files(specdecode: Specd
     assert findings(specdecode, write("a.yaml", capture()), code=0) == []
     (found,) = findings(specdecode, write("a.yaml", capture(), owner))
     assert (found["kind"], found["rule"]) == ("SpecDecodeCapture", "StreamIntervalNotOne")
+
+
+def test_each_arm_of_a_capture_is_planned_as_its_deployment(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path
+) -> None:
+    def drafted(method: str, model: str) -> dict[str, Any]:
+        return {
+            "name": "drafted",
+            "speculation": {"method": method, "numSpeculativeTokens": 2, "draft": {"model": model}},
+        }
+
+    plain = {"name": "plain", "speculation": {"method": "none"}}
+    headless = write(
+        "a.yaml", manifest("chat"), capture(arms=[plain, drafted("eagle3", "meta-llama/Llama-3.1-8B-Instruct")])
+    )
+    (found,) = findings(specdecode, headless)
+    assert (found["level"], found["rule"]) == ("error", "ArmRefused")
+    assert "spec.arms[1].speculation.draft.model: meta-llama/Llama-3.1-8B-Instruct" in found["message"]
+    unknown = write("b.yaml", manifest("chat"), capture(arms=[plain, drafted("draft_model", "org/unknown")]))
+    (found,) = findings(specdecode, unknown, code=0)
+    assert (found["level"], found["rule"]) == ("warning", "ArmWaits"), "in a cluster it may be known"
+    known = tmp_path / "config.json"
+    known.write_text(json.dumps(find_entry("meta-llama/Llama-3.1-8B-Instruct").config))  # type: ignore[union-attr]
+    assert findings(specdecode, unknown, f"--model-config=org/unknown={known}", code=0) == []
+    rendered = specdecode("render", unknown, f"--model-config=org/unknown={known}")
+    assert rendered.exit_code == 0, rendered.stderr
+    assert "org/unknown" in rendered.stdout
 
 
 def test_sarif_names_rule_place_and_object(

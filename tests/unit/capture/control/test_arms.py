@@ -1,16 +1,20 @@
 """Several arms: each is planned as the deployment would be with it, and all of them run in one pod."""
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.capture import Arm
+from specdecode_operator.capture.control.arms import arm_body
 from specdecode_operator.capture.control.decision import Decision
 from specdecode_operator.capture.load.workload import RunSettings, read_settings
+from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import after, decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, ended, job, observed_deployment, surroundings
 from tests.support.field_cases import LLAMA_70B, NODES
-from tests.support.objects import Body, pair_70b, tiny_cpu
+from tests.support.objects import Body, pair_70b, parent, tiny_cpu
 
 LLAMA_8B = LLAMA_70B.replace("70B", "8B")
 PLAIN = {"name": "plain", "speculation": {"method": "none"}}
@@ -115,6 +119,18 @@ class TestPlanning:
         told = settings(rendered(PLAIN, DEPLOYED, of=auto))
         plans = [arm.context["plan"] for arm in told.arms]
         assert len({(plan["targetQuantization"], plan["product"], plan["tensor"]) for plan in plans}) == 1
+
+    def test_a_plan_in_force_is_not_made_anew_for_an_arm(self) -> None:
+        free = pair_70b(target={"model": LLAMA_70B, "quantization": "Auto"})
+        free["speculation"]["draft"]["quantization"] = "Auto"
+        desired = observed_deployment(free, nodes=NODES).desired.outcome
+        assert isinstance(desired, Launch)
+        plan = desired.plan_status.model_copy(update={"target_quantization": "BF16", "draft_quantization": "FP8"})
+        in_force = dataclasses.replace(desired, plan_status=plan)
+        spec = arm_body(Arm(name="deployed"), parent(free), in_force)["spec"]
+        assert spec["target"]["quantization"] == "BF16"
+        assert spec["speculation"]["draft"]["quantization"] == "FP8"
+        assert (spec["accelerator"]["product"], spec["parallelism"]["tensor"]) == ([plan.product], plan.tensor)
 
     def test_two_arms_of_one_engine_are_called_what_they_are_for_good(self) -> None:
         asked = capture_spec(arms=[PLAIN, {"name": "a"}, {"name": "b"}])
