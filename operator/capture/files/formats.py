@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
+
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 Outcome = Literal["completed", "http_rejected", "disconnected", "timed_out", "cancelled", "not_sent"]
 
@@ -48,6 +50,12 @@ class TraceMeta(Struct, kw_only=True, frozen=True, omit_defaults=True):
     zero_wall_s: float | None = None
     engine_hash: str | None = None  # our fuller hash: also GPU name, image and every setting
     speculative: dict[str, Any] | None = None  # method, K and draft model; absent without speculation
+
+    @property
+    def drafts_in_one_pass(self) -> bool:
+        """Whether the draft is known to propose all tokens at once."""
+        said = self.speculative or {}
+        return said.get("parallel_drafting") is True or said.get("method") in METHODS_OF_BLOCKS
 
 
 class ItlSummary(Struct, kw_only=True, frozen=True):

@@ -26,6 +26,7 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True):
     method: str | None = None
     num_speculative_tokens: int | None = None
     model: str | None = None
+    parallel_drafting: bool | None = None  # whether a draft model or head proposes all tokens in one pass
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,11 +40,12 @@ class Measured:
     method: str | None = None
     version: str | None = None
     block_tokens: int | None = None
+    parallel: bool = False
 
     @property
     def one_pass(self) -> bool:
-        """Whether its draft proposes all tokens at once for sure; heads that were trained to do so do not tell."""
-        return self.method in METHODS_OF_BLOCKS
+        """Whether its draft is known to propose all tokens at once; earlier recorders do not tell it of heads."""
+        return self.parallel or self.method in METHODS_OF_BLOCKS
 
 
 @contextmanager
@@ -82,6 +83,7 @@ def measured(path: Path, option: str) -> Measured:
             method=method if isinstance(method, str) else None,
             version=meta.vllm_version,
             block_tokens=meta.block_size,
+            parallel=meta.drafts_in_one_pass,
         )
 
 

@@ -42,6 +42,7 @@ class StepTime:
     prefill_pair_ps: float = 0.0  # each pair of a prompt token and a token that it attends to
     draft_ms: float = 0.0  # each drafted position
     draft_request_us: float = 0.0  # each drafted position of each request
+    one_pass: bool = False  # All positions are drafted in one pass: draft_ms once
     host_ms: float = 0.0
     """How much of all this passed between two steps on the host where it was measured: another host's own time between
     steps is not added to it, up to so much."""
@@ -58,7 +59,8 @@ class StepTime:
 
     def ms(self, step: StepShape) -> float:
         """Return how long the step takes, without chance."""
-        drafts = step.drafted * (self.draft_ms + 1e-3 * self.draft_request_us * step.requests)
+        passes = min(1, step.drafted) if self.one_pass else step.drafted
+        drafts = passes * self.draft_ms + 1e-3 * self.draft_request_us * step.drafted * step.requests
         each_us = self.request_us * step.requests + self.prefill_token_us * step.prefill_tokens
         attention = 1e-6 * self.context_ns * step.context_tokens + 1e-9 * self.prefill_pair_ps * step.prefill_pairs
         return self._on_curve(step.scheduled_tokens) + drafts + 1e-3 * each_us + attention
@@ -123,11 +125,12 @@ def step_time_from_json(section: Mapping[str, Any]) -> StepTime:
         curve=_curve(section.get("curve")),
         residuals=tuple(sorted(_number("step_time.residuals", each) for each in section.get("residuals", ()))),
         ranges=_ranges(section.get("ranges", {})),
+        one_pass=_truth("step_time.one_pass", section.get("one_pass", False)),
         **numbers,
     )
 
 
-_NUMBERS = {each.name for each in fields(StepTime)} - {"curve", "residuals", "ranges"}
+_NUMBERS = {each.name for each in fields(StepTime)} - {"curve", "residuals", "ranges", "one_pass"}
 
 
 def _curve(given: Any) -> tuple[tuple[float, float], ...]:
@@ -155,6 +158,13 @@ def _pair(name: str, given: Any) -> tuple[float, float]:
             return _number(name, first), _number(name, second)
     message = f"{name}: pairs of numbers are needed, not {given!r:.40}"
     raise ValueError(message)
+
+
+def _truth(name: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        message = f"{name}: true or false is needed, not {given!r:.40}"
+        raise ValueError(message)  # noqa: TRY004  as of all that is wrong with it
+    return given
 
 
 def _number(name: str, given: Any) -> float:

@@ -79,7 +79,9 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
         donors=_donors(lines, requests, k, drafted),
         ttft=Ttft(lead_ms=thinned(np.minimum(leads, LONGEST_GAP_MS).tolist(), _MOST_LEADS)),
         clients=_clients(recordings),
-        step_time=fit_step_time(recordings, draft_share=draft_share),
+        step_time=fit_step_time(
+            recordings, draft_share=draft_share, one_pass=any(each.meta.drafts_in_one_pass for each in recordings)
+        ),
         acceptance=fit_acceptance(recordings),
     )
 

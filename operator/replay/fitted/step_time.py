@@ -11,7 +11,7 @@ and steps that took far longer than others like them count for less; their share
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Final
 
@@ -63,7 +63,21 @@ _DOUBTFUL: Final = ("prefill_pair_ps", "context_ns", "prefill_token_us", "draft_
 """Terms that are left out if they make little difference, the first ones first."""
 
 
-def fit_step_time(recordings: Iterable[Recording], *, draft_share: float = 0.0) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class _Drafting:
+    """What a pass of the draft takes by what one of the target does, and whether there is one for all tokens."""
+
+    share: float
+    one_pass: bool
+
+    def passes(self, steps: MeasuredSteps) -> Numbers:
+        """Return the passes of each step: in each its weights are read."""
+        return np.minimum(1.0, steps.drafted) if self.one_pass else steps.drafted
+
+
+def fit_step_time(
+    recordings: Iterable[Recording], *, draft_share: float = 0.0, one_pass: bool = False
+) -> dict[str, Any] | None:
     """Return the section; None where too few steps say what was in them.
 
     Parameters
@@ -71,16 +85,21 @@ def fit_step_time(recordings: Iterable[Recording], *, draft_share: float = 0.0) 
     draft_share
         What one pass of the draft reads, by what one of the target does. It is needed to forecast another K from
         recordings of one: what the draft takes cannot be told from them then. Ignored where K varies.
+    one_pass
+        Whether the draft proposes all tokens in one pass.
     """
-    return fit_measured_steps(MeasuredSteps.of(recordings), draft_share=draft_share)
+    return fit_measured_steps(MeasuredSteps.of(recordings), draft_share=draft_share, one_pass=one_pass)
 
 
-def fit_measured_steps(steps: MeasuredSteps, *, draft_share: float = 0.0) -> dict[str, Any] | None:
+def fit_measured_steps(
+    steps: MeasuredSteps, *, draft_share: float = 0.0, one_pass: bool = False
+) -> dict[str, Any] | None:
     """Return the section that describes some steps; see `fit_step_time`."""
     if len(steps) < LEAST_STEPS:
         return None
-    knots = _bends(steps, draft_share)
-    names, columns = _table(steps, knots, draft_share)
+    drafting = _Drafting(draft_share, one_pass)
+    knots = _bends(steps, drafting)
+    names, columns = _table(steps, knots, drafting)
     # Which terms there are, some of the steps say as well; how large each is, all of them do.
     kept = _choose(columns[:: _stride(steps)], steps.ms[:: _stride(steps)], names)
     found = dict.fromkeys(names, 0.0) | dict(
@@ -91,7 +110,7 @@ def fit_measured_steps(steps: MeasuredSteps, *, draft_share: float = 0.0) -> dic
     low, high = np.quantile(ratio, _QUANTILES)
     ratio = np.clip(ratio, low, high)
     level = float(np.average(ratio, weights=modelled))
-    section = _section(found, knots, steps, draft_share, level)
+    section = _section(found, knots, steps, drafting, level)
     quantiles = np.quantile(ratio, np.linspace(0, 1, _RESIDUALS)) / level
     # Evaluated on straight lines between the quantiles, whose mean is not quite theirs.
     mean = float((quantiles[:-1] + quantiles[1:]).mean() / 2)
@@ -127,14 +146,14 @@ def _knots(tokens: Numbers) -> list[float]:
     return [*knots, high] if high > low else knots
 
 
-def _bends(steps: MeasuredSteps, draft_share: float) -> list[float]:
+def _bends(steps: MeasuredSteps, drafting: _Drafting) -> list[float]:
     """Return the knots that are worth it: a curve that bends where it need not goes astray behind its end."""
     candidates = _knots(steps.scheduled_tokens)
     kept = [candidates[0], candidates[-1]] if len(candidates) > 1 else candidates
     some = steps.every(_stride(steps))
 
     def cost(knots: Sequence[float]) -> float:
-        return _cost(_table(some, knots, draft_share)[1], some.ms)
+        return _cost(_table(some, knots, drafting)[1], some.ms)
 
     best = cost(kept)
     while others := [each for each in candidates if each not in kept]:
@@ -149,28 +168,29 @@ def _stride(steps: MeasuredSteps) -> int:
     return -(-len(steps) // _MOST_STEPS)
 
 
-def _table(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> tuple[list[str], Numbers]:
-    table = _columns(steps, knots, draft_share)
+def _table(steps: MeasuredSteps, knots: Sequence[float], drafting: _Drafting) -> tuple[list[str], Numbers]:
+    table = _columns(steps, knots, drafting)
     return list(table), np.column_stack(list(table.values()))
 
 
-def _columns(steps: MeasuredSteps, knots: Sequence[float], draft_share: float) -> dict[str, Numbers]:
+def _columns(steps: MeasuredSteps, knots: Sequence[float], drafting: _Drafting) -> dict[str, Numbers]:
     varies = bool(np.ptp(steps.drafted) > 0 and len(np.unique(steps.drafted[steps.drafted > 0])) > 1)
     # A pass of the draft reads its weights, and has a token of each request.
-    passes = np.zeros(len(steps)) if varies else draft_share * steps.drafted
+    share, read = 0.0 if varies else drafting.share, drafting.passes(steps)
+    passes, tokens = share * read, share * steps.drafted
     segments = {
         f"segment {index}": np.clip(steps.scheduled_tokens - low, 0, high - low)
-        + passes * np.clip(steps.requests, 0, high - low) * (index == 0)
+        + tokens * np.clip(steps.requests, 0, high - low) * (index == 0)
         for index, (low, high) in enumerate(pairwise(knots))
     }
     terms = {
-        "request_us": steps.requests * (1 + passes),
+        "request_us": steps.requests * (1 + tokens),
         "prefill_token_us": steps.prefill_tokens,
         "context_ns": steps.context_tokens,
         "prefill_pair_ps": steps.prefill_pairs,
     }
     if varies:
-        terms |= {"draft_ms": steps.drafted, "draft_request_us": steps.drafted * steps.requests}
+        terms |= {"draft_ms": read, "draft_request_us": steps.drafted * steps.requests}
     return {"base": 1 + passes, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
 
 
@@ -250,7 +270,7 @@ def _within_bounds(normal: Numbers, right: Numbers, solution: Numbers, free: Any
 
 
 def _section(
-    found: dict[str, float], knots: Sequence[float], steps: MeasuredSteps, draft_share: float, level: float
+    found: dict[str, float], knots: Sequence[float], steps: MeasuredSteps, drafting: _Drafting, level: float
 ) -> dict[str, Any]:
     height = found["base"]
     curve = [(knots[0], height)]
@@ -259,12 +279,13 @@ def _section(
         curve.append((high, height))
     terms = {name: found.get(name, 0.0) for name in _UNITS}
     if "draft_ms" not in found:
-        terms["draft_ms"] = draft_share * found["base"]
-        terms["draft_request_us"] = draft_share * (1e3 * found.get("segment 0", 0.0) + terms["request_us"])
+        terms["draft_ms"] = drafting.share * found["base"]
+        terms["draft_request_us"] = drafting.share * (1e3 * found.get("segment 0", 0.0) + terms["request_us"])
     host = steps.host_ms[np.isfinite(steps.host_ms)]
     return {
         "curve": [[tokens, round(float(level * ms), 5)] for tokens, ms in curve],
         **{name: round(float(level * value), 5) for name, value in terms.items() if value},
+        **({"one_pass": True} if drafting.one_pass else {}),
         "host_ms": round(float(np.quantile(host, _HOST_QUANTILE)), 4) if len(host) else 0.0,
         "ranges": {
             field.name: [float(getattr(steps, field.name).min()), float(getattr(steps, field.name).max())]

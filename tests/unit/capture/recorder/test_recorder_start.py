@@ -228,7 +228,9 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
             _api_process_count=4,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=64, max_num_batched_tokens=8192, async_scheduling=True),
-        speculative_config=SimpleNamespace(method="eagle3", num_speculative_tokens=3, model="org/head"),
+        speculative_config=SimpleNamespace(
+            method="eagle3", num_speculative_tokens=3, model="org/head", parallel_drafting=True
+        ),
     )
     header = engine.header(config, [0, 1], "b007", Settings(Path("/c"), token_ids=True))
     assert header.gpu_uuids == [f"GPU-{rank}" for rank in range(2 * 4)]
@@ -246,7 +248,12 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
         "enforce_eager": False,
         "enable_prefix_caching": True,
         "async_scheduling": True,
-        "speculative": {"method": "eagle3", "num_speculative_tokens": 3, "model": "org/head"},
+        "speculative": {
+            "method": "eagle3",
+            "num_speculative_tokens": 3,
+            "model": "org/head",
+            "parallel_drafting": True,
+        },
     }
 
 

@@ -28,8 +28,13 @@ KNOWN = StepTime(
 )
 
 
-def drawn_steps(
-    seed: int = 1, k: tuple[int, ...] = (2, 4), noise: float = 0.05, late: float = 0.03, count: int = 3000
+def drawn_steps(  # noqa: PLR0913, PLR0917  what steps differ in
+    seed: int = 1,
+    k: tuple[int, ...] = (2, 4),
+    noise: float = 0.05,
+    late: float = 0.03,
+    count: int = 3000,
+    known: StepTime = KNOWN,
 ) -> MeasuredSteps:
     """Return steps of the known engine on a machine where some take up to five times as long."""
     random = np.random.default_rng(seed)
@@ -44,7 +49,7 @@ def drawn_steps(
         "prefill_pairs": prefill**2,
         "drafted": drafted,
     }
-    true_ms = np.array([KNOWN.ms(StepShape(*row)) for row in zip(*shapes.values(), strict=True)])
+    true_ms = np.array([known.ms(StepShape(*row)) for row in zip(*shapes.values(), strict=True)])
     ms = true_ms * random.normal(1, noise, count)
     ms *= np.where(random.random(count) < late, random.uniform(2, 5, count), 1.0)
     return MeasuredSteps(**shapes, ms=ms, host_ms=np.full(count, 0.7))
@@ -69,6 +74,21 @@ def ms_of(step_time: StepTime, **shape: int) -> float:
     return step_time.ms(
         StepShape(**{"requests": 8, "scheduled_tokens": 40, "drafted": 4, "context_tokens": 8000} | shape)
     )
+
+
+@pytest.mark.parametrize("k", [(2, 6), (4,)], ids=["of two lengths", "of one"])
+def test_a_draft_that_proposes_all_in_one_pass_is_read_once(k: tuple[int, ...]) -> None:
+    """PARD, P-EAGLE, DFlash and DSpark: of one length the share of the draft is given, and another is forecast."""
+    share = 0.25
+    given = replace(
+        KNOWN, one_pass=True, draft_ms=share * 8.0, draft_request_us=share * KNOWN.request_us, context_ns=0.0
+    )
+    steps = drawn_steps(k=k, noise=0.01, late=0.0, known=given)
+    found = fitted(steps, one_pass=True, draft_share=share)
+    assert found.one_pass
+    for drafted in (1, 2, 4, 8):
+        shape = {"drafted": drafted, "scheduled_tokens": 48, "context_tokens": 0}
+        assert ms_of(found, **shape) == pytest.approx(ms_of(given, **shape), rel=0.04), drafted
 
 
 def test_terms_are_found_again_on_a_machine_that_is_late_at_times() -> None:
