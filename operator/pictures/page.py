@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
+from specdecode_operator.capture.comparison.result import Comparison
 from specdecode_operator.pictures.figures.drawing import LeftOut, Picture, Series, measured
 from specdecode_operator.pictures.files import inline_svg
 from specdecode_operator.pictures.measures import Measure, measures_of
+from specdecode_operator.problems import printable
 from specdecode_operator.version import __version__
 
 # Nothing is loaded and nothing runs, whatever a name in a file says.
@@ -24,7 +26,7 @@ table { border-collapse: collapse; font-size: .85rem; margin: 1rem 0; }
 th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid #ccc; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; font-weight: normal; color: #555; min-width: 6rem; }
 td .quiet { display: block; white-space: nowrap; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; } th.words, td.words { text-align: left; }
 th + th, td + td { min-width: 4.6rem; }
 .warning { border-left: 4px solid #d55e00; padding: .2rem .7rem; margin: .5rem 0; }
 nav { columns: 3 14rem; font-size: .85rem; margin: 1rem 0; } nav a { display: block; color: #005a8f; }
@@ -36,7 +38,12 @@ nav { columns: 3 14rem; font-size: .85rem; margin: 1rem 0; } nav a { display: bl
 """
 
 
-def page(series: Sequence[Series], drawn: Sequence[Picture | LeftOut], warnings: Sequence[str]) -> str:
+def page(
+    series: Sequence[Series],
+    drawn: Sequence[Picture | LeftOut],
+    warnings: Sequence[str],
+    comparison: Comparison | None = None,
+) -> str:
     """Return the page. What others wrote is escaped, and could not run if it were not."""
     names = list(dict.fromkeys(each.capture.identity.name for each in series))
     title = " and ".join(names) if len(names) <= _FEW else f"{len(names)} captures"
@@ -54,6 +61,7 @@ def page(series: Sequence[Series], drawn: Sequence[Picture | LeftOut], warnings:
         f"<header><h1>{escape(title)}</h1>",
         *(f'<p class="quiet">{escape(each.capture.caption)}</p>' for each in series),
         *(f'<p class="warning">{escape(each)}</p>' for each in warnings),
+        _verdicts(comparison) if comparison is not None else "",
         _table(series),
         f"</header><nav>{links}</nav><main>",
         *map(_section, pictures),
@@ -70,6 +78,18 @@ def _section(picture: Picture) -> str:
         f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2>{sentences}'
         f"<figure>{inline_svg(picture)}<figcaption>{captions}</figcaption></figure></section>"
     )
+
+
+def _verdicts(comparison: Comparison) -> str:
+    """Return what each arm comes to against the first."""
+    rows = "".join(
+        f"<tr><td>{escape(arm.name)}</td><td>{escape(arm.verdict or 'baseline')}</td>"
+        f"<td>{escape(arm.outputs.outputs if arm.outputs is not None else '')}</td>"
+        f'<td class="words">{escape(printable(arm.message))}</td></tr>'
+        for arm in comparison.arms
+    )
+    head = "<tr><th>arm</th><th>verdict</th><th>outputs</th><th class='words'>against the baseline</th></tr>"
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
 
 
 def _table(series: Sequence[Series]) -> str:

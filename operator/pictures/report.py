@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specdecode_operator.pictures.figures.acceptance import by_concurrency, by_context, by_position, over_time
+from specdecode_operator.pictures.figures.arms import pictures_of
 from specdecode_operator.pictures.figures.budget import budgets
 from specdecode_operator.pictures.figures.bursts import step_time, tokens_per_step
 from specdecode_operator.pictures.figures.cache import cache_use
@@ -18,6 +19,7 @@ from specdecode_operator.pictures.figures.timeline import timelines
 from specdecode_operator.pictures.files import write_alone
 from specdecode_operator.pictures.page import page
 from specdecode_operator.pictures.perfetto import write_perfetto
+from specdecode_operator.pictures.seen.arms import Arms, arms_of
 from specdecode_operator.pictures.seen.capture import Capture, captures_below, read_capture
 from specdecode_operator.problems import printable
 
@@ -60,27 +62,34 @@ def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Out
     for folder in (outputs.png, outputs.svg):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise ReportError(f"{printable(str(folder))}: is no folder: name one for the figures")
-    folders = [(folder, False) for path in captured for folder in captures_below(path)]
+    found = [(path, arms_of(path)) for path in captured]
+    arms = [each for _, each in found if each is not None]
+    folders = [
+        (folder, False) for path, each in found for folder in (captures_below(path) if each is None else each.folders)
+    ]
     folders += [(folder, True) for path in replayed for folder in captures_below(path)]
-    if len(folders) > MOST_CAPTURES:
+    if len(folders) > MOST_CAPTURES and not arms:
         raise ReportError(f"{len(folders)} captures cannot be told apart in a picture: name {MOST_CAPTURES} at most")
     # Where the page cannot be written, that is said before anything is read and drawn.
     with _written(outputs.page) as partial:
-        captures = [read_capture(folder, replayed=is_replay) for folder, is_replay in folders]
-        report = _drawn(captures, partial, outputs)
+        captures = [read_capture(folder, replayed=is_replay) for folder, is_replay in folders[:MOST_CAPTURES]]
+        report = _drawn(captures, arms, partial, outputs)
         if outputs.perfetto is not None:
             with _written(outputs.perfetto) as traced:
                 write_perfetto(captures, traced)
     return report
 
 
-def _drawn(captures: Sequence[Capture], file: Path, outputs: Outputs) -> Report:
+def _drawn(captures: Sequence[Capture], arms: Sequence[Arms], file: Path, outputs: Outputs) -> Report:
     series = series_of(captures)
-    warnings = [*(warning for each in captures for warning in each.warnings), *_differences(captures)]
+    comparison = next((each.comparison for each in arms if each.comparison is not None), None)
+    warnings = [*(warning for each in captures for warning in each.warnings), *_of_arms(arms)]
+    if not arms:
+        warnings += _differences(captures)
     with looks():
-        drawn = draw_all(series)
+        drawn = [*(pictures_of(comparison, captures) if comparison is not None else ()), *draw_all(series)]
         # The page first: what stands alone gets its title into the same figure.
-        file.write_text(page(series, drawn, warnings), encoding="utf-8")
+        file.write_text(page(series, drawn, warnings, comparison), encoding="utf-8")
         pictures = [each for each in drawn if isinstance(each, Picture)]
         for picture in pictures:
             _write_alone(picture, outputs)
@@ -103,6 +112,18 @@ def draw_all(series: Sequence[Series]) -> list[Picture | LeftOut]:
         *timelines(series),
         budgets(series),
     ]
+
+
+def _of_arms(arms: Sequence[Arms]) -> Iterator[str]:
+    """Yield what is not drawn of arms, and what makes their comparison doubtful."""
+    compared = [each for each in arms if each.comparison is not None]
+    yield from (printable(each.warning) for each in arms if each.warning is not None)
+    if len(compared) > 1:
+        yield "Of several captures with arms only the first one's are compared: name one."
+    for each in compared[:1]:
+        if len(each.folders) > MOST_CAPTURES:
+            yield f"The capture has {len(each.folders)} arms: {MOST_CAPTURES} are drawn, all are in the table."
+        yield from each.comparison.notes if each.comparison is not None else ()
 
 
 def _differences(captures: Sequence[Capture]) -> Iterator[str]:

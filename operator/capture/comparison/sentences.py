@@ -35,8 +35,9 @@ def arm_verdict(loads: Sequence[Load], outputs: OutputsFound | None) -> ArmVerdi
 def crossover(baseline: Sequence[Load], loads: Sequence[Load]) -> float | None:
     """Return the requests running at once above which an arm stops paying.
 
-    That is between a load that pays and one that costs, where the logarithm of the ratio, on a straight line over that
-    of the load, is 0. Phases that ask different things, as in a sweep, are no loads of one traffic: it is not known.
+    That is where the ratio first falls to 1, from the last load that pays before one that costs to that one. Between
+    loads its logarithm lies on a straight line over that of the load. Phases that ask different things, as in a sweep,
+    are no loads of one traffic: it is not known.
     """
     if len({load.asks for load, _ in compared_loads(loads)}) > 1:
         return None
@@ -44,10 +45,21 @@ def crossover(baseline: Sequence[Load], loads: Sequence[Load]) -> float | None:
     known = sorted(
         (at, compared.ratio, compared.verdict)
         for load, compared in compared_loads(loads)
-        if (at := running.get(load.phase)) and compared.ratio and compared.verdict != ArmVerdict.INCONCLUSIVE
+        if (at := running.get(load.phase)) and compared.ratio
     )
-    for (low, gain, before), (high, loss, after) in pairwise(known):
-        if before == ArmVerdict.PAYS and after == ArmVerdict.DOES_NOT_PAY and gain > 1 > loss and high > low:
+    costs = next(
+        (
+            place
+            for place, (_, _, verdict) in enumerate(known)
+            if verdict == ArmVerdict.DOES_NOT_PAY and any(before == ArmVerdict.PAYS for _, _, before in known[:place])
+        ),
+        None,
+    )
+    if costs is None:
+        return None
+    pays = max(place for place, (_, _, verdict) in enumerate(known[:costs]) if verdict == ArmVerdict.PAYS)
+    for (low, gain, _), (high, loss, _) in pairwise(known[pays : costs + 1]):
+        if gain > 1 >= loss:
             share = math.log(gain) / (math.log(gain) - math.log(loss))
             return round(math.exp(math.log(low) + share * (math.log(high) - math.log(low))), 1)
     return None

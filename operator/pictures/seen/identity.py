@@ -21,7 +21,7 @@ _OURS: Final = "specdecode-operator"
 class Identity:
     """A capture's identity, each part short enough for a caption; empty where it is not known."""
 
-    name: str  # namespace/name
+    name: str  # namespace/name, and its arm where it has several
     model: str
     gpu: str
     vllm: str
@@ -51,6 +51,8 @@ def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity
     manifest, problem = _manifest(folder) if folder else ({}, None)
     context = _object(manifest.get("context"))
     named = f"{manifest.get('namespace')}/{manifest['capture']}" if manifest.get("capture") else meta.capture
+    if named and manifest.get("arm") and isinstance(manifest.get("experiment"), dict):
+        named = f"{named}/{manifest['arm']}"
     source = "" if meta.source in {None, _OURS} else f"made by {_text(meta.source)}"
     tokens = _object(manifest.get("engine_counters")).get("kv_cache_tokens")
     return Identity(
