@@ -53,6 +53,7 @@ def advise_command(  # noqa: PLR0913  each is an option
     size_ratio: options.SizeRatio = None,
     method: options.MethodName = None,
     engine_version: VersionOption = None,
+    mtp_layers: options.MtpLayers = 1,
     block_size: options.BlockSize = None,
     shared_prefix: options.SharedPrefix = None,
     output: Annotated[TableOrData, typer.Option("--output", "-o", help="How to print the answer.")] = TableOrData.TABLE,
@@ -98,7 +99,7 @@ def advise_command(  # noqa: PLR0913  each is an option
         size_ratio=size_ratio,
         one_pass=one_pass,
         captured=speculating is not None,
-        prefix=prefix_cache(method, engine_version, block_size, shared_prefix, speculating),
+        prefix=prefix_cache(method, engine_version, block_size, shared_prefix, speculating, mtp=(mtp_layers, k)),
         shortened=shortened,
     )
     with refused_at("--size-ratio"):

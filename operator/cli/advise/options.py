@@ -116,6 +116,14 @@ BlockSize = Annotated[
         help="Tokens in a block of the KV cache. Absent: as captured, or 16.",
     ),
 ]
+MtpLayers = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=64,
+        help="Layers of the target that predict further tokens (num_nextn_predict_layers), for the tax of method mtp.",
+    ),
+]
 SharedPrefix = Annotated[
     int | None,
     typer.Option("--shared-prefix", min=1, max=2**31, help="Tokens with which prompts begin alike, with --method."),

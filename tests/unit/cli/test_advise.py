@@ -98,6 +98,9 @@ def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode)
     text = specdecode("advise", *asked, "eagle3", "--engine-version", "0.32").stdout
     assert "of 4,000 that prompts share 16 are computed again (0.4 %)" in text
     assert "0.33: each prefix loses 1 token on average" in specdecode("advise", *asked, "eagle3").stdout
+    chained = _asked(specdecode, *asked, "mtp", "--engine-version", "0.33", "--mtp-layers", 2)["prefix_cache"]
+    assert (chained["mean_lost_tokens"], chained["lost_tokens"]) == (3, 16)
+    assert _asked(specdecode, *asked, "mtp", "--engine-version", "0.33")["prefix_cache"]["mean_lost_tokens"] == 1
     assert "prefix cache, ngram in vLLM" in specdecode("advise", *asked, "ngram").stdout
 
 
@@ -178,6 +181,7 @@ def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specd
         (("--acceptance", "0.5", "--size-ratio", "nan"), "from 0 to 100"),
         (("--acceptance", "0.5", "--size-ratio", "-1"), "from 0 to 100"),
         (("-K", 2, "--shared-prefix", 5), "--method"),
+        (("-K", 2, "--method", "eagle3", "--mtp-layers", 3), "--mtp-layers"),
         (("-K", 2, "--engine-version", "0.33"), "--method"),
         (("-K", 2, "--block-size", 32), "--method"),
         (("-K", 2, "--verify-step-ms", 20), "--target-step-ms: is missing"),
