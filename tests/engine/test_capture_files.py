@@ -17,6 +17,9 @@ REQUESTS = 24
 OUTPUT_TOKENS = 240
 """So many that prompt lookup is right now and then: about once in 300 tokens of a model of random weights."""
 
+OF_ITS_OWN: Line = {"temperature": "0.4", "promptTokens": 90}
+"""What a phase of a sweep asks otherwise than the workload."""
+
 DRAFT_MODEL: Line = {"method": "draft_model", "num_speculative_tokens": 3}
 
 
@@ -30,7 +33,7 @@ def settings(volume: Path, url: str, models: Path) -> dict[str, Any]:
         "workload": {
             "prompts": {"synthetic": {"promptTokens": 60, "outputTokens": OUTPUT_TOKENS, "sharedPrefixTokens": 40}},
             "phases": [
-                {"name": "single", "pattern": "Closed", "concurrency": 1, "requests": 2},
+                {"name": "single", "pattern": "Closed", "concurrency": 1, "requests": 2, **OF_ITS_OWN},
                 {"name": "closed", "pattern": "Closed", "concurrency": 8, "requests": REQUESTS - 2},
             ],
             "temperatures": [{"temperature": "0.0", "sharePercent": 50}, {"temperature": "1.0", "sharePercent": 50}],
@@ -62,6 +65,8 @@ def assert_published_as_observed(server: Server, folder: Path) -> None:
         assert chunks_of(record) == observed[record["request_id"]]
     assert Counter(record["phase"] for record in records) == {"single": 2, "closed": REQUESTS - 2}
     assert any(size > 1 for record in records for size in chunks_of(record))
+    asked = {(record["phase"], record["temperature"], record["prompt_tokens"]) for record in records}
+    assert asked == {("single", 0.4, 90), ("closed", 0.0, 60), ("closed", 1.0, 60)}
 
 
 @pytest.mark.parametrize(
