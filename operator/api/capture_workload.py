@@ -144,6 +144,18 @@ class Phase(ApiModel):
     category: FieldName | None = None
     """Category of SPEED-Bench that its prompts are of, coding for example. Absent: all."""
 
+    @property
+    def asks(self) -> str | None:
+        """What its requests ask otherwise than the workload says, in words; None where that is nothing."""
+        said = {
+            "temperature": self.temperature,
+            "prompt tokens": self.prompt_tokens,
+            "output tokens": self.output_tokens,
+            "file": self.path,
+            "category": self.category,
+        }
+        return ", ".join(f"{name} {value}" for name, value in said.items() if value is not None) or None
+
 
 class TemperatureShare(ApiModel):
     """A sampling temperature, and how many requests ask for it."""

@@ -84,7 +84,7 @@ def load_of(arm: ArmSums, baseline: ArmSums, phase: Phase, price_per_gpu_hour: f
     return Load(
         phase=phase.name,
         pattern=phase.pattern.value,
-        asks=_asks(phase),
+        asks=phase.asks,
         requests={"sent": sums.outcomes.total() - sums.outcomes["not_sent"]} | outcomes,
         within_slo=sums.within_slo,
         seconds=round(seconds, 3),
@@ -104,18 +104,6 @@ def load_of(arm: ArmSums, baseline: ArmSums, phase: Phase, price_per_gpu_hour: f
         if price_per_gpu_hour is None or gpu_seconds is None
         else price_per_gpu_hour * gpu_seconds / 3600,
     )
-
-
-def _asks(phase: Phase) -> str | None:
-    """Return what the requests of a phase ask otherwise than the workload says."""
-    said = {
-        "temperature": phase.temperature,
-        "prompt tokens": phase.prompt_tokens,
-        "output tokens": phase.output_tokens,
-        "file": phase.path,
-        "category": phase.category,
-    }
-    return ", ".join(f"{name} {value}" for name, value in said.items() if value is not None) or None
 
 
 def predicted_ratio(arm: ArmSums, baseline: ArmSums, phase: str) -> float | None:
