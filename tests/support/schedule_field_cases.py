@@ -13,7 +13,7 @@ from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-_NOT_IN_TEMPLATES = ("deployment", "suspend", "ttlSecondsAfterFinished", "against")
+_NOT_IN_TEMPLATES = ("deployment", "suspend", "ttlSecondsAfterFinished")
 _LATE = timedelta(seconds=90)
 
 
