@@ -172,6 +172,9 @@ class SpecDecodeCaptureStatus(ApiModel):
     )
     """When it ended, RFC 3339."""
 
+    engine: Word | None = None
+    """What tells the deployment's engines at its start from those of another spec or place, for its policy."""
+
     summary: CaptureSummary | None = None
     """What was captured; of a run that succeeded. With several arms: by the second one, the last time."""
 

@@ -13,6 +13,7 @@ from specdecode_operator.api.base import ApiModel, SecretKey, TlsSecret
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.models import Models, ShortText, Target
 from specdecode_operator.api.patterns import ENGINE_VERSION, LABEL_VALUE, SERVED_NAME, TEMPERATURE, VARIABLE_NAME
+from specdecode_operator.api.policy import Policy
 from specdecode_operator.api.replay import Replay
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.values import AcceleratorType, CudagraphMode, Planning, RolloutStrategy
@@ -253,6 +254,9 @@ class SpecDecodeDeploymentSpec(ApiModel):
 
     override: Override | None = None
     """Go on against a plan that does not fit."""
+
+    policy: Policy | None = None
+    """What is done about speculation by measured goodput and the load now. Absent: nothing."""
 
     captures: list[CaptureSchedule] = Field(
         default=[],

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture_schedule import ScheduleStatus
+from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.problems import printable
 
 Word = Annotated[str, StringConstraints(max_length=256), AfterValidator(printable)]
@@ -310,6 +311,9 @@ class SpecDecodeDeploymentStatus(ApiModel):
 
     figures: FiguresStatus | None = None
     """Tokens, latencies, acceptance, prefix cache and load of the last minutes, written anew every five."""
+
+    policy: PolicyStatus | None = None
+    """What the policy does about speculation, and why."""
 
     captures: list[ScheduleStatus] = Field(
         default=[],

@@ -20,7 +20,7 @@ from specdecode_operator.cluster.errors import (
 )
 from specdecode_operator.cluster.http import error_message, send
 from specdecode_operator.kube.field_managers import with_fields_taken_over
-from specdecode_operator.kube.resources import EVENT, Resource, child_resource
+from specdecode_operator.kube.resources import EVENT, POD, Resource, child_resource
 
 FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
@@ -115,6 +115,14 @@ class Cluster:
             await self._send(request, options)
         except (NotFoundError, ConflictError):
             return
+
+    async def evict(self, pod: Body) -> None:
+        """End exactly this pod, as far as its disruption budget lets it go."""
+        metadata = pod["metadata"]
+        names = {"name": metadata["name"], "namespace": metadata["namespace"]}
+        options = {"preconditions": {"uid": metadata["uid"]}}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names, "deleteOptions": options}
+        await self._send(_Request("POST", POD, metadata["namespace"], metadata["name"], "eviction"), body)
 
     async def post_event(self, namespace: str, event: Body) -> None:
         """Record an Event."""

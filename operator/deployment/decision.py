@@ -191,7 +191,7 @@ def _allowed_last_good(cluster: ClusterState) -> LastGood | None:
 def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None) -> DesiredState:
     """Put the plan in force, or, where its engines failed before, the workload that served last."""
     key, uid, plan = planned.parent.key, planned.parent.uid, planned.plan
-    facts, kept_commits = at_commits(key, uid, planned.facts, commits)
+    facts, kept_commits = at_commits(key, uid, planned.facts, commits, planned.parent.written_spec)
     launch = Launch(facts, plan, planned.plan_status)
     *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.matrix)]
     if last_good is None:

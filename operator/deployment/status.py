@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from specdecode_operator.api.capture_schedule import ScheduleStatus
+from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
 from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate, kept, stamp
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
@@ -21,6 +22,7 @@ from specdecode_operator.deployment.pods.readiness import (
     suspended_for_capture,
     without_engines,
 )
+from specdecode_operator.deployment.policy.status import policy_condition
 from specdecode_operator.deployment.proof.acceptance import last_acceptance, with_last_acceptance
 from specdecode_operator.deployment.proof.budget_accurate import budget_condition
 from specdecode_operator.deployment.proof.decay import decay_conditions
@@ -35,6 +37,8 @@ from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION, selector_l
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate", "SettingsInForce")
 """Conditions that only engines of this spec can prove."""
 
+_BY_POLICY: Final = "turned off by the policy: status.policy says why"
+
 _REPLAYED: Final = "; they replay a recording (spec.engine.replay), no model runs"
 
 
@@ -48,12 +52,14 @@ class _EngineStatus:
     features: list[SpeculationFeature] = field(default_factory=list)
 
 
-def compose_status(
+def compose_status(  # noqa: PLR0913  all of the status comes together here
     parent: Parent,
     desired: DesiredState,
     observation: Observation,
     now: datetime,
     schedules: Sequence[ScheduleStatus] | None = None,
+    *,
+    policy: PolicyStatus | None = None,
 ) -> SpecDecodeDeploymentStatus:
     """Return the status; the schedules in it stay as they were where none are given."""
     seen = _engine_status(parent, desired, observation)
@@ -63,7 +69,15 @@ def compose_status(
     facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
     acceptance = last_acceptance(parent.status.acceptance, seen.figures, facts, now)
     proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
-    conditions = [*readiness.conditions(), *desired.conditions, *proofs, *_contested(observation)]
+    if parent.written_spec is not None:
+        proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
+    conditions = [
+        *readiness.conditions(),
+        *desired.conditions,
+        *proofs,
+        *policy_condition(policy),
+        *_contested(observation),
+    ]
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
@@ -73,6 +87,7 @@ def compose_status(
         acceptance=acceptance,
         speculation=seen.features,
         figures=observation.figures,
+        policy=policy,
         captures=list(parent.status.captures if schedules is None else schedules),
         kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),

@@ -50,6 +50,7 @@ OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "poddisruptionbudgets.policy": ("get", "list", "watch", "create", "patch", "delete"),
     "nodes": ("list", "watch"),
     "pods": ("get", "list", "watch"),
+    "pods/eviction": ("create",),
     "events": ("create",),
     "customresourcedefinitions.apiextensions.k8s.io": ("list", "watch"),
 }

@@ -34,6 +34,7 @@ from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.jobs import is_model_pod
+from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.inventory import BlockedError, Inventory, what_blocks
@@ -49,6 +50,7 @@ from specdecode_operator.kube.resources import (
     POD,
     Resource,
 )
+from specdecode_operator.problems import InvalidSpecError
 
 _logger = logging.getLogger(__name__)
 
@@ -151,6 +153,9 @@ class CaptureReconciler:
             generation=parent.generation,
             desired=desired,
             arms=self._arm_states(capture, body, desired) if starts else (),
+            engine=None
+            if isinstance(parent.spec, InvalidSpecError)
+            else engine_word(parent.spec, desired.outcome.plan_status),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
             pods=[pod for pod in self._engine_pods(key) if holds_gpus(pod, now)],
         )

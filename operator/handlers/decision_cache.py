@@ -9,10 +9,17 @@ import zlib
 from dataclasses import replace
 from typing import Any
 
+from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.problems import InvalidSpecError
+
+
+def _speculation(parent: Parent) -> Speculation | None:
+    """Return how engines speculate: what a policy put in force is no part of the spec, whose generation stays."""
+    return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
 
 
 class DecisionCache:
@@ -26,7 +33,10 @@ class DecisionCache:
 
     def decide(self, parent: Parent, cluster: ClusterState) -> DesiredState:
         """Return what `decision.decide` returns."""
-        asked = (parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan, cluster)
+        asked = (
+            *(parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan),
+            *(_speculation(parent), cluster),
+        )
         if self._latest is not None and self._asked == asked:
             return replace(self._latest, children=json.loads(zlib.decompress(self._children)))
         desired = decide(parent, cluster)

@@ -17,6 +17,7 @@ from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.deployment.proof.residual import BudgetResidual
+from specdecode_operator.policy.decision import Action, Outcome
 from specdecode_operator.sizing.memory.budget import Verdict
 
 _LABELS: Final = ("product", "engine_version", "runner", "tensor")
@@ -129,6 +130,30 @@ class EndedCaptures(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the samples of one scrape."""
         yield from self._ended.collect()
+
+
+class PolicyDecisions(Collector):
+    """What policies decided since the operator started, and what became of it; what is kept is not counted."""
+
+    def __init__(self) -> None:
+        self._decisions = prometheus_client.Counter(
+            "specdecode_policy_decisions",
+            "Decisions of policies that are news, by what is best and what came of it.",
+            ["action", "outcome"],
+            registry=None,
+        )
+        for action in Action:
+            for outcome in Outcome:
+                if action is not Action.KEEP and outcome is not Outcome.KEPT:
+                    self._decisions.labels(action.value, outcome.value)
+
+    def count(self, action: Action, outcome: Outcome) -> None:
+        """Count one."""
+        self._decisions.labels(action.value, outcome.value).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the samples of one scrape."""
+        yield from self._decisions.collect()
 
 
 class ReconcileTimes(Collector):

@@ -1,15 +1,18 @@
 """Brings one SpecDecodeDeployment from what is to what is desired: read, decide, write, observe, report."""
 
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
+from specdecode_operator.api.policy import PolicyStatus
+from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.status import FiguresStatus
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.cluster.cache import Cache
@@ -33,6 +36,7 @@ from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHisto
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
+from specdecode_operator.deployment.policy.planned import not_had, refusal, with_speculation
 from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay, update_decay
 from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, update_recent
 from specdecode_operator.deployment.spec.model_storage import claims_named
@@ -43,7 +47,8 @@ from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.inventory import what_blocks
 from specdecode_operator.handlers.launcher import Launcher
-from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.metrics import PolicyDecisions, ResidualCollector
+from specdecode_operator.handlers.policy_keeper import PolicyKeeper
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
 from specdecode_operator.kube.drift import identity
@@ -57,12 +62,22 @@ _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 @dataclass
 class _Record:
     """What the operator remembers of one object from one look to the next; it is lost with the process."""
 
     uid: str
     decisions: DecisionCache = field(default_factory=DecisionCache)
+    written: DecisionCache = field(default_factory=DecisionCache)
+    """Those for the spec as it is written, where a policy has put another speculation in force."""
+
+    candidates: DecisionCache = field(default_factory=DecisionCache)
+    """Those for what its policy would put in force."""
+
     figures_written_s: float | None = None
     """When the status got its observed figures, on the monotonic clock."""
 
@@ -99,6 +114,8 @@ class Reconciler:
         residuals: ResidualCollector,
         calibration: CalibrationFile,
         *,
+        policy_decisions: PolicyDecisions | None = None,
+        now: Callable[[], datetime] = _now,
         host_paths: tuple[str, ...] = (),
         pod_template: frozenset[str] = NONE_ALLOWED,
         operator_image: str | None = None,
@@ -113,6 +130,8 @@ class Reconciler:
         self._launcher = Launcher(cluster, cache)
         self._reporter = Reporter(cluster, cache)
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
+        self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), now)
+        self._now = now
         self._host_paths, self._pod_template = host_paths, pod_template
         self._operator_image = operator_image
         self._records: dict[Key, _Record] = {}
@@ -129,15 +148,18 @@ class Reconciler:
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return
-        parent = self._read(body)
+        parent, refused = self._read(body), ""
         try:
             blocked = await self._keep_what_was_read(parent)
             cluster = self._cluster_state(parent)
             desired = self._record(parent).decisions.decide(parent, cluster)
+            if parent.written_spec is not None and (refused := refusal(desired)):
+                # What a policy put in force: the spec as it is written serves in its place.
+                parent, desired = self.desired_state_of(body)
         except ClusterError:
             raise
         except Exception as error:
-            await self._report(parent, internal_error(parent, error), Observation())
+            await self._report(parent, internal_error(parent, error), Observation(), policy=parent.status.policy)
             raise
         groups = self._record(parent).groups or UNSEEN
         blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired, groups))
@@ -150,18 +172,28 @@ class Reconciler:
         self._record(parent).kept = self._kept(parent, desired, cluster.model_facts)
         schedules = parent.schedules
         kept = None if schedules is None else await self._schedules.keep(parent, schedules)
-        await self._report(parent, desired, replace(observation, blocked=blocked or observation.blocked), kept)
+        observation = replace(observation, blocked=blocked or observation.blocked)
+        policy = await self._policies.keep(parent, desired, observation, partial(self._not_had, parent), refused)
+        await self._report(parent, desired, observation, kept, policy)
+
+    def _not_had(self, parent: Parent, speculation: Speculation) -> str:
+        """Return why a speculation cannot take the place of the one in force; an empty text where it can."""
+        changed = with_speculation(parent, speculation)
+        if isinstance(changed, str):
+            return changed
+        desired = self._record(parent).candidates.decide(changed, self._cluster_state(parent))
+        return not_had(desired, parent.status.plan)
 
     def desired_state_of(self, body: Body, decisions: DecisionCache | None = None) -> tuple[Parent, DesiredState]:
-        """Return an object and what should exist for it now, for a capture of it.
+        """Return an object as it is written and what should exist for it now, for a capture of it.
 
         ``decisions`` are those for a spec that the object does not have, which would push out its own. Models that its
         cache lacks may be there for others.
         """
-        parent = self._read(body)
-        cluster = self._cluster_state(parent)
+        parent = self._read(body, as_written=True)
+        cluster, record = self._cluster_state(parent), self._record(parent)
         if decisions is None:
-            return parent, self._record(parent).decisions.decide(parent, cluster)
+            return parent, (record.written if parent.status.policy else record.decisions).decide(parent, cluster)
         return parent, decisions.decide(parent, replace(cluster, downloads=self._downloads_of_namespace(parent)))
 
     def _record(self, parent: Parent) -> _Record:
@@ -171,10 +203,10 @@ class Reconciler:
             record = self._records[parent.key] = _Record(parent.uid)
         return record
 
-    def _read(self, body: Body) -> Parent:
+    def _read(self, body: Body, *, as_written: bool = False) -> Parent:
         """Parse an object; it wants no engines while a capture has their GPUs."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
-        return read_parent(body, preempted_by=preempting_capture(self._cache.captures_of(key)))
+        return read_parent(body, preempted_by=preempting_capture(self._cache.captures_of(key)), as_written=as_written)
 
     def _cluster_state(self, parent: Parent) -> ClusterState:
         """Return what a decision for an object depends on; of what lies in ConfigMaps only what the operator wrote."""
@@ -243,6 +275,7 @@ class Reconciler:
         """Drop what is remembered of an object that is gone."""
         self._launcher.forget(key)
         self._residuals.set(key, None)
+        self._policies.forget(key)
         self._records.pop(key, None)
 
     async def _keep_what_was_read(self, parent: Parent) -> Readiness | None:
@@ -351,9 +384,10 @@ class Reconciler:
         desired: DesiredState,
         observation: Observation,
         schedules: Sequence[ScheduleStatus] | None = None,
+        policy: PolicyStatus | None = None,
     ) -> None:
         """Write the status where it says something new, and tell of it in Events."""
-        status = compose_status(parent, desired, observation, datetime.now(UTC), schedules)
+        status = compose_status(parent, desired, observation, self._now(), schedules, policy=policy)
         status = status.model_copy(update={"kept": kept_entries(self._proofs(parent))})
         if status == parent.status:
             return

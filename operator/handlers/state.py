@@ -24,6 +24,7 @@ from specdecode_operator.handlers.metrics import (
     CaptureCollector,
     DeploymentCollector,
     EndedCaptures,
+    PolicyDecisions,
     ReconcileTimes,
     ResidualCollector,
 )
@@ -72,6 +73,7 @@ class OperatorState:
         self.queue = WorkQueue()
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
+        self.policy_decisions = PolicyDecisions()
         self.reconcile_times = ReconcileTimes()
         self.watched: set[str] = set()
         """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
@@ -103,6 +105,7 @@ class OperatorState:
             probe,
             self.residuals,
             self.calibration,
+            policy_decisions=self.policy_decisions,
             host_paths=self.host_paths,
             pod_template=self.pod_template,
             operator_image=image,
@@ -132,7 +135,7 @@ class OperatorState:
     def collectors(self) -> tuple[Collector, ...]:
         """Return all that is said at /metrics."""
         of_objects = (CaptureCollector(self.cache), DeploymentCollector(self.cache))
-        return (self.residuals, self.ended_captures, self.reconcile_times, *of_objects)
+        return (self.residuals, self.ended_captures, self.policy_decisions, self.reconcile_times, *of_objects)
 
     def check(self) -> None:
         """Raise when a background task has ended or hangs: the operator is of no use then.

@@ -123,6 +123,11 @@ class Decision:
     target: str = ""
     """The setting to change to, or the engine to start anew."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether another setting is in force from now on."""
+        return self.outcome is Outcome.DONE and self.action is not Action.RESTART
+
 
 Fits = Callable[[str], str]
 """Says why a setting cannot be had where the engines are; an empty text where it can."""
@@ -188,7 +193,7 @@ def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _
             Action.KEEP, "TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet"
         )
     if seen.window.idle:
-        return _Wanted(Action.KEEP, "NoTraffic", "no request ran: nothing is lost or won")
+        return _Wanted(Action.KEEP, "Idle", "no request ran: nothing is lost or won")
     return None
 
 
@@ -224,7 +229,7 @@ def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, floa
 def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) -> _Wanted:
     """Return the change by its name, or none where its setting cannot be had."""
     if refusal := fits(wanted.target):
-        return _Wanted(Action.KEEP, "DoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
+        return _Wanted(Action.KEEP, "SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
     target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
     if target is not None and target.off:
         return replace(wanted, action=Action.TURN_OFF)

@@ -201,6 +201,9 @@ class ApiServer:
                 if _matches(each, selector)
             ]
             return {"metadata": {"resourceVersion": str(self._version)}, "items": items}
+        if call.verb == "create" and call.subresource == "eviction":
+            self.remove(call.resource, call.name)
+            return {}
         if call.verb == "create":
             name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self._version}"
             return self.create(call.resource, {**body, "metadata": {**body["metadata"], "name": name}})

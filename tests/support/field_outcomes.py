@@ -20,6 +20,7 @@ from tests.support.captures import capture, golden, observed_deployment, surroun
 from tests.support.decisions import NOW, desired_state
 from tests.support.field_cases import NODES, FieldCase
 from tests.support.objects import Body, parent
+from tests.support.policy_field_cases import policy_outcomes
 from tests.support.schedule_field_cases import schedule_outcomes
 from tests.support.simulated_load import DATASETS, simulated_load
 
@@ -50,7 +51,8 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
         dataclasses.replace(decision, create=[_created(body, case) for body in decision.create])
         for decision in schedule_outcomes(spec.get("captures", []))
     ]
-    return (_without_copies(desired.children), scheduled), _dumped(status)
+    decided = policy_outcomes(spec.get("policy"))
+    return (_without_copies(desired.children), scheduled, decided), _dumped(status)
 
 
 def capture_outcome(spec: Body, case: FieldCase | None = None) -> Outcome:

@@ -11,6 +11,7 @@ from tests.support.capture_field_cases import BURST, CAPTURE_FIELDS, MULTITURN, 
 from tests.support.field_cases import DEPLOYMENT_FIELDS, FieldCase
 from tests.support.field_outcomes import Outcome, capture_outcome, deployment_outcome, forget_outcomes
 from tests.support.objects import Body
+from tests.support.policy_field_cases import POLICY_FIELDS
 from tests.support.replay_field_cases import REPLAY_FIELDS
 from tests.support.schedule_field_cases import SCHEDULE_FIELDS
 
@@ -41,7 +42,10 @@ def fields() -> Iterator[tuple[str, str]]:
 
 KINDS: Mapping[str, tuple[Mapping[str, FieldCase], Callable[[Body, FieldCase], Outcome]]] = {
     "SpecDecodeCapture": (CAPTURE_FIELDS, capture_outcome),
-    "SpecDecodeDeployment": ({**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS, **REPLAY_FIELDS}, deployment_outcome),
+    "SpecDecodeDeployment": (
+        {**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS, **REPLAY_FIELDS, **POLICY_FIELDS},
+        deployment_outcome,
+    ),
 }
 """For each kind its fields, and what comes of a spec."""
 

@@ -14,6 +14,7 @@ from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL
 from specdecode_operator.api.crd.replay_rules import RECORDING_SOURCE, REPLAY, REPLAYING_SPEC
 from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import HostPath, Models, ModelVolume, RopeScaling
+from specdecode_operator.api.policy import Policy
 from specdecode_operator.api.replay import RecordingSource, Replay
 from specdecode_operator.api.speculation import Ngram, Speculation
 from specdecode_operator.api.values import (
@@ -366,6 +367,17 @@ SPEC = (
     ),
 )
 
+POLICY = (
+    Rule(
+        field="cooldownSeconds",
+        # Their defaults are there as soon as a policy is.
+        holds="self.cooldownSeconds >= self.windowSeconds",
+        message="is %d, less than windowSeconds, in which the engines have to be seen after each change:"
+        " write %d or more, or lower windowSeconds",
+        values=("self.cooldownSeconds", "self.windowSeconds"),
+    ),
+)
+
 NAME_MAX_LENGTH = 52
 """Longest name of an object. A Service's name ends at 63 (RFC 1035); as for a CronJob, 11 are left for suffixes."""
 
@@ -390,6 +402,7 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     ModelVolume: MODEL_VOLUME,
     HostPath: HOST_PATH,
     Engine: ENGINE,
+    Policy: POLICY,
     Replay: REPLAY,
     RecordingSource: RECORDING_SOURCE,
 }

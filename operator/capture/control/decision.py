@@ -80,6 +80,8 @@ class Decision:
     started_at: str | None = None
     finished_at: str | None = None
     claim: str | None = None
+    engine: str | None = None
+    """What tells the engines that are measured from others; None where no Job is created."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,8 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
     )
     pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
     words = "; ".join([_ACCEPTED.message, *arm_notes(arms)])
-    return replace(pending, accepted=replace(_ACCEPTED, message=words), writes=writes)
+    engine = observed.deployment.engine if observed.deployment else None
+    return replace(pending, accepted=replace(_ACCEPTED, message=words), writes=writes, engine=engine)
 
 
 def _blocked(blocked: Blocked) -> Decision:

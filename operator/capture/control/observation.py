@@ -17,6 +17,7 @@ class ObservedDeployment:
     generation: int
     desired: DesiredState
     arms: Sequence[DesiredState] = ()  # what it would come to with each arm of the capture; asked for before it starts
+    engine: str | None = None  # what tells its engines from those of another spec or place
     engines_wanted: int = 0  # engines that its Deployment asks for now
     pods: Sequence[Body] = ()  # pods that hold its GPUs, also those that are ending
 

@@ -39,6 +39,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
         summary=decision.result,
         comparison=decision.comparison,
         regression=decision.regression,
+        engine=decision.engine or capture.status.engine,
     )
 
 

@@ -90,8 +90,13 @@ def pending_downloads(
     return without_engines(facts.spec) or ready, [*done, *jobs]
 
 
-def at_commits(key: Key, uid: str, facts: Facts, commits: Mapping[str, str]) -> tuple[Facts, list[Body]]:
-    """Return the facts with commits in the place of branches and tags, and the ConfigMap that keeps the commits."""
+def at_commits(
+    key: Key, uid: str, facts: Facts, commits: Mapping[str, str], written: SpecDecodeDeploymentSpec | None = None
+) -> tuple[Facts, list[Body]]:
+    """Return the facts with commits in the place of branches and tags, and the ConfigMap that keeps the commits.
+
+    ``written`` is the spec as it is written, where a policy has put another in force: what it downloaded is kept.
+    """
     sources, spec = wanted_downloads(facts.spec), facts.spec
     if not sources:
         return facts, []
@@ -101,7 +106,8 @@ def at_commits(key: Key, uid: str, facts: Facts, commits: Mapping[str, str]) -> 
         draft = speculation.draft.model_copy(update={"revision": commits[sources[DRAFT].key]})
         speculation = speculation.model_copy(update={"draft": draft})
     spec = spec.model_copy(update={"target": target, "speculation": speculation})
-    return replace(facts, spec=spec), [downloads_config_map(key, uid, sources, commits)]
+    kept = {**(wanted_downloads(written) if written is not None else {}), **sources}
+    return replace(facts, spec=spec), [downloads_config_map(key, uid, kept, commits)]
 
 
 def downloads_name(key: Key) -> str:

@@ -15,15 +15,13 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.objects.workload import serving_template, with_pods_of, workload_name
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, as_data, from_data
 from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
+from specdecode_operator.deployment.spec.engine_fields import engine_fields
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.manifests import owned
 from specdecode_operator.sizing.choice.plan import Plan
 
 _CRASHES_BELIEVED: Final = 3
 """Starts after the first that an engine gets, where its last words do not say that more are in vain."""
-
-_NOT_AN_ATTEMPT: Final = {"replicas", "suspend", "rollout", "captures", "workload"}
-"""Fields of the spec that change no engine."""
 
 _WORKLOAD, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
 
@@ -88,11 +86,9 @@ def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
 
 def attempt_of(spec: SpecDecodeDeploymentSpec, plan: Plan) -> str:
     """Return what tells one attempt from another: a spec, but for what changes no engine, at the place of its plan."""
-    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    engines = {field: value for field, value in fields.items() if field not in _NOT_AN_ATTEMPT}
     chosen = plan.chosen
     place = map(str, (chosen.product, chosen.tensor, chosen.gpus, chosen.nodes))
-    text = json.dumps([engines, *place], sort_keys=True)
+    text = json.dumps([engine_fields(spec), *place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

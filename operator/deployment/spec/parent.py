@@ -11,6 +11,7 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.deployment.spec.engine_fields import with_policy
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
 from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION
@@ -34,6 +35,9 @@ class Parent:
     suspended_for: str | None = None
     """The capture that has its GPUs: meanwhile the object is as if it were suspended."""
 
+    written_spec: SpecDecodeDeploymentSpec | None = None
+    """The spec as it is written, where a policy has put another speculation in force."""
+
     kept_managers: frozenset[str] = frozenset()
     """Field managers whose changes of its children stay."""
 
@@ -50,24 +54,30 @@ class Parent:
         return self.spec.captures
 
 
-def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None) -> Parent:
+def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None, as_written: bool = False) -> Parent:
     """Return the object of a body; a status that cannot be read counts as none.
 
-    ``preempted_by`` is the capture that has the GPUs of its engines, if one has.
+    ``preempted_by`` is the capture that has the GPUs of its engines, if one has. ``as_written`` leaves out what a
+    policy has put in force.
     """
     metadata, spec = body["metadata"], body.get("spec") or {}
     if spec.get("suspend") or spec.get("replicas") == 0:
         preempted_by = None  # it has no GPUs to give
     if preempted_by is not None:
         spec = {**spec, "suspend": True}
+    parsed, status = _parse_spec(spec), _parse_status(body.get("status") or {})
+    in_force = parsed
+    if isinstance(parsed, SpecDecodeDeploymentSpec) and not as_written:
+        in_force = with_policy(parsed, status.policy)
     return Parent(
         key=Key(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
         generation=metadata["generation"],
         raw_spec=spec,
-        spec=_parse_spec(spec),
-        status=_parse_status(body.get("status") or {}),
+        spec=in_force,
+        status=status,
         suspended_for=preempted_by,
+        written_spec=None if in_force is parsed or isinstance(parsed, InvalidSpecError) else parsed,
         kept_managers=_kept_managers(metadata.get("annotations") or {}),
     )
 

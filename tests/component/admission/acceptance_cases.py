@@ -177,6 +177,22 @@ engine:
     seed: 7
     failures: {startSeconds: 60, errorPercent: 5, hangAfterSeconds: 600, crashAfterSeconds: 900}
 """,
+    "a policy, as usual": """
+target: {model: org/target}
+policy: {}
+""",
+    "a policy, with everything": """
+target: {model: org/target}
+policy:
+  mode: Enforce
+  paused: true
+  evidence: nightly
+  minGainPercent: 5
+  windowSeconds: 600
+  cooldownSeconds: 600
+  maxRestartsPerDay: 2
+  acceptanceRule: Below40Percent
+""",
     "captured by the clock, as usual": """
 target: {model: org/target}
 captures: [{name: nightly, schedule: 0 3 * * *}]

@@ -13,6 +13,17 @@ def schedule(*ranges: tuple[int, int, int], k: int = 5) -> str:
 
 SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
 BAD = {
+    # Policy
+    "a cool-down shorter than the window": Bad(
+        "policy: {windowSeconds: 600, cooldownSeconds: 300}", "spec.policy.cooldownSeconds", "write 600 or more"
+    ),
+    "an unknown mode": Bad("policy: {mode: Force}", "spec.policy.mode", '"Observe", "Advise", "Enforce"'),
+    "an unknown rule of acceptance": Bad(
+        "policy: {acceptanceRule: Below60Percent}", "spec.policy.acceptanceRule", '"Below40Percent"'
+    ),
+    "no restart at all": Bad(
+        "policy: {maxRestartsPerDay: 0}", "spec.policy.maxRestartsPerDay", "greater than or equal to 1"
+    ),
     # Speculation
     "no method": Bad("speculation: {numSpeculativeTokens: 5}", "spec.speculation.method", "Required"),
     "unknown method": Bad("speculation: {method: eagle9}", "spec.speculation.method", '"ngram_gpu", "suffix", "none"'),

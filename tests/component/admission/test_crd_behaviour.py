@@ -13,6 +13,7 @@ from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from tests.component.admission.acceptance_cases import GOOD, LLAMA, MINIMAL
 from tests.support.kubectl import Kubectl
 
+NOON = "2026-11-21T12:00:00Z"
 HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"}
 
 
@@ -195,10 +196,35 @@ def status() -> dict[str, Any]:
                 "overSeconds": 300,
                 "values": [{"name": "time_to_first_token_p50", "value": "0.1"}],
             },
+            "policy": {
+                "mode": "Enforce",
+                "action": "Keep",
+                "outcome": "Kept",
+                "reason": "BestMeasured",
+                "message": "m",
+                "target": "on",
+                "evidence": "nightly",
+                "arm": "off",
+                "since": NOON,
+                "asked": "1" * 16,
+                "left": "on",
+                "speculation": {"method": "ngram", "numSpeculativeTokens": 3},
+                "acceptanceFactor": "0.5",
+                "triedInVain": True,
+                "failedArms": ["k8"],
+                "restarts": [NOON],
+                "decisions": [
+                    {"at": NOON, "action": "TurnOff", "outcome": "Done", "target": "off", "message": "m"},
+                ],
+            },
             "kept": [{"entry": "good-last-good/workload", "sha256": "0" * 64}],
             "replicas": 1,
             "readyReplicas": 1,
             "selector": "specdecode.io/deployment=good",
         }
     )
-    return model.model_dump(mode="json", by_alias=True)
+    dumped = model.model_dump(mode="json", by_alias=True)
+    # What a method does not have: the API server drops it.
+    speculation = dumped["policy"]["speculation"]
+    dumped["policy"]["speculation"] = {name: value for name, value in speculation.items() if value is not None}
+    return dumped

@@ -95,6 +95,7 @@ def test_lists_say_how_they_merge() -> None:
         ".spec.engine.replay.acceptance",
         ".spec.target.checkpoints",
         ".spec.speculation.draft.checkpoints",
+        ".status.policy.speculation.draft.checkpoints",
         ".spec.captures",
         ".spec.captures[].template.arms[].speculation.draft.checkpoints",
         ".spec.arms[].speculation.draft.checkpoints",

@@ -21,7 +21,7 @@ from specdecode_operator.sizing.memory.budget import Verdict
 from tests.support.documents import ROOT
 
 OPERATOR = ROOT / "operator"
-OF_DEPLOYMENTS = ("deployment/", "resolver/", "capture/control/schedules.py")
+OF_DEPLOYMENTS = ("deployment/", "policy/", "resolver/", "capture/control/schedules.py")
 OF_CAPTURES = ("capture/comparison/reading/", "capture/control/", "capture/files/", "capture/job/", "capture/merge/")
 OF_BOTH = ("handlers/", "problems.py", "deployment/blocked.py", "deployment/pods/")
 OF_WRITES = "handlers/inventory.py"
@@ -48,6 +48,9 @@ OTHER_WORDS = {
         "Warning",
         "Event",
     ),
+    # What a policy may do, and what came of it.
+    *("BestInForce", "Observe", "Advise", "Enforce", "Keep", "Change", "TurnOff", "TryAgain", "Restart"),
+    *("Kept", "Paused", "CoolingDown", "BudgetSpent", "Observed", "Advised", "Done"),
     # What Kubernetes says of nodes, pods and Jobs.
     *("BackoffLimitExceeded", "Complete", "CreateContainerConfigError", "CreateContainerError", "DisruptionTarget"),
     *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),

@@ -48,6 +48,9 @@ ROOT = Path(__file__).parents[3]
 LISTED = frozenset(f"{verb} {resource}" for resource, verbs in OPERATOR_RIGHTS.items() for verb in verbs)
 """What the operator is said to need."""
 
+EVICTS = {"create pods/eviction"}
+"""Used after a quarter of an hour of watching engines at the earliest: test_policy.py."""
+
 
 def metadata(name: str, namespace: str = "team", **more: Any) -> Body:
     return {"metadata": {"namespace": namespace, "name": name, "creationTimestamp": "2026-01-01T00:00:00Z", **more}}
@@ -150,10 +153,13 @@ async def test_the_operator_needs_exactly_the_rights_that_are_listed(
 
     async with embedded_operator(monkeypatch):
         await until(
-            lambda: not undone(api) and api.used >= LISTED,
+            lambda: not undone(api) and api.used >= LISTED - EVICTS,
             lambda: f"{undone(api)} are done; rights not used: {LISTED - api.used}",
         )
-    assert {"unused": LISTED - api.used, "not listed": api.used - LISTED} == {"unused": set(), "not listed": set()}
+    assert {"unused": LISTED - api.used - EVICTS, "not listed": api.used - LISTED} == {
+        "unused": set(),
+        "not listed": set(),
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Does what the policy of a deployment decides, and remembers what was seen of its engines."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.policy import Policy, PolicyStatus
+from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.deployment.desired_state import DesiredState, RolledBack
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.policy.engines import see
+from specdecode_operator.deployment.policy.evidence import Measured, read_measured
+from specdecode_operator.deployment.policy.status import (
+    Case,
+    Remembered,
+    given_up,
+    judge,
+    of_this_spec,
+    policy_status,
+    steady,
+)
+from specdecode_operator.deployment.spec.engine_fields import engine_word
+from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.handlers.metrics import PolicyDecisions
+from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.kube.resources import POD
+from specdecode_operator.policy.decision import Action, Decision, NoEvidence, Outcome
+from specdecode_operator.policy.window import Window
+from specdecode_operator.problems import InvalidSpecError
+
+_WORDS_REST_S: Final = 300.0
+"""Figures in the words are written at most this often while they say the same."""
+
+_logger = logging.getLogger(__name__)
+
+NotHad = Callable[[Speculation], str]
+"""Says why a speculation cannot be had where the engines are; an empty text where it can."""
+
+
+class PolicyKeeper:
+    """Carries out the policies of all deployments."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        reporter: Reporter,
+        decisions: PolicyDecisions,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._reporter = reporter
+        self._decisions = decisions
+        self._now = now
+        self._remembered: dict[Key, Remembered] = {}
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of an object that is gone, or has no policy."""
+        self._remembered.pop(key, None)
+
+    async def keep(
+        self, parent: Parent, desired: DesiredState, observation: Observation, not_had: NotHad, refused: str
+    ) -> PolicyStatus | None:
+        """Decide, do it, and return what the status says of it.
+
+        ``refused`` is why what the policy had put in force cannot be launched any more, if it cannot.
+        """
+        written = parent.written_spec or parent.spec
+        if isinstance(written, InvalidSpecError):
+            return parent.status.policy
+        if written.policy is None:
+            self.forget(parent.key)
+            return None
+        asked = engine_word(written)
+        before = of_this_spec(parent.status.policy, asked)
+        if isinstance(desired.outcome, RolledBack) and parent.written_spec is not None:
+            refused = f"its engines never served ({desired.outcome.failure})"
+        if refused and before is not None:
+            self.forget(parent.key)
+            status = given_up(before, refused, self._now())
+            await self._reporter.post_event(parent.key, parent.uid, "PolicyActed", status.message, warns=True)
+            return status
+        case = Case(
+            written.policy,
+            asked,
+            before,
+            self._measured(parent, desired, written, written.policy),
+            rollout_paused=written.rollout.paused,
+        )
+        return await self._decide(parent, desired, observation, case, not_had)
+
+    async def _decide(
+        self, parent: Parent, desired: DesiredState, observation: Observation, case: Case, not_had: NotHad
+    ) -> PolicyStatus | None:
+        now, measured = self._now(), case.measured
+        remembered = self._remembered.get(parent.key)
+        length_s = float(case.policy.window_seconds)
+        if remembered is None or remembered.window.length_s != length_s:
+            remembered = Remembered(Window(length_s))
+        seen = see(desired, observation, remembered.window, now.timestamp())
+
+        def fits(arm: str) -> str:
+            return not_had(measured.speculations[arm]) if isinstance(measured, Measured) else ""
+
+        decision, memory = judge(case, seen, remembered, fits)
+        if not await self._done(parent, decision):
+            return parent.status.policy
+        now_s = now.timestamp()
+        due = now_s - remembered.written_s >= _WORDS_REST_S
+        status = steady(policy_status(case, decision, memory, now), case.before, due=due)
+        written_s = remembered.written_s if status is case.before else now_s
+        window = Window(length_s) if decision.changes else seen.window
+        self._remembered[parent.key] = Remembered(window, memory.looked_s, dict(memory.ahead_s), written_s)
+        await self._tell(parent, case, decision)
+        return status
+
+    def _measured(
+        self, parent: Parent, desired: DesiredState, written: SpecDecodeDeploymentSpec, policy: Policy
+    ) -> Measured | NoEvidence:
+        """Return what captures of the deployment compared."""
+        in_force = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
+        engine = engine_word(written, desired.outcome.plan_status)
+        captures = self._cache.captures_of(parent.key)
+        return read_measured(captures, policy.evidence, engine, written.speculation, in_force)
+
+    async def _done(self, parent: Parent, decision: Decision) -> bool:
+        """Start an engine anew where that is decided; return whether it was taken, or nothing was to be."""
+        if decision.action is not Action.RESTART or decision.outcome is not Outcome.DONE:
+            return True
+        pods = self._cache.children_of(parent.key, POD.kind)
+        pod = next((each for each in pods if each["metadata"]["name"] == decision.target), None)
+        try:
+            if pod is not None:
+                await self._cluster.evict(pod)
+        except ClusterError as error:
+            _logger.warning("%s: %s is not started anew yet: %s", parent.key, decision.target, error)
+            return False
+        return pod is not None
+
+    async def _tell(self, parent: Parent, case: Case, decision: Decision) -> None:
+        """Count what is new, and post an Event of what was done."""
+        before = case.before
+        same = before is not None and (before.action, before.outcome, before.target) == (
+            *(decision.action, decision.outcome, decision.target or None),
+        )
+        if decision.action is Action.KEEP or same:
+            return
+        self._decisions.count(decision.action, decision.outcome)
+        if decision.outcome is Outcome.DONE:
+            words = f"{decision.action} {decision.target}: {decision.message}"
+            await self._reporter.post_event(parent.key, parent.uid, "PolicyActed", words)

@@ -1,0 +1,316 @@
+"""A policy from the object to the engines: what is read, put in force, remembered and told."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from specdecode_operator.api import capture
+from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.deployment.spec.engine_fields import engine_word
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
+from specdecode_operator.handlers.metrics import PolicyDecisions
+from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.kube.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
+from tests.support.objects import H200, Body, ended, pair_70b
+from tests.support.policy_field_cases import OFF_ARM, measured_capture
+from tests.unit.handlers.reconciler_world import World
+
+LOOK_S = 30.0
+WINDOW = {"windowSeconds": 300, "cooldownSeconds": 600}
+STEPS_A_LOOK = 300
+K = 5
+LOADS = ((8, 0.7), (64, 1.2))
+"""Without speculation goodput falls at a low load, and rises at a high one."""
+
+
+class Shift:
+    """An object with a policy, and hours of its engines in no time."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = world
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.decisions = PolicyDecisions()
+        self.drafted: dict[str, list[int]] = {}
+        self.said = AsyncMock(return_value={})
+        monkeypatch.setattr(world.probe, "read_all", self.said)
+        self.begin()
+
+    def begin(self) -> None:
+        """Let another process take over."""
+        world = self.world
+        world.reconciler = Reconciler(
+            *(world._cluster, world.cache, world.probe, world.residuals, world.calibration),
+            policy_decisions=self.decisions,
+            now=lambda: self.now,
+        )
+
+    async def serve(self, *, evidence: Body | None = None, engines: int = 1, **policy: Any) -> None:
+        """Let engines of an object with a policy serve, that a capture has measured."""
+        spec = pair_70b(policy={**WINDOW, **policy}, replicas=engines)
+        self.world.add(spec)
+        node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
+        self.world.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+        await self.world.look()
+        for number in range(engines):
+            self.world.start_engines(f"llama-{number}")
+        self.world.serve(engines)
+        self.measure(evidence or measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS))
+
+    def measure(self, body: Body, **status: Any) -> None:
+        """Let a capture have ended."""
+        found = read_parent(self.world.object, as_written=True)
+        plan = PlanStatus.parse(self.world.object["status"]["plan"], newer=True)
+        known = {"engine": engine_word(found.spec, plan)}  # type: ignore[arg-type]
+        metadata = {**body["metadata"], "uid": body["metadata"]["name"], "generation": 1, "resourceVersion": "1"}
+        self.world.cache.put_parent(
+            capture.KIND, {**body, "metadata": metadata, "status": {**body["status"], **known, **status}}
+        )
+
+    async def work(self, minutes: float, running: float, *, accepted: dict[str, float] | float = 0.6) -> None:
+        """Let time pass while engines work."""
+        for _ in range(round(minutes * 60 / LOOK_S)):
+            self.now += timedelta(seconds=LOOK_S)
+            self.said.return_value = {
+                pod["metadata"]["name"]: self._reading(pod["metadata"]["name"], running, accepted)
+                for pod in self.world.all(POD)
+            }
+            await self.world.look()
+            self.roll_out()
+
+    def _reading(self, name: str, running: float, accepted: dict[str, float] | float) -> EngineReading:
+        share = accepted.get(name, 0.6) if isinstance(accepted, dict) else accepted
+        counters = self.drafted.setdefault(name, [0, 0])
+        counters[0] += STEPS_A_LOOK
+        counters[1] += round(STEPS_A_LOOK * K * share)
+        spoken = SpeculationReading(counters[0], counters[0] * K, counters[1], (counters[1],))
+        speculates = self.speculation() is not None
+        return EngineReading(
+            *(None, None, None, None, spoken if speculates else None, counters[0] * 3, round(running), 0),
+            decode_steps=counters[0],
+        )
+
+    def roll_out(self) -> None:
+        """Let the Deployment's controller replace pods of an earlier template."""
+        (workload,) = self.world.all(DEPLOYMENT)
+        template, replicas = workload["spec"]["template"]["metadata"], workload["spec"]["replicas"]
+        for pod in self.world.all(POD):
+            if pod["metadata"]["annotations"] != template["annotations"]:
+                self.world.api.remove(POD, pod["metadata"]["name"])
+        for number in range(replicas):
+            if self.world.api.find(POD, f"llama-{number}") is None:
+                self.drafted.pop(f"llama-{number}", None)
+                self.world.start_engines(f"llama-{number}")
+
+    def speculation(self) -> str | None:
+        """What the engines are told of speculation."""
+        (workload,) = self.world.all(DEPLOYMENT)
+        arguments: list[str] = workload["spec"]["template"]["spec"]["containers"][0]["command"]
+        return next((each for each in arguments if "num_speculative_tokens" in each), None)
+
+    @property
+    def policy(self) -> Body:
+        found: Body = self.world.object["status"]["policy"]
+        return found
+
+    def done(self) -> list[tuple[str, str]]:
+        """What was done, in order."""
+        return [(each["action"], each["outcome"]) for each in reversed(self.policy.get("decisions", []))]
+
+    def change(self, **fields: Any) -> None:
+        """Edit the spec as a person."""
+        spec = {**self.world.object["spec"], **fields}
+        metadata = {**self.world.object["metadata"], "generation": self.world.object["metadata"]["generation"] + 1}
+        self.world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=spec, metadata=metadata)
+
+
+@pytest.fixture
+def shift(world: World, monkeypatch: pytest.MonkeyPatch) -> Shift:
+    return Shift(world, monkeypatch)
+
+
+async def test_load_that_rises_turns_speculation_off_and_back_on_when_it_falls(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    written = shift.world.object["spec"]
+    await shift.work(60, 8)
+    assert (shift.done(), shift.policy["reason"]) == ([], "BestMeasured")
+    await shift.work(60, 64)
+    assert shift.done() == [("TurnOff", "Done")]
+    assert shift.speculation() is None
+    assert (shift.policy["arm"], shift.policy["speculation"]) == (
+        "off",
+        {"method": "none"} | shift.policy["speculation"],
+    )
+    await shift.work(60, 8)
+    assert shift.done() == [("TurnOff", "Done"), ("TryAgain", "Done")]
+    assert shift.speculation() is not None
+    assert shift.world.object["spec"] == written
+    assert shift.world.told().count("PolicyActed") == 2
+
+
+async def test_what_is_in_force_survives_a_restart_of_the_operator(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(30, 64)
+    template = shift.world.all(DEPLOYMENT)[0]["spec"]["template"]
+    shift.begin()
+    await shift.work(30, 64)
+    assert shift.world.all(DEPLOYMENT)[0]["spec"]["template"] == template
+    assert shift.done() == [("TurnOff", "Done")]
+    assert shift.world.said("SpeculationActive")[2] == "turned off by the policy: status.policy says why"
+
+
+@pytest.mark.parametrize("edit", [{"speculation": None}, {"policy": None}, {"policy": {**WINDOW, "mode": "Advise"}}])
+async def test_an_edit_puts_what_is_written_in_force(shift: Shift, edit: Body) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(30, 64)
+    assert shift.speculation() is None
+    changed = {**pair_70b()["speculation"], "numSpeculativeTokens": 3}
+    shift.change(**({"speculation": changed} if "speculation" in edit else edit))
+    await shift.world.look()
+    assert shift.speculation() is not None
+    assert "speculation" not in shift.world.object["status"].get("policy", {})
+
+
+@pytest.mark.parametrize("mode", ["Observe", "Advise"])
+async def test_without_enforce_nothing_changes_and_it_is_told(shift: Shift, mode: str) -> None:
+    await shift.serve(mode=mode)
+    await shift.work(60, 64)
+    assert shift.speculation() is not None
+    assert shift.policy["action"] == "TurnOff"
+    if mode == "Advise":
+        assert shift.done() == [("TurnOff", "Advised")]
+        status, reason, message = shift.world.said("BestInForce")
+        assert (status, reason) == ("False", "BetterMeasured")
+        assert "off brings +20.0% goodput against on" in message
+        assert shift.world.told().count("BetterMeasured") == 1
+    else:
+        assert shift.done() == []
+        assert "BestInForce" not in {each["type"] for each in shift.world.object["status"]["conditions"]}
+
+
+async def test_a_paused_policy_keeps_what_is_in_force(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", paused=True)
+    await shift.work(60, 64)
+    assert (shift.policy["outcome"], shift.done()) == ("Paused", [])
+    assert shift.speculation() is not None
+
+
+async def test_an_engine_that_decayed_is_started_anew_once_and_alone(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", engines=3)
+    await shift.work(15, 8)
+    gone = shift.world.api.find(POD, "llama-1") or {}
+    bad = {"llama-1": 0.02}
+    for _ in range(60):
+        now = shift.world.api.find(POD, "llama-1") or gone
+        await shift.work(0.5, 8, accepted=bad if now["metadata"]["uid"] == gone["metadata"]["uid"] else 0.6)
+    assert shift.done() == [("Restart", "Done")]
+    assert {each["metadata"]["name"] for each in shift.world.all(POD)} == {f"llama-{number}" for number in range(3)}
+    assert shift.speculation() is not None
+
+
+async def test_acceptance_that_falls_for_all_turns_speculation_off(shift: Shift) -> None:
+    capture_body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 0.7),))
+    capture_body["status"]["comparison"]["baselineAcceptancePercent"] = 60
+    await shift.serve(mode="Enforce", evidence=capture_body)
+    await shift.work(30, 8)
+    assert shift.done() == []
+    await shift.work(30, 8, accepted=0.02)
+    assert shift.done() == [("TurnOff", "Done")]
+    await shift.work(30, 8)
+    assert shift.done() == [("TurnOff", "Done")], "nobody sees it rise while nothing is drafted"
+    await shift.work(60, 8)
+    assert shift.done()[-1] == ("TryAgain", "Done")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"engine": "another"}, "EvidenceOutdated"),
+        ({"comparison": None}, "NoEvidence"),
+        ({"comparison": {"baseline": 1}}, "EvidenceUnusable"),
+        ({"comparison": {"baseline": "on", "levelPercent": 95, "arms": []}}, "EvidenceUnusable"),
+    ],
+)
+async def test_evidence_that_does_not_hold_changes_nothing(shift: Shift, change: Body, reason: str) -> None:
+    await shift.serve(mode="Enforce")
+    shift.measure(measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS), **change)
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == (reason, [])
+
+
+async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift) -> None:
+    body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS)
+    body["status"]["comparison"]["arms"][0]["outputs"] = "Different"
+    await shift.serve(mode="Enforce", evidence=body)
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == ("BestMeasured", [])
+
+
+async def test_an_arm_that_cannot_be_launched_is_not_taken(shift: Shift) -> None:
+    """Its draft is known to nobody: planned first, it waits for a model to be read."""
+    unknown = {"method": "draft_model", "numSpeculativeTokens": 5, "draft": {"model": "org/unknown"}}
+    arms = [{"name": "on"}, {"name": "other", "speculation": unknown}]
+    await shift.serve(mode="Enforce", evidence=measured_capture(arms=arms, ratio=1.0, loads=LOADS))
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == ("SettingDoesNotFit", [])
+    assert shift.speculation() is not None
+
+
+async def test_an_arm_whose_engines_never_serve_is_given_up(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(2, 64)
+    served = shift.world.all(DEPLOYMENT)[0]["spec"]["template"]
+    while not shift.done():
+        await shift.work(0.5, 64)
+    shift.world.serve(0)
+    await shift.world.look()
+    assert shift.speculation() is None
+    for pod in shift.world.all(POD):
+        shift.world.api.remove(POD, pod["metadata"]["name"])
+    crashed = ended(2, "vllm: error: unrecognized arguments: --x")
+    shift.world.start_engines(phase="Running", containerStatuses=[crashed])
+    for _ in range(3):
+        await shift.world.look()
+    assert shift.policy["failedArms"] == ["off"]
+    assert "unrecognized arguments: --x" in shift.policy["decisions"][0]["message"]
+    assert shift.world.all(DEPLOYMENT)[0]["spec"]["template"] == served
+    shift.world.api.remove(POD, "llama-1")
+    shift.roll_out()
+    shift.world.serve()
+    await shift.work(60, 64)
+    assert shift.done() == [("TurnOff", "Done"), ("Keep", "Done")]
+    assert shift.speculation() is not None
+
+
+async def test_an_arm_in_force_that_fits_no_more_is_given_up(shift: Shift) -> None:
+    """The spec as it is written serves on, and no condition blames it for what it does not say."""
+    await shift.serve(mode="Enforce")
+    await shift.work(30, 64)
+    status = shift.world.object["status"]
+    bad = {**status["policy"]["speculation"], "method": "eagle3", "numSpeculativeTokens": 3}
+    bad["draft"] = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
+    shift.world.api.change(
+        SPECDECODE_DEPLOYMENT, "llama", status={**status, "policy": {**status["policy"], "speculation": bad}}
+    )
+    await shift.world.look()
+    assert shift.policy["reason"] == "ArmFailed"
+    assert shift.world.said("Accepted")[0] == "True"
+    assert shift.speculation() is not None
+
+
+async def test_idle_engines_and_a_short_look_decide_nothing(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(1, 64)
+    assert shift.policy["reason"] == "TooFewSamples"
+    await shift.work(30, 0)
+    assert (shift.policy["reason"], shift.done()) == ("Idle", [])
+
+
+async def test_words_rest_while_they_say_the_same(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(10, 8)
+    before = shift.policy
+    await shift.work(1, 9)
+    assert shift.policy == before
