@@ -5,6 +5,7 @@ Where it is called in the pod, all files were published just before; elsewhere t
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -162,9 +163,9 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
     if own is None:
         return _missing(name, lossy)
     there = [each.number for each in own.repetitions if each.number in {one.number for one in baseline.repetitions}]
-    loads = [
-        _judged(sums, name, phase, folders, load_of(own, baseline, phase, price), whole=len(there)) for phase in phases
-    ]
+    comparable = [each for each in phases if experiment.slo.given or not sends_at_a_rate(each)]
+    judged = partial(_judged, sums, name, comparable, whole=len(there) == experiment.repetitions)
+    loads = [judged(phase, load_of(own, baseline, phase, price)) for phase in phases]
     outputs = compare_outputs(read_checks(baseline.repetitions), read_checks(own.repetitions), lossy)
     verdict, crossing = arm_verdict(loads, outputs), crossover(of_baseline, loads)
     missing = experiment.repetitions - len(there)
@@ -192,11 +193,11 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
 
 
 def _judged(  # noqa: PLR0913  as above
-    sums: Mapping[str, ArmSums], name: str, phase: Phase, folders: ArmFolders, load: Load, *, whole: int
+    sums: Mapping[str, ArmSums], name: str, comparable: Sequence[Phase], phase: Phase, load: Load, *, whole: bool
 ) -> Load:
     """Return the figures of a load with its verdict, or why there is none."""
-    experiment, own, baseline = folders.experiment, sums[name], sums[folders.experiment.baseline]
-    comparable = [each for each in _phases(folders) if experiment.slo.given or not sends_at_a_rate(each)]
+    names = list(sums)
+    own, baseline = sums[name], sums[names[0]]
     if phase not in comparable:
         return msgspec.structs.replace(
             load, not_compared="it sends at a rate, the same to all arms, and nothing says what counts as goodput: slo"
@@ -204,14 +205,13 @@ def _judged(  # noqa: PLR0913  as above
     for arm in (baseline, own):
         if not (phase.name in arm.phases and arm.phases[phase.name].outcomes["completed"]):
             return msgspec.structs.replace(load, not_compared=f"no request of it was answered in arm {arm.name}")
-    names = list(sums)
     compared = judge(
         own.pairs[phase.name],
         [list(sums[each].goodputs[phase.name].values()) for each in names],
         names.index(name),
         # All loads of an arm together hold with the level: by Bonferroni's inequality, whatever they have in common.
         1 - (1 - DEFAULT_LEVEL) / len(comparable),
-        whole=whole == experiment.repetitions,
+        whole=whole,
         predicted=predicted_ratio(own, baseline, phase.name),
     )
     return msgspec.structs.replace(load, compared=compared)

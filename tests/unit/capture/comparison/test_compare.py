@@ -71,6 +71,14 @@ class TestVerdict:
         assert found.arm("drafted").verdict == "Inconclusive"
         assert "1 of 3 repetitions are missing" in found.arm("drafted").message
 
+    def test_one_repetition_is_no_verdict_whatever_its_blocks_say(self, tmp_path: Path) -> None:
+        arm = compare_capture(MadeCapture(repetitions=1).make(tmp_path)).arm("drafted")
+        assert arm.verdict == "Inconclusive"
+        assert arm.message.startswith("no verdict with one repetition")
+        compared = arm.loads[0].compared
+        assert compared is not None
+        assert (compared.blocks_low or 0) > 1
+
     def test_an_arm_of_which_nothing_is_there_is_said_and_the_others_compared(self, tmp_path: Path) -> None:
         made = MadeCapture(arms={"plain": PLAIN, "drafted": SPECULATING, "lost": SPECULATING})
         for name in ("plain", "drafted"):
