@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_comparison import ArmVerdict, ComparedArm, ComparisonStatus, Outputs
+from specdecode_operator.api.capture_workload import CaptureWorkload
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.proof.observed import decimal
 from specdecode_operator.policy.decision import NoEvidence
@@ -63,11 +64,24 @@ def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
         captures = [each for each in captures if each["metadata"]["name"] == name]
         if not captures:
             return NoEvidence("NoEvidence", f"spec.policy.evidence: {name}: no SpecDecodeCapture of this deployment")
-    ended = [each for each in captures if (each.get("status") or {}).get("comparison")]
+    compared = [each for each in captures if (each.get("status") or {}).get("comparison")]
+    ended = [each for each in compared if not _is_sweep(each)]
     if ended:
         return max(ended, key=lambda each: (str(each["status"].get("finishedAt")), each["metadata"]["name"]))
+    if name is not None and compared:
+        why = "is a sweep: its phases ask different things, and are no loads of one traffic: name another"
+        return NoEvidence("EvidenceUnusable", f"{name} {why}")
     phase = (captures[-1].get("status") or {}).get("phase") if name is not None else None
     return NoEvidence("NoEvidence", f"{name} compared no arms, it is {phase}" if name else _NONE)
+
+
+def _is_sweep(capture: Body) -> bool:
+    """Whether its phases are no loads of one traffic, but ask for other temperatures, lengths or prompts each."""
+    try:
+        workload = CaptureWorkload.parse(capture["spec"].get("workload") or {}, newer=True)
+    except ValidationError:
+        return False
+    return len({phase.asks for phase in workload.phases}) > 1
 
 
 def _speculations(arms: Sequence[Any], asked: Speculation | None) -> dict[str, Speculation]:

@@ -240,6 +240,22 @@ async def test_evidence_that_does_not_hold_changes_nothing(shift: Shift, change:
     assert (shift.policy["reason"], shift.done()) == (reason, [])
 
 
+async def test_a_sweep_is_no_evidence_whether_it_is_the_newest_or_named(shift: Shift) -> None:
+    """Its phases have other temperatures, not other loads, and would be taken for these."""
+    await shift.serve(mode="Enforce")
+    sweep = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 3.0),))
+    phase = {"pattern": "Closed", "concurrency": 8, "requests": 8}
+    hot = {**phase, "name": "hot", "temperature": "1.0"}
+    sweep["spec"]["workload"] = {"phases": [{**phase, "name": "cold"}, hot]}
+    sweep["metadata"] = {**sweep["metadata"], "name": "sweep"}
+    shift.measure(sweep, finishedAt="2027-01-01T00:00:00Z")
+    await shift.work(30, 8)
+    assert (shift.policy["reason"], shift.policy["evidence"], shift.done()) == ("BestMeasured", "nightly", [])
+    shift.change(policy={**WINDOW, "mode": "Enforce", "evidence": "sweep"})
+    await shift.work(30, 8)
+    assert (shift.policy["reason"], shift.done()) == ("EvidenceUnusable", [])
+
+
 async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift) -> None:
     body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS)
     body["status"]["comparison"]["arms"][0]["outputs"] = "Different"
