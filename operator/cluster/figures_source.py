@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,16 @@ class Prometheus:
     """Read at each question, for tokens are renewed."""
 
 
+@dataclass
+class KeptFigures:
+    """What is known of one object's figures from one look to the next."""
+
+    looks: Looks = field(default_factory=Looks)
+    shown: FiguresStatus | None = None
+    taken_s: float | None = None
+    """When, on the monotonic clock; None while an earlier process's are shown."""
+
+
 class FiguresReader:
     """Takes figures, the same ones from either source."""
 
@@ -39,6 +49,16 @@ class FiguresReader:
         self._prometheus = prometheus
         self._silent_until_s = -math.inf
         self._why = ""
+
+    async def keep(
+        self, key: Key, kept: KeptFigures, before: FiguresStatus | None, now_s: float
+    ) -> FiguresStatus | None:
+        """Return the figures to show, taken anew only so often: each write of a status wakes others."""
+        if kept.taken_s is None or now_s - kept.taken_s >= WINDOW_S:
+            taken = await self.read(key, kept.looks)
+            kept.shown = taken or kept.shown or before
+            kept.taken_s = kept.taken_s if taken is None else now_s
+        return kept.shown
 
     async def read(self, key: Key, looks: Looks) -> FiguresStatus | None:
         """Return the figures of an object; None where neither source has any yet."""

@@ -13,13 +13,12 @@ from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.api.status import FiguresStatus
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.figures_source import FiguresReader
+from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
@@ -37,7 +36,7 @@ from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.policy.planned import not_had, refusal, with_speculation
-from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay, update_decay
+from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay, newest_measured, update_decay
 from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, update_recent
 from specdecode_operator.deployment.spec.model_storage import claims_named
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
@@ -55,7 +54,6 @@ from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.labels import MODEL_FACTS_NAME
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import CONFIG_MAP, POD
-from specdecode_operator.monitoring.looks import WINDOW_S, Looks
 from specdecode_operator.problems import InvalidSpecError
 
 _FIGURES_REST_S = 60.0
@@ -86,11 +84,7 @@ class _Record:
 
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
-    looks: Looks = field(default_factory=Looks)
-    figures_taken_s: float | None = None
-    """When figures were last taken, on the monotonic clock."""
-
-    figures: FiguresStatus | None = None
+    figures: KeptFigures = field(default_factory=KeptFigures)
     groups: GroupHistory | None = None
 
     kept: dict[str, str] | None = None
@@ -330,14 +324,23 @@ class Reconciler:
         record.unanswered_rounds = record.unanswered_rounds + 1 if unanswered else 0
         record.recent = update_recent(record.recent, readings, now_s)
         facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
-        record.decay = update_decay(record.decay, record.recent, facts)
+        record.figures = record.figures if facts else KeptFigures()
+        captures = self._cache.captures_of(parent.key)
+        record.decay = update_decay(
+            record.decay,
+            record.recent,
+            facts,
+            partial(newest_measured, captures, parent.spec, desired.outcome.plan_status),
+        )
         observation = Observation(
             workload,
             pods,
             readings,
             recent=record.recent,
             decay=record.decay,
-            figures=await self._take_figures(parent, desired, now_s),
+            figures=await self._figures.keep(parent.key, record.figures, parent.status.figures, now_s)
+            if facts
+            else None,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             unanswered_rounds=record.unanswered_rounds,
             claim_users=self._claim_users(parent),
@@ -348,17 +351,6 @@ class Reconciler:
         record.groups = update_group_history(record.groups, desired, observation, last_good, time.time())
         return replace(observation, groups=record.groups)
 
-    async def _take_figures(self, parent: Parent, desired: DesiredState, now_s: float) -> FiguresStatus | None:
-        """Return what engines of a plan in force did lately, taken anew only so often, for each write wakes others."""
-        record = self._record(parent)
-        if not isinstance(desired.outcome, Launch):
-            record.figures = record.figures_taken_s = None
-        elif record.figures_taken_s is None or now_s - record.figures_taken_s >= WINDOW_S:
-            taken = await self._figures.read(parent.key, record.looks)
-            record.figures = taken or record.figures or parent.status.figures
-            record.figures_taken_s = now_s if taken is not None else record.figures_taken_s
-        return record.figures
-
     async def _ask_engines(self, parent: Parent, desired: DesiredState, pods: list[Body]) -> Mapping[str, Reading]:
         """Return what the engines of a plan in force say of themselves, by pod."""
         if not isinstance(desired.outcome, Launch):
@@ -366,7 +358,7 @@ class Reconciler:
         facts = desired.outcome.facts
         serving = facts.spec.serving
         tls = serving.tls_secret is not None
-        looks = self._record(parent).looks
+        looks = self._record(parent).figures.looks
         return await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, looks, tls=tls)
 
     def _claim_users(self, parent: Parent) -> tuple[str, ...]:

@@ -9,16 +9,25 @@ length that is free.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH
 from specdecode_operator.deployment.conditions import TRUE, ConditionUpdate
+from specdecode_operator.deployment.proof.observed import decimal
 from specdecode_operator.deployment.proof.recent import Recent, Work
+from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.evidence.decline import Decline
+from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.vocabulary import Method
 
 DECAYED: Final = "Decayed"
@@ -96,11 +105,13 @@ class _Loss:
     told: str
 
 
-def update_decay(before: Decay, recent: Recent, facts: Facts | None, measured: Measured | None = None) -> Decay:
+def update_decay(
+    before: Decay, recent: Recent, facts: Facts | None, measured: Callable[[], Measured | None] = lambda: None
+) -> Decay:
     """Return what is known with the last whole window of the engines, where that is new.
 
     ``facts`` are those of engines that are launched; None where nothing is, which begins anew. Other settings and other
-    engines do so, too.
+    engines do so, too. ``measured`` is asked for a window that is judged.
     """
     if facts is None:
         return NOTHING_DECAYED
@@ -115,7 +126,28 @@ def update_decay(before: Decay, recent: Recent, facts: Facts | None, measured: M
         known = ()
     if len(known) < LEARNED_WINDOWS:
         return replace(before, windows=recent.windows, learned={**before.learned, load: (*known, recent.last)})
-    return _judged(before, recent, [*_losses(facts, recent, known, measured)])
+    return _judged(before, recent, [*_losses(facts, recent, known, measured())])
+
+
+def newest_measured(
+    captures: Iterable[Body], spec: SpecDecodeDeploymentSpec | InvalidSpecError, plan: PlanStatus | None
+) -> Measured | None:
+    """Return what the newest capture found that succeeded, of these engines; None where none did."""
+    if isinstance(spec, InvalidSpecError):
+        return None
+    engine, found = engine_word(spec, plan), []
+    for body in captures:
+        try:
+            status = SpecDecodeCaptureStatus.parse(body.get("status") or {}, newer=True)
+        except ValidationError:
+            continue
+        summary, length = status.summary, decimal(status.summary.mean_acceptance_length) if status.summary else None
+        is_of_it = status.phase is CapturePhase.SUCCEEDED and status.engine == engine
+        if summary is None or summary.acceptance_percent is None or length is None or not is_of_it:
+            continue
+        name = printable(body["metadata"]["name"])
+        found.append((status.finished_at or "", Measured(name, summary.acceptance_percent / 100, max(0.0, length - 1))))
+    return max(found, key=lambda each: each[0])[1] if found else None
 
 
 def decay_conditions(decay: Decay) -> list[ConditionUpdate]:

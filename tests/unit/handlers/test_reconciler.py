@@ -2,15 +2,13 @@
 
 import time
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock
 
 import pytest
 
 from specdecode_operator.cluster.errors import ClusterError, ConflictError
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME
-from specdecode_operator.deployment.proof.decay import LEARNED_WINDOWS
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.handlers import reconciler
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.kube.labels import READS_FOR_LABEL
 from specdecode_operator.kube.resources import (
@@ -24,7 +22,6 @@ from specdecode_operator.kube.resources import (
     SERVICE,
     SPECDECODE_DEPLOYMENT,
 )
-from tests.support.engine_work import LOOK_S, Working
 from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu, waiting
 from tests.unit.deployment.proof.test_recent import engine as counting
 from tests.unit.deployment.spec.test_model_facts import answers, undescribed
@@ -320,20 +317,6 @@ class TestEngines:
             await world.look()
             reasons.append(world.said("SpeculationActive")[1])
         assert reasons == ["Drafting", "Drafting", "NotDrafting", "Drafting"]
-
-    async def test_what_decays_from_look_to_look_is_told(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        world.add(tiny_cpu())
-        await world.look()
-        world.start_engines()
-        world.serve()
-        engine = Working(k=3)
-        for look, acceptance in enumerate((*[0.9] * (LEARNED_WINDOWS + 2), *[0.1] * 15)):
-            now_s = look * LOOK_S
-            monkeypatch.setattr(reconciler, "time", Mock(monotonic=Mock(return_value=now_s), time=time.time))
-            monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value={"llama-1": engine.works(acceptance)}))
-            await world.look()
-        assert world.said("Decayed")[:2] == ("True", "AcceptanceDecayed")
-        assert world.told().count("AcceptanceDecayed") == 1
 
     async def test_an_engine_that_misses_a_question_keeps_its_residual(self, world: World, engine_port: int) -> None:
         await world.measure(engine_port)

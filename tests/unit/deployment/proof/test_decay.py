@@ -11,8 +11,16 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status import Condition
 from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay, Measured, decay_conditions, update_decay
+from specdecode_operator.deployment.proof.decay import (
+    NOTHING_DECAYED,
+    Decay,
+    Measured,
+    decay_conditions,
+    newest_measured,
+    update_decay,
+)
 from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, update_recent
+from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.metrics import EngineReading, Reading, Unreachable
 from tests.support.decisions import decide
@@ -21,6 +29,9 @@ from tests.support.objects import Body, parent, tiny_cpu
 from tests.unit.deployment.test_deployment_status import SERVING
 
 NGRAM = {"method": "ngram", "numSpeculativeTokens": 4}
+
+
+SPEC = SpecDecodeDeploymentSpec.model_validate(tiny_cpu())
 
 
 class Watched:
@@ -38,7 +49,7 @@ class Watched:
         self._now_s += LOOK_S
         self._said = engines
         self._recent = update_recent(self._recent, engines, self._now_s)
-        self._decay = update_decay(self._decay, self._recent, self.facts, self._measured)
+        self._decay = update_decay(self._decay, self._recent, self.facts, lambda: self._measured)
         return next(iter(decay_conditions(self._decay)), None)
 
     def condition(self) -> Condition | None:
@@ -170,6 +181,27 @@ def test_another_spec_begins_anew(engine: Working) -> None:
     watched.looks(50, lambda: engine.works(0.6))
     watched.facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(draft_model(numSpeculativeTokens=3)))
     assert watched.looks(200, lambda: engine.works(0.3)) is None
+
+
+def capture(name: str, finished: str, percent: int | None = 70, **status: Any) -> Body:
+    summary = {"requests": {"sent": 1, "completed": 1}, "acceptancePercent": percent, "meanAcceptanceLength": "3.80"}
+    told = {"phase": "Succeeded", "engine": engine_word(SPEC), "finishedAt": finished, "summary": summary}
+    return {"metadata": {"name": name}, "status": {**told, **status}}
+
+
+def test_the_newest_capture_of_these_engines_that_succeeded_is_asked() -> None:
+    captures = [
+        capture("old", "2026-01-01T00:00:00Z", 90),
+        capture("last", "2026-01-03T00:00:00Z"),
+        capture("before", "2026-01-02T00:00:00Z", 90),
+        capture("of-another-spec", "2026-01-05T00:00:00Z", engine="other"),
+        capture("failed", "2026-01-05T00:00:00Z", phase="Failed"),
+        capture("without-drafts", "2026-01-05T00:00:00Z", None),
+        capture("written-by-hand", "2026-01-05T00:00:00Z", summary={"acceptancePercent": "x"}),
+        {"metadata": {"name": "new"}},
+    ]
+    assert newest_measured(captures, SPEC, None) == Measured("last", 0.7, pytest.approx(2.8))
+    assert newest_measured(captures, SPEC.model_copy(update={"speculation": None}), None) is None
 
 
 def test_what_the_newest_capture_found_counts_where_it_is_more(engine: Working) -> None:
