@@ -54,10 +54,10 @@ class Policy(ApiModel):
     min_gain_percent: StrictInt = Field(default=3, ge=1, le=100)
     """Goodput that another setting must bring more, in percent."""
 
-    window_seconds: StrictInt = Field(default=900, ge=60, le=7200)
+    window_seconds: StrictInt = Field(default=900, ge=30, le=7200)
     """How long the load is looked at."""
 
-    cooldown_seconds: StrictInt = Field(default=1800, ge=60, le=86_400)
+    cooldown_seconds: StrictInt = Field(default=1800, ge=30, le=86_400)
     """How long nothing more is done after something was; before a setting is taken again that was left last, twice as
     long."""
 
