@@ -45,6 +45,8 @@ class ArmManifest(Struct, kw_only=True, frozen=True):
 
     namespace: _Text
     capture: _Text
+    arm: _Text
+    repetition: int
     vllm: _Text = ""
     model: _Text | None = None
     gpu: _Text | None = None
@@ -161,11 +163,11 @@ def _published(folder: Path) -> Iterator[tuple[str, Repetition]]:
     except OSError as error:
         raise not_comparable(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
     for name, number, place in sorted(numbered):
-        yield name, Repetition(place, number, _manifest(place / MANIFEST))
-
-
-def _manifest(path: Path) -> ArmManifest:
-    return _decoded(path, ArmManifest)
+        manifest = _decoded(place / MANIFEST, ArmManifest)
+        if (manifest.arm, manifest.repetition) != (name, number):
+            whose = f"repetition {manifest.repetition} of arm {shown(manifest.arm)}"
+            raise not_comparable(f"{place}: holds {whose}: give the folder back its name, or fetch the capture anew")
+        yield name, Repetition(place, number, manifest)
 
 
 def read_checks(repetitions: Sequence[Repetition]) -> Checks | None:

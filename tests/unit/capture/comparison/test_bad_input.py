@@ -91,6 +91,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "workloads differ: request 0 of phase closed-4 in arm drafted, repetition 1",
     ),
     "other lengths": (client(lambda each: each | {"max_tokens": 7}), "workloads differ: request 0 of phase closed-4"),
+    "an arm in the folder of another": (
+        lambda folder: (folder / "plain").rename(folder / "x") and (folder / "drafted").rename(folder / "plain"),
+        "plain/1: holds repetition 1 of arm drafted: give the folder back its name",
+    ),
+    "a repetition in the folder of another": (
+        manifest(lambda each: each | {"repetition": 2}),
+        "drafted/1: holds repetition 2 of arm drafted",
+    ),
     "no experiment": (everywhere(lambda each: each | {"experiment": None}), "holds no capture with arms"),
     "two experiments": (
         manifest(lambda each: each | {"experiment": each["experiment"] | {"repetitions": 5}}),
