@@ -98,7 +98,8 @@ class PolicyStatus(ApiModel):
     """What is best now: Keep, Change, TurnOff, TryAgain or Restart."""
 
     outcome: Outcome
-    """What comes of it: Kept, Observed, Advised, Done, or what holds it back: Paused, CoolingDown, BudgetSpent."""
+    """What comes of it: Kept, Observed, Advised, Done, or what holds it back: Paused, CoolingDown,
+    BudgetSpent, Refused."""
 
     reason: Annotated[str, StringConstraints(max_length=64)]
     """One CamelCase word for programs."""

@@ -1,7 +1,7 @@
 """Does what the policy of a deployment decides, and remembers what was seen of its engines."""
 
-import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -36,8 +36,6 @@ from specdecode_operator.problems import InvalidSpecError
 
 _WORDS_REST_S: Final = 300.0
 """Figures in the words are written at most this often while they say the same."""
-
-_logger = logging.getLogger(__name__)
 
 NotHad = Callable[[Speculation], str]
 """Says why a speculation cannot be had where the engines are; an empty text where it can."""
@@ -110,8 +108,9 @@ class PolicyKeeper:
             return not_had(measured.speculations[arm]) if isinstance(measured, Measured) else ""
 
         decision, memory = judge(case, seen, remembered, fits)
-        if not await self._done(parent, decision):
-            return parent.status.policy
+        if refused := await self._refused(parent, decision):
+            decision = replace(decision, outcome=Outcome.REFUSED, message=f"{decision.message}; {refused}")
+            memory = replace(memory, restarts=memory.restarts[:-1])
         now_s = now.timestamp()
         due = now_s - remembered.written_s >= _WORDS_REST_S
         status = steady(policy_status(case, decision, memory, now), case.before, due=due)
@@ -130,19 +129,19 @@ class PolicyKeeper:
         captures = self._cache.captures_of(parent.key)
         return read_measured(captures, policy.evidence, engine, written.speculation, in_force)
 
-    async def _done(self, parent: Parent, decision: Decision) -> bool:
-        """Start an engine anew where that is decided; return whether it was taken, or nothing was to be."""
+    async def _refused(self, parent: Parent, decision: Decision) -> str:
+        """Start an engine anew where that is decided; return what hinders it, an empty text where nothing does."""
         if decision.action is not Action.RESTART or decision.outcome is not Outcome.DONE:
-            return True
+            return ""
         pods = self._cache.children_of(parent.key, POD.kind)
         pod = next((each for each in pods if each["metadata"]["name"] == decision.target), None)
+        if pod is None:
+            return "it is gone already"
         try:
-            if pod is not None:
-                await self._cluster.evict(pod)
+            await self._cluster.evict(pod)
         except ClusterError as error:
-            _logger.warning("%s: %s is not started anew yet: %s", parent.key, decision.target, error)
-            return False
-        return pod is not None
+            return str(error)
+        return ""
 
     async def _tell(self, parent: Parent, case: Case, decision: Decision) -> None:
         """Count what is new, and post an Event of what was done."""

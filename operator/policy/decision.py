@@ -50,6 +50,9 @@ class Outcome(StrEnum):
     BUDGET_SPENT = "BudgetSpent"
     OBSERVED = "Observed"
     ADVISED = "Advised"
+    REFUSED = "Refused"
+    """The API server did not let it happen; it is tried again."""
+
     DONE = "Done"
 
 

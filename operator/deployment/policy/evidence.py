@@ -27,6 +27,9 @@ class Measured:
     speculations: Mapping[str, Speculation]
     """Of each arm, by its name."""
 
+    written: Speculation
+    """What the spec says."""
+
     in_force: str
     """Name of the arm that is."""
 
@@ -56,7 +59,7 @@ def read_measured(
     evidence = _evidence(found, comparison, speculations, capture["spec"].get("arms") or [])
     if evidence is None:
         return NoEvidence("EvidenceUnusable", f"{found} has no interval at any load: capture again, for longer")
-    return Measured(evidence, speculations, arm)
+    return Measured(evidence, speculations, asked or _OFF, arm)
 
 
 def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:

@@ -24,9 +24,10 @@ _PLACE: Final = (
 
 def with_speculation(parent: Parent, speculation: Speculation) -> Parent | str:
     """Return an object as if its spec said so, or why no API server would take that."""
-    if isinstance(parent.spec, InvalidSpecError):
-        return str(parent.spec)
-    spec = speculating(parent.spec, speculation)
+    written = parent.written_spec or parent.spec
+    if isinstance(written, InvalidSpecError):
+        return str(written)
+    spec = speculating(written, speculation)
     if broken := "; ".join(map(str, broken_rules(spec, "spec"))):
         return broken
     raw = {**parent.raw_spec, "speculation": speculation.model_dump(mode="json", by_alias=True, exclude_unset=True)}

@@ -109,7 +109,8 @@ def policy_status(case: Case, decision: Decision, memory: Memory, now: datetime)
     measured, before, moment = case.measured, case.before, now.strftime(_TIME)
     speculation, since = (before.speculation, before.since) if before else (None, None)
     if isinstance(measured, Measured) and decision.changes:
-        speculation, since = measured.speculations[decision.target], moment
+        taken = measured.speculations[decision.target]
+        speculation, since = None if taken == measured.written else taken, moment
     if case.policy.mode is not Mode.ENFORCE:
         speculation = since = None
     return PolicyStatus(

@@ -50,7 +50,7 @@ OTHER_WORDS = {
     ),
     # What a policy may do, and what came of it.
     *("BestInForce", "Observe", "Advise", "Enforce", "Keep", "Change", "TurnOff", "TryAgain", "Restart"),
-    *("Kept", "Paused", "CoolingDown", "BudgetSpent", "Observed", "Advised", "Done"),
+    *("Kept", "Paused", "CoolingDown", "BudgetSpent", "Observed", "Advised", "Refused", "Done"),
     # What Kubernetes says of nodes, pods and Jobs.
     *("BackoffLimitExceeded", "Complete", "CreateContainerConfigError", "CreateContainerError", "DisruptionTarget"),
     *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),

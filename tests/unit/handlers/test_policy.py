@@ -8,6 +8,8 @@ import pytest
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ForbiddenError
 from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
@@ -146,6 +148,7 @@ async def test_load_that_rises_turns_speculation_off_and_back_on_when_it_falls(s
     await shift.work(60, 8)
     assert shift.done() == [("TurnOff", "Done"), ("TryAgain", "Done")]
     assert shift.speculation() is not None
+    assert "speculation" not in shift.policy, "it is what the spec says"
     assert shift.world.object["spec"] == written
     assert shift.world.told().count("PolicyActed") == 2
 
@@ -208,6 +211,21 @@ async def test_an_engine_that_decayed_is_started_anew_once_and_alone(shift: Shif
     assert shift.done() == [("Restart", "Done")]
     assert {each["metadata"]["name"] for each in shift.world.all(POD)} == {f"llama-{number}" for number in range(3)}
     assert shift.speculation() is not None
+
+
+async def test_an_eviction_that_is_refused_is_told_and_tried_again(
+    shift: Shift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = AsyncMock(side_effect=ForbiddenError("the operator may not create pods/eviction"))
+    with monkeypatch.context() as hindered:
+        hindered.setattr(Cluster, "evict", refusal)
+        await shift.serve(mode="Enforce", engines=2)
+        await shift.work(15, 8, accepted={"llama-1": 0.02})
+        assert (shift.policy["outcome"], shift.done()) == ("Refused", [])
+        assert "may not create pods/eviction" in shift.policy["message"]
+        assert "restarts" not in shift.policy or shift.policy["restarts"] == []
+    await shift.work(0.5, 8, accepted={"llama-1": 0.02})
+    assert shift.done() == [("Restart", "Done")]
 
 
 async def test_acceptance_that_falls_for_all_turns_speculation_off(shift: Shift) -> None:
