@@ -11,6 +11,7 @@ from pydantic.config import JsonDict
 
 from specdecode_operator.api.base import ApiModel, SecretKey, TlsSecret
 from specdecode_operator.api.capture_schedule import CaptureSchedule
+from specdecode_operator.api.golden import Against
 from specdecode_operator.api.models import Models, ShortText, Target
 from specdecode_operator.api.patterns import ENGINE_VERSION, LABEL_VALUE, SERVED_NAME, TEMPERATURE, VARIABLE_NAME
 from specdecode_operator.api.policy import Policy
@@ -191,12 +192,30 @@ class Override(ApiModel):
     """Why; shown in the status."""
 
 
+class GateOverride(ApiModel):
+    """A person goes on without a judgement, visibly."""
+
+    reason: ShortText
+    """Why; shown in the status."""
+
+
+class Gate(Against):
+    """A golden capture that the engines of a new spec are judged by before they roll out."""
+
+    override: GateOverride | None = None
+    """Roll out without being judged, as long as this is here."""
+
+
 class Rollout(ApiModel):
     """How engines of a new spec take the place of the old ones."""
 
     strategy: RolloutStrategy = RolloutStrategy.REPLACE
     """Replace: an old engine ends before its successor starts, so no more GPUs are needed. Surge: one engine more
     than replicas is started first, so none is missing meanwhile."""
+
+    gate: Gate | None = None
+    """Engines that differ from those that serve are first captured with the workload of a golden capture, and roll out
+    only if they serve as well. Absent: they roll out at once."""
 
     paused: StrictBool = False
     """Change nothing in the running engines but their number until it is false again."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.deployment.pods.gate import UNGATED, GateState
 from specdecode_operator.deployment.pods.rollback import LastGood
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
@@ -25,6 +26,7 @@ class ClusterState:
     """Commits in the object's cache of models, by the key of their source."""
 
     last_good: LastGood | None = None
+    gate: GateState = UNGATED
     calibration: Calibration = UNCALIBRATED
     host_paths: tuple[str, ...] = ()
     """Directories of nodes that specs may mount."""

@@ -12,7 +12,7 @@ from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
 from specdecode_operator.deployment.models.jobs import RESOLVING
 from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
@@ -22,6 +22,7 @@ from specdecode_operator.deployment.objects.plan_config_map import plan_config_m
 from specdecode_operator.deployment.objects.workload import pod_templates
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
+from specdecode_operator.deployment.pods.gate import GateState, held_at_gate, held_condition, passed_condition
 from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, without_engines, working
 from specdecode_operator.deployment.pods.rollback import LastGood, attempt_of, put_back, render_last_good
 from specdecode_operator.deployment.spec.facts import Facts
@@ -118,7 +119,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
     if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
         readiness, jobs = download
         return planned.not_launched(readiness, *jobs)
-    return _launch(planned, commits, _allowed_last_good(cluster))
+    return _launch(planned, commits, _allowed_last_good(cluster), cluster.gate)
 
 
 def internal_error(parent: Parent, error: Exception) -> DesiredState:
@@ -188,17 +189,21 @@ def _allowed_last_good(cluster: ClusterState) -> LastGood | None:
     return last_good if allowed else None
 
 
-def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None) -> DesiredState:
-    """Put the plan in force, or, where its engines failed before, the workload that served last."""
+def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState) -> DesiredState:
+    """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
     key, uid, plan = planned.parent.key, planned.parent.uid, planned.plan
     facts, kept_commits = at_commits(key, uid, planned.facts, commits, planned.parent.written_spec)
     launch = Launch(facts, plan, planned.plan_status)
     *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.matrix)]
+    passed = passed_condition(key, facts.spec, workload, last_good, gate)
     if last_good is None:
-        return DesiredState(launch, planned.conditions, [*others, workload])
+        return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
-    if failure is None or failure.attempt != attempt_of(facts.spec, plan):
-        return DesiredState(launch, planned.conditions, [kept, *others, workload])
-    rolled_back = RolledBack(facts, planned.plan_status, failure)
-    put_back_workload = put_back(key, uid, workload, last_good.workload)
-    return DesiredState(rolled_back, planned.conditions, [kept, *others, put_back_workload])
+    earlier = put_back(key, uid, workload, last_good.workload)
+    if failure is not None and failure.attempt == attempt_of(facts.spec, plan):
+        rolled_back = RolledBack(facts, planned.plan_status, failure)
+        return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
+    if held := held_at_gate(key, facts.spec, workload, last_good, gate):
+        gated = Gated(facts, planned.plan_status, launch, held)
+        return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *others, earlier])
+    return DesiredState(launch, [*planned.conditions, *passed], [kept, *others, workload])

@@ -6,6 +6,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.pods.gate import Held
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollback import Failure
 from specdecode_operator.deployment.spec.facts import Facts
@@ -31,6 +32,18 @@ class RolledBack:
 
 
 @dataclass(frozen=True)
+class Gated:
+    """Engines of this spec wait at the gate: the workload that serves stays."""
+
+    facts: Facts
+    plan_status: PlanStatus
+    launch: Launch
+    """What would be launched, for the capture that judges."""
+
+    held: Held
+
+
+@dataclass(frozen=True)
 class NotLaunched:
     """Nothing is launched for this spec; a workload of an earlier one stays meanwhile."""
 
@@ -42,7 +55,7 @@ class NotLaunched:
 class DesiredState:
     """What should exist for one SpecDecodeDeployment, and what its status says before anything runs."""
 
-    outcome: Launch | RolledBack | NotLaunched
+    outcome: Launch | RolledBack | Gated | NotLaunched
     conditions: list[ConditionUpdate]
     children: list[Body] = field(default_factory=list)
     """Objects that must exist, in the order of their creation."""

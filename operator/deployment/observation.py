@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status import FiguresStatus
-from specdecode_operator.deployment.desired_state import DesiredState, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, RolledBack
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
@@ -73,7 +73,7 @@ def observed_residual(desired: DesiredState, observation: Observation) -> Budget
     return budget_residual(outcome.facts, outcome.plan, observation.readings) if isinstance(outcome, Launch) else None
 
 
-def rollout_of(outcome: Launch | RolledBack, observation: Observation) -> Rollout:
+def rollout_of(outcome: Launch | RolledBack | Gated, observation: Observation) -> Rollout:
     """Return how far the rollout is."""
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:

@@ -9,8 +9,9 @@ from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
 from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate, kept, stamp
-from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.observation import Observation, rollout_of
+from specdecode_operator.deployment.pods.gate import held_readiness
 from specdecode_operator.deployment.pods.readiness import (
     ROLLED_BACK,
     Readiness,
@@ -116,6 +117,8 @@ def _engine_status(parent: Parent, desired: DesiredState, observation: Observati
             return _not_launched(outcome.readiness, observation)
         case RolledBack() as outcome:
             return _rolled_back(outcome, observation)
+        case Gated() as outcome:
+            return _gated(outcome, observation)
         case Launch() as outcome:
             return _launched(parent, outcome, observation)
 
@@ -131,6 +134,14 @@ def _rolled_back(outcome: RolledBack, observation: Observation) -> _EngineStatus
     rollout = rollout_of(outcome, observation)
     readiness = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
     unproven = _not_proven(ROLLED_BACK, "the engines are those of an earlier spec")
+    return _EngineStatus(readiness, [available_condition(rollout), *unproven])
+
+
+def _gated(outcome: Gated, observation: Observation) -> _EngineStatus:
+    """Return the status of an object whose earlier engines serve until its new ones are judged."""
+    rollout = rollout_of(outcome, observation)
+    readiness = without_engines(outcome.facts.spec) or held_readiness(outcome.held, rollout)
+    unproven = _not_proven("WaitsAtGate", "the engines are those of an earlier spec")
     return _EngineStatus(readiness, [available_condition(rollout), *unproven])
 
 

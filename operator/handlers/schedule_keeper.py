@@ -1,4 +1,4 @@
-"""Starts the captures that are due by the schedules of a deployment, and removes what is too old of them."""
+"""The captures that a deployment makes by itself: when they are due by its schedules, and at its gate."""
 
 import logging
 from collections.abc import Sequence
@@ -7,14 +7,20 @@ from datetime import UTC, datetime
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
+from specdecode_operator.api.deployment import Gate
+from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
 from specdecode_operator.capture.control.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.pods.gate import GateState
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM
+from specdecode_operator.problems import InvalidSpecError
 
 _logger = logging.getLogger(__name__)
 
@@ -60,3 +66,41 @@ class ScheduleKeeper:
 def _typed(body: Body) -> Body:
     """Return a capture with its kind, which lists leave out."""
     return {**body, "apiVersion": base.API_VERSION, "kind": capture.KIND}
+
+
+class GateKeeper:
+    """Carries out what the gate of one deployment asks for."""
+
+    def __init__(self, cluster: Cluster, cache: Cache, reporter: Reporter) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._reporter = reporter
+
+    def state(self, parent: Parent) -> GateState:
+        """Return what the cluster has for the gate of an object."""
+        gate = _gate_of(parent)
+        return gate_state(parent.key, parent.uid, gate, self._seen(parent, gate))
+
+    async def keep(self, parent: Parent, desired: DesiredState) -> None:
+        """Do what is to be done; what the API server refuses is tried again at the next look."""
+        gate = _gate_of(parent)
+        writes = gate_writes(parent.key, parent.uid, gate, desired, self._seen(parent, gate))
+        try:
+            for body in writes.delete:
+                await self._cluster.delete(_typed(body))
+            if writes.create is not None:
+                self._cache.put_parent(capture.KIND, await self._cluster.apply(writes.create))
+                message = f"capture {writes.create['metadata']['name']} judges the engines of this spec"
+                await self._reporter.post_event(parent.key, parent.uid, "GateCaptureStarted", message)
+        except ClusterError as error:
+            _logger.warning("%s: spec.rollout.gate: %s; tried again soon", parent.key, error)
+
+    def _seen(self, parent: Parent, gate: Gate | None) -> GateObjects:
+        golden = None
+        if gate is not None:
+            golden = self._cache.parent(Key(parent.key.namespace, gate.capture, capture.KIND))
+        return GateObjects(self._cache.captures_of(parent.key), golden)
+
+
+def _gate_of(parent: Parent) -> Gate | None:
+    return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.rollout.gate

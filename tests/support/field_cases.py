@@ -99,6 +99,7 @@ YARN = {"type": "yarn", "factor": "2"}
 STRETCHED = {**NGRAM, "target": {"model": LLAMA_70B, "ropeScaling": YARN}}
 RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
 RANGES["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 8, "numSpeculativeTokens": 2}]
+GATED = pair_70b(rollout={"gate": {"capture": "golden", "override": {"reason": "a fix"}}})
 EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputTokens": 200})
 SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
@@ -182,6 +183,12 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "workload.outputTokens": refused(8000, "more than maxModelLen", on=EXPECTED),
     "replicas": at(2),
     "rollout.strategy": at("Surge"),
+    "rollout.gate.capture": at("other", on=GATED),
+    "rollout.gate.maxLossPercent.goodput": at(9, on=GATED),
+    "rollout.gate.maxLossPercent.acceptance": at(9, on=GATED),
+    "rollout.gate.maxLossPercent.stepTime": at(9, on=GATED),
+    "rollout.gate.maxLossPercent.latency": at(9, on=GATED),
+    "rollout.gate.override.reason": at("because", on=GATED),
     "rollout.paused": at(value=True),
     "models.volume.persistentVolumeClaim.claimName": at("other", on=TINY),
     "models.volume.hostPath.path": refused("/srv", "--allow-host-path=/srv", on=tiny_cpu(models={"volume": {}})),

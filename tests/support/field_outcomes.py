@@ -7,6 +7,7 @@ from typing import Any
 
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
+from specdecode_operator.capture.control.golden.gate import gate_capture
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.status import compose_status as compose_capture_status
 from specdecode_operator.capture.control.status import is_outlived
@@ -16,6 +17,7 @@ from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.problems import InvalidSpecError
 from tests.support.captures import capture, golden, observed_deployment, surroundings
 from tests.support.decisions import NOW, desired_state
 from tests.support.field_cases import NODES, FieldCase
@@ -52,7 +54,9 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
         for decision in schedule_outcomes(spec.get("captures", []))
     ]
     decided = policy_outcomes(spec.get("policy"))
-    return (_without_copies(desired.children), scheduled, decided), _dumped(status)
+    gate = None if isinstance(owner.spec, InvalidSpecError) else owner.spec.rollout.gate
+    judges = gate_capture(owner.key, owner.uid, "judges", gate, golden()) if gate else None
+    return (_without_copies(desired.children), scheduled, decided, judges), _dumped(status)
 
 
 def capture_outcome(spec: Body, case: FieldCase | None = None) -> Outcome:

@@ -8,7 +8,7 @@ from specdecode_operator.capture.control.observation import CapturedDeployment, 
 from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.load.prompts.datasets import parts_of
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import Launch, RolledBack
+from specdecode_operator.deployment.desired_state import Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.engine.rules.extra_args import last_option
@@ -19,10 +19,13 @@ _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 _OFF = frozenset({"", "0", "false"})
 
 
-def captured_deployment(name: str, observed: ObservedDeployment | None) -> CapturedDeployment | Blocked:
+def captured_deployment(
+    name: str, observed: ObservedDeployment | None, *, gate_capture: str | None = None
+) -> CapturedDeployment | Blocked:
     """Return the deployment that a capture names, or what blocks the capture while it has no plan in force.
 
     One that is not there may come in the same apply; one that only another spec helps is waited for in vain.
+    ``gate_capture`` is the name of a capture that judges engines at a gate: it captures those that wait for it.
     """
     if observed is None:
         message = (
@@ -31,6 +34,8 @@ def captured_deployment(name: str, observed: ObservedDeployment | None) -> Captu
         )
         return Blocked("DeploymentNotFound", message)
     outcome = observed.desired.outcome
+    if gate_capture is not None or isinstance(outcome, Gated):
+        return _at_gate(observed, outcome, gate_capture)
     if isinstance(outcome, Launch):
         return CapturedDeployment(observed.key, observed.uid, observed.generation, outcome)
     if isinstance(outcome, RolledBack):
@@ -39,6 +44,20 @@ def captured_deployment(name: str, observed: ObservedDeployment | None) -> Captu
     why = f"{outcome.readiness.reason}: {outcome.readiness.message}"
     message = f"deployment {name} has no plan in force ({why}); goes on when it has one"
     return Blocked("DeploymentNotPlanned", message, permanent=outcome.readiness.stalled)
+
+
+def _at_gate(
+    observed: ObservedDeployment, outcome: Launch | RolledBack | Gated | NotLaunched, capture: str | None
+) -> CapturedDeployment | Blocked:
+    """Return the engines that wait at a gate, for the capture that judges them and for no other."""
+    name = observed.key.name
+    if capture is not None and not (isinstance(outcome, Gated) and outcome.held.capture == capture):
+        message = f"the gate of deployment {name} waits for no capture of this name: rename this one, or delete it"
+        return Blocked("GateElsewhere", message)
+    if capture is None or not isinstance(outcome, Gated):
+        message = f"the engines of deployment {name} wait at its gate; goes on when they serve"
+        return Blocked("DeploymentGated", message)
+    return CapturedDeployment(observed.key, observed.uid, observed.generation, outcome.launch)
 
 
 def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:

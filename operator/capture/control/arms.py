@@ -17,7 +17,7 @@ from specdecode_operator.capture.control.arm_pods import command_of
 from specdecode_operator.capture.control.observation import CapturedDeployment
 from specdecode_operator.capture.job.places import ARM
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.models.jobs import DOWNLOADING, RESOLVING
 from specdecode_operator.deployment.pods.readiness import stalled
 from specdecode_operator.deployment.spec.model_sources import served_models
@@ -120,7 +120,8 @@ def captured_arms(
     """
     found = []
     for index, (arm, state) in enumerate(zip(asked_arms(spec), states, strict=True)):
-        outcome = state.outcome
+        # What waits at a gate is asked for no more than it would take.
+        outcome = state.outcome.launch if isinstance(state.outcome, Gated) else state.outcome
         blocked = _place_blocked(outcome, source) if isinstance(outcome, Launch) else _plan_blocked(outcome, arm)
         if blocked is not None:
             message = f"spec.arms[{index}] ({arm.name}): {_in_arm(blocked.message, index, arm)}"

@@ -21,9 +21,10 @@ from specdecode_operator.capture.control.admission import (
     engine_blocked,
     workload_blocked,
 )
-from specdecode_operator.capture.control.against import golden_blocked, with_golden
 from specdecode_operator.capture.control.arms import arm_notes, captured_arms
 from specdecode_operator.capture.control.capture import Capture
+from specdecode_operator.capture.control.golden.against import golden_blocked, with_golden
+from specdecode_operator.capture.control.golden.gate import is_of_gate
 from specdecode_operator.capture.control.image_id import image_id_config_map
 from specdecode_operator.capture.control.job import render_job
 from specdecode_operator.capture.control.job_status import Progress, newest_pod, read_progress
@@ -284,7 +285,9 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
     """Start a capture, or say what blocks it first."""
     if blocked := workload_blocked(spec):
         return _blocked(blocked)
-    source = captured_deployment(spec.deployment, observed.deployment)
+    source = captured_deployment(
+        spec.deployment, observed.deployment, gate_capture=capture.key.name if is_of_gate(capture) else None
+    )
     if isinstance(source, Blocked):
         return _blocked(source)
     blocked = (

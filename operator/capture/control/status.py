@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
-from specdecode_operator.capture.control.against import holds_condition
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.decision import Decision
+from specdecode_operator.capture.control.golden.against import holds_condition
 from specdecode_operator.capture.control.job import published_folder
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, stamp
 

@@ -1,0 +1,128 @@
+"""The gate of a rollout: engines that serve stay until a capture of the new ones is judged as good as a golden one.
+
+Nothing is stored: the capture that judges has a name that follows from the engines and the gate, and its status tells.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import Gate, SpecDecodeDeploymentSpec
+from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.objects.workload import serving_template
+from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
+from specdecode_operator.deployment.pods.rollback import LastGood
+from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
+
+GATE: Final = "Gate"
+GATE_FAILED: Final = "GateFailed"
+_LONGEST_NAME: Final = 30
+
+
+@dataclass(frozen=True)
+class GateCapture:
+    """What is known of a capture that judges."""
+
+    holds: bool
+    failed: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class GateState:
+    """What the cluster has for the gate of one object."""
+
+    captures: Mapping[str, GateCapture] = field(default_factory=dict)
+    """Those that judge for this gate, by name."""
+
+    golden_missing: str | None = None
+    """Why the golden capture cannot be one; None where it can."""
+
+
+UNGATED: Final = GateState()
+
+
+@dataclass(frozen=True)
+class Held:
+    """Engines that wait at the gate."""
+
+    capture: str
+    """The capture that judges, which may not be there yet."""
+
+    reason: str
+    message: str
+    failed: bool = False
+    """Whether they were judged, and do not pass."""
+
+
+def gate_capture_name(key: Key, gate: Gate, workload: Body) -> str:
+    """Return the name of the capture that judges the engines of a workload: others are judged by others."""
+    asked = gate.model_dump(mode="json", exclude={"override"})
+    text = json.dumps([key.name, template_hash(serving_template(workload)), asked], sort_keys=True)
+    return f"{key.name[:_LONGEST_NAME].rstrip('-')}-gate-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def held_at_gate(
+    key: Key, spec: SpecDecodeDeploymentSpec, workload: Body, last_good: LastGood | None, state: GateState
+) -> Held | None:
+    """Return why the engines of a workload may not take the place of those that serve; None where they may."""
+    gate = spec.rollout.gate
+    if gate is None or gate.override is not None or _serves_already(workload, last_good):
+        return None
+    name = gate_capture_name(key, gate, workload)
+    judged = state.captures.get(name)
+    if judged is None:
+        if state.golden_missing is not None:
+            return Held(name, "GoldenNotReady", f"spec.rollout.gate.capture: {gate.capture}: {state.golden_missing}")
+        return Held(name, "GateCapturing", f"capture {name} is created")
+    if judged.holds:
+        return None
+    if judged.failed:
+        return Held(name, GATE_FAILED, f"capture {name}: {judged.message}", failed=True)
+    return Held(name, "GateCapturing", f"capture {name}: {judged.message}")
+
+
+def _serves_already(workload: Body, last_good: LastGood | None) -> bool:
+    """Whether there is nothing to protect: no engine served before, or the same ones did."""
+    if last_good is None:
+        return True
+    return template_hash(serving_template(workload)) == template_hash(serving_template(last_good.workload))
+
+
+def passed_condition(
+    key: Key, spec: SpecDecodeDeploymentSpec, workload: Body, last_good: LastGood | None, state: GateState
+) -> list[ConditionUpdate]:
+    """Return the condition of engines that wait at no gate; none where there is none."""
+    gate = spec.rollout.gate
+    if gate is None:
+        return []
+    if gate.override is not None:
+        message = f"goes on without being judged by capture {gate.capture}, because {gate.override.reason!r}"
+        return [ConditionUpdate(GATE, TRUE, "Overridden", message)]
+    judged = state.captures.get(gate_capture_name(key, gate, workload))
+    if judged is not None and judged.holds:
+        return [ConditionUpdate(GATE, TRUE, "Passed", judged.message)]
+    served = "no engine served before" if last_good is None else "these engines serve"
+    message = f"{served}: nothing is to be judged by capture {gate.capture}"
+    return [ConditionUpdate(GATE, TRUE, "NothingToJudge", message)]
+
+
+def held_condition(held: Held) -> ConditionUpdate:
+    """Return the condition of engines that wait at the gate, or do not pass."""
+    return ConditionUpdate(GATE, FALSE if held.failed else UNKNOWN, held.reason, held.message)
+
+
+def held_readiness(held: Held, rollout: Rollout) -> Readiness:
+    """Sum up an object whose earlier engines serve while its new ones wait."""
+    counts = f"{rollout.available} of {rollout.wanted} engines of an earlier spec serve"
+    if held.failed:
+        fix = (
+            "this spec does not roll out: change it, delete the capture to have it judged again, or go on with"
+            " spec.rollout.gate.override"
+        )
+        return stalled(held.reason, f"{held.message}; {fix}; {counts}")
+    return working(held.reason, f"{held.message}; {counts} until it is judged")

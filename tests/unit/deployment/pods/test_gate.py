@@ -1,0 +1,264 @@
+"""Engines that serve stay until those of another spec were judged by a golden capture, whatever happens meanwhile."""
+
+import json
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.status import Condition
+from specdecode_operator.capture.control.capture import read_capture
+from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, RolledBack
+from specdecode_operator.deployment.history import update_last_good
+from specdecode_operator.deployment.objects.workload import serving_template
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good
+from specdecode_operator.deployment.pods.rollout import template_hash
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.problems import InvalidSpecError
+from tests.support.capture_decisions import NOW, decided, words
+from tests.support.captures import capture_spec, golden, observed_deployment, surroundings
+from tests.support.decisions import desired_state
+from tests.support.objects import Body, ended, parent, pod, tiny_cpu
+
+GATE = {"capture": "golden"}
+OLD, NEW = {"maxModelLen": 1024}, {"maxModelLen": 512}
+GOLDEN = golden(of=capture_spec(seed=7, record={"tokenIds": True}, deploymentDuringCapture="Suspend"))
+REFUSED = ended(2, "vllm: error: unrecognized arguments: --nonsense")
+
+
+class Story:
+    """One object and its captures, each look by an operator that was just started."""
+
+    def __init__(self, golden_capture: Body | None = GOLDEN) -> None:
+        self.golden = golden_capture
+        self.captures: dict[str, Body] = {}
+        self.memory: LastGood | None = None
+        self.generation, self.status = 0, Body()
+        self.apply(OLD)
+        self.look()
+        self.look(serving=1)
+        self.served = self.template
+
+    def apply(self, serving: Body, gate: Body | None = GATE, **changes: Any) -> None:
+        """Write the spec."""
+        self.generation += 1
+        rollout = {"gate": gate} if gate else {}
+        self.spec = tiny_cpu(serving=serving, rollout=rollout, **changes)
+
+    def look(self, serving: int = 0, *pods: Body) -> dict[str, Condition]:
+        """Reconcile with so many engines of the wanted template serving; return the conditions."""
+        owner = read_parent(parent(self.spec, generation=self.generation, status=self.status))
+        assert not isinstance(owner.spec, InvalidSpecError)
+        self.uid = owner.uid
+        kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
+        memory = read_last_good(json.loads(json.dumps(kept)))
+        gate = owner.spec.rollout.gate
+        seen = GateObjects(list(self.captures.values()), self.golden)
+        state = gate_state(owner.key, owner.uid, gate, seen)
+        self.desired: DesiredState = desired_state(owner, (), last_good=memory, gate=state)
+        writes = gate_writes(owner.key, owner.uid, gate, self.desired, seen)
+        for body in writes.delete:
+            del self.captures[body["metadata"]["name"]]
+        if writes.create is not None:
+            body = json.loads(json.dumps(writes.create))
+            body["metadata"] |= {"uid": "gate-uid", "generation": 1}
+            self.captures[body["metadata"]["name"]] = body
+        observation = Observation(self._deployment(serving), list(pods))
+        status = compose_status(owner, self.desired, observation, NOW)
+        self.memory = update_last_good(self.desired, observation, memory)
+        self.status = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return {condition.type: condition for condition in status.conditions}
+
+    def _deployment(self, serving: int) -> Body:
+        workload = self.desired.workload
+        assert workload is not None
+        counts = {"replicas": 1, "updatedReplicas": 1, "availableReplicas": serving, "observedGeneration": 1}
+        return {**workload, "metadata": {**workload["metadata"], "generation": 1}, "status": counts}
+
+    @property
+    def template(self) -> str | None:
+        assert self.desired.workload is not None
+        return template_hash(serving_template(self.desired.workload))
+
+    @property
+    def name(self) -> str:
+        (name,) = self.captures
+        return name
+
+    def judged(self, verdict: str | None, succeeded: str = "True") -> None:
+        """Let the capture that judges end."""
+        body = golden(succeeded=succeeded)["status"]
+        if verdict is not None:
+            body["regression"] = {"against": "golden", "verdict": verdict, "message": "goodput 90 after 100 tokens/s"}
+        self.captures[self.name]["status"] = body
+
+
+def said(conditions: dict[str, Condition], kind: str) -> tuple[str, str]:
+    return conditions[kind].status.value, conditions[kind].reason
+
+
+def test_the_first_engines_have_nothing_to_be_better_than() -> None:
+    story = Story()
+    assert not story.captures
+    assert said(story.look(serving=1), "Gate") == ("True", "NothingToJudge")
+
+
+def test_new_engines_wait_until_they_are_judged_and_then_roll_out() -> None:
+    story = Story()
+    story.apply(NEW)
+    waiting = story.look(serving=1)
+    assert isinstance(story.desired.outcome, Gated)
+    assert story.template == story.served
+    assert said(waiting, "Gate") == said(waiting, "Ready") == ("Unknown", "GateCapturing")
+    assert said(waiting, "Available")[0] == "True"
+    body = story.captures[story.name]
+    assert body["spec"] | {"workload": None} == {
+        "deployment": "llama",
+        "workload": None,
+        "seed": 7,
+        "record": {"tokenIds": True},
+        "deploymentDuringCapture": "Suspend",
+        "storage": {"retain": False},
+        "against": {
+            "capture": "golden",
+            "maxLossPercent": {"goodput": 5, "acceptance": 10, "stepTime": 5, "latency": 20},
+        },
+    }
+    assert body["spec"]["workload"] == GOLDEN["spec"]["workload"]
+    before = json.dumps(story.captures)
+    story.look(serving=1)
+    assert json.dumps(story.captures) == before
+    story.judged("Holds")
+    passed = story.look()
+    assert isinstance(story.desired.outcome, Launch)
+    assert story.template != story.served
+    assert said(passed, "Gate") == ("True", "Passed")
+    assert said(story.look(serving=1), "Gate") == ("True", "Passed")
+    assert said(story.look(serving=1), "Ready")[0] == "True"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "succeeded", "why"),
+    [
+        ("Regressed", "True", "Regressed: goodput 90 after 100 tokens/s"),
+        ("Inconclusive", "True", "Inconclusive: goodput 90"),
+        ("NotComparable", "True", "NotComparable: goodput 90"),
+        (None, "True", "it ended and has judged nothing"),
+        (None, "False", "the capture failed (EngineExited: )"),
+    ],
+)
+def test_engines_that_do_not_hold_never_roll_out_and_are_not_asked_again(
+    verdict: str | None, succeeded: str, why: str
+) -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    story.judged(verdict, succeeded)
+    name = story.name
+    for _ in range(3):
+        refused = story.look(serving=1)
+        assert story.template == story.served
+        assert said(refused, "Gate") == said(refused, "Ready") == ("False", "GateFailed")
+        assert said(refused, "Stalled")[0] == "True"
+        assert why in refused["Ready"].message
+        assert "1 of 1 engines of an earlier spec serve" in refused["Ready"].message
+        assert story.name == name
+    story.apply({"maxModelLen": 768})
+    assert said(story.look(serving=1), "Gate") == ("Unknown", "GateCapturing")
+    assert story.name != name
+
+
+@pytest.mark.parametrize(
+    ("golden_capture", "why"),
+    [
+        (None, "there is no SpecDecodeCapture of this name"),
+        ({**GOLDEN, "status": {}}, "it has not ended"),
+        (golden(succeeded="False"), "it failed (EngineExited)"),
+    ],
+)
+def test_without_a_golden_capture_nothing_rolls_out(golden_capture: Body | None, why: str) -> None:
+    story = Story(golden_capture)
+    story.apply(NEW)
+    waiting = story.look(serving=1)
+    assert story.template == story.served
+    assert not story.captures
+    assert said(waiting, "Gate") == said(waiting, "Ready") == ("Unknown", "GoldenNotReady")
+    assert f"spec.rollout.gate.capture: golden: {why}" in waiting["Gate"].message
+    story.golden = GOLDEN
+    assert said(story.look(serving=1), "Gate") == ("Unknown", "GateCapturing")
+
+
+def test_a_person_may_go_on_and_it_is_seen() -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    story.apply(NEW, gate={**GATE, "override": {"reason": "CVE-2026-1"}})
+    conditions = story.look()
+    assert story.template != story.served
+    assert said(conditions, "Gate") == ("True", "Overridden")
+    assert conditions["Gate"].message == "goes on without being judged by capture golden, because 'CVE-2026-1'"
+    assert not story.captures
+
+
+def test_a_spec_that_goes_back_frees_what_would_judge() -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    story.apply(OLD)
+    assert said(story.look(serving=1), "Gate") == ("True", "NothingToJudge")
+    assert not story.captures
+
+
+def test_a_capture_that_others_made_in_its_place_is_not_believed() -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    story.judged("Holds")
+    mine = story.captures[story.name]
+    for spec in ({"arms": [{"name": "easy"}]}, {"against": {"capture": "mine"}}, {"deployment": "other"}):
+        story.captures[story.name] = {**mine, "spec": {**mine["spec"], **spec}}
+        story.look(serving=1)
+        assert story.template == story.served
+    foreign = {**mine["metadata"], "ownerReferences": []}
+    story.captures[story.name] = {**mine, "metadata": foreign}
+    story.look(serving=1)
+    assert story.template == story.served
+    story.captures[story.name] = mine
+    story.look()
+    assert story.template != story.served
+
+
+def test_engines_that_pass_and_then_never_serve_are_rolled_back() -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    story.judged("Holds")
+    story.look(0, pod(containerStatuses=[ended_twice()]))
+    story.look(serving=1)
+    assert isinstance(story.desired.outcome, RolledBack)
+    assert story.template == story.served
+
+
+def ended_twice() -> Body:
+    return {**REFUSED, "restartCount": 1}
+
+
+def test_the_capture_that_judges_has_the_new_engine_and_others_wait() -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    seen = observed_deployment(story.spec)
+    seen = type(seen)(seen.key, seen.uid, seen.generation, story.desired)
+    judge = story.captures[story.name]
+    decision, _ = decided(judge, surroundings(deployment=seen, golden=GOLDEN))
+    assert decision.writes.job is not None
+    assert "512" in json.dumps(decision.writes.job)
+    other = {**judge, "metadata": {**judge["metadata"], "name": "other"}}
+    _, status = decided(other, surroundings(deployment=seen, golden=GOLDEN))
+    assert words(status)["Accepted"] == ("Unknown", "DeploymentGated")
+    forged = {**judge, "metadata": {**judge["metadata"], "name": "llama-gate-0123456789"}}
+    _, status = decided(forged, surroundings(deployment=seen, golden=GOLDEN))
+    assert words(status)["Accepted"] == ("Unknown", "GateElsewhere")
+    assert read_capture(forged).ended is None
