@@ -17,33 +17,29 @@ FEWEST_BLOCKS: Final = 6
 
 @dataclass(frozen=True)
 class Estimate:
-    """The logarithm of a ratio, and half the width of its interval."""
+    """The logarithm of a ratio, with its standard error and that one's degrees of freedom."""
 
     log_ratio: float
-    half_width: float
-
-    @property
-    def low(self) -> float:
-        """Lower end of the interval of the ratio."""
-        return math.exp(self.log_ratio - self.half_width)
-
-    @property
-    def high(self) -> float:
-        """Upper end of it."""
-        return math.exp(self.log_ratio + self.half_width)
+    error: float
+    freedom: int
 
     @property
     def ratio(self) -> float:
         """The ratio."""
         return math.exp(self.log_ratio)
 
+    def interval(self, alpha: float) -> tuple[float, float]:
+        """Return an interval that misses the ratio with a probability of alpha, half of it on either side."""
+        half_width = self.error * student_t(1 - alpha / 2, self.freedom)
+        return math.exp(self.log_ratio - half_width), math.exp(self.log_ratio + half_width)
+
 
 Statistic = Callable[[int | None], float | None]
 """A figure of one record without one of its blocks, or of all; None where there is none."""
 
 
-def estimate(golden: Statistic, found: Statistic, blocks: int, alpha: float) -> Estimate | None:
-    """Return the ratio of a figure in two records, with an interval; None where there are too few blocks for one.
+def estimate(golden: Statistic, found: Statistic, blocks: int) -> Estimate | None:
+    """Return the ratio of a figure in two records; None where there are too few blocks to tell how sure it is.
 
     The delete-one jackknife over blocks (Efron and Stein 1981), with Student's t for the number of blocks.
     """
@@ -54,7 +50,7 @@ def estimate(golden: Statistic, found: Statistic, blocks: int, alpha: float) -> 
         return None
     centre = fmean(told)
     error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in told))
-    return Estimate(whole, error * student_t(1 - alpha / 2, blocks - 1))
+    return Estimate(whole, error, blocks - 1)
 
 
 def of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Statistic:

@@ -1,8 +1,9 @@
 """Whether an engine serves as well as the one of an earlier record: figures of the same prompts, one by one.
 
 A figure has a largest loss that may pass. It is Regressed where more than half of that was lost and chance alone does
-not explain it, Inconclusive where its interval reaches beyond the whole of it, and Holds otherwise: a loss of so much
-or more passes with a probability of at most 1 - level, and half of it is what raises an alarm.
+not explain it, at a level that holds for all figures together (Bonferroni): one of many is beyond its limits by chance.
+It is Inconclusive where the end of its own interval lies beyond the whole of it, and Holds otherwise. All figures have
+to hold, so that each may be judged at its own level (Berger 1982): such a loss passes one time in twenty at most.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +26,11 @@ from specdecode_operator.capture.comparison.paired_blocks import (
 )
 from specdecode_operator.problems import shown_or_nothing
 
-LEVEL: Final = 0.99
-"""Of all intervals of a judgement together (Bonferroni)."""
+ALARM_LEVEL: Final = 0.99
+"""Of all figures together, that none is called worse by chance."""
+
+LEVEL: Final = 0.9
+"""Of each interval: a twentieth on either side."""
 
 _SHARE_OF_STEPS: Final = 0.05
 _MOST_POSITIONS: Final = 32
@@ -108,7 +112,7 @@ def judge(golden: Sequence[Path], found: Sequence[Path], limits: Limits = DEFAUL
     _refuse_other_engines(*records)
     blocks = paired_blocks(*records)
     asked, notes = _asked(blocks, records, limits)
-    alpha = (1 - LEVEL) / max(1, len(asked))
+    alpha = (1 - ALARM_LEVEL) / max(1, len(asked))
     figures = [_figure(each, alpha) for each in asked]
     figures += [_answered(blocks), *_greedy(blocks)]
     verdict = _verdict(figures, asked)
@@ -248,7 +252,8 @@ def _tpot_ms(answer: Answer) -> float | None:
 
 def _figure(asked: _Asked, alpha: float) -> Figure:
     golden, found = asked.of(of_golden), asked.of(of_found)
-    interval = estimate(golden, found, asked.blocks, alpha)
+    estimated = estimate(golden, found, asked.blocks)
+    low, high = estimated.interval(1 - LEVEL) if estimated else (None, None)
     before, now = golden(None), found(None)
     change = None if not before else _percent((now or 0.0) / before)
     return Figure(
@@ -257,27 +262,29 @@ def _figure(asked: _Asked, alpha: float) -> Figure:
         golden=_rounded(before),
         found=_rounded(now),
         change_percent=change,
-        low_percent=_percent(interval.low) if interval else None,
-        high_percent=_percent(interval.high) if interval else None,
+        low_percent=None if low is None else _percent(low),
+        high_percent=None if high is None else _percent(high),
         loss_limit_percent=asked.limit_percent,
-        verdict=_verdict_of(asked, interval, before, now),
+        verdict=_verdict_of(asked, estimated, alpha) if estimated else _without_interval(asked, before, now),
     )
 
 
-def _verdict_of(
-    asked: _Asked, interval: Estimate | None, before: float | None, now: float | None
-) -> RegressionVerdict | None:
-    if interval is None:
-        if asked.decides and asked.gain > 0 and before and not now:
-            return RegressionVerdict.REGRESSED
-        return RegressionVerdict.INCONCLUSIVE if asked.decides else None
-    worst, best = (interval.low, interval.high) if asked.gain > 0 else (interval.high, interval.low)
-    loss, most, least = (-asked.gain * _percent(each) for each in (interval.ratio, worst, best))
+def _without_interval(asked: _Asked, before: float | None, now: float | None) -> RegressionVerdict | None:
+    if not asked.decides:
+        return None
+    is_gone = asked.gain > 0 and before and not now
+    return RegressionVerdict.REGRESSED if is_gone else RegressionVerdict.INCONCLUSIVE
+
+
+def _verdict_of(asked: _Asked, estimated: Estimate, alpha: float) -> RegressionVerdict | None:
+    loss = -asked.gain * _percent(estimated.ratio)
+    least = min(-asked.gain * _percent(each) for each in estimated.interval(alpha))
+    most = max(-asked.gain * _percent(each) for each in estimated.interval(1 - LEVEL))
     if loss > asked.limit_percent / 2 and least > 0:
         return RegressionVerdict.REGRESSED
-    if not asked.decides:
-        return RegressionVerdict.HOLDS if most <= asked.limit_percent else None
-    return RegressionVerdict.INCONCLUSIVE if most > asked.limit_percent else RegressionVerdict.HOLDS
+    if most <= asked.limit_percent:
+        return RegressionVerdict.HOLDS
+    return RegressionVerdict.INCONCLUSIVE if asked.decides else None
 
 
 def _answered(blocks: PairedBlocks) -> Figure:

@@ -18,7 +18,6 @@ from specdecode_operator.deployment.pods.readiness import Readiness, stalled, wo
 from specdecode_operator.deployment.pods.rollback import LastGood
 from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
 
-GATE: Final = "Gate"
 GATE_FAILED: Final = "GateFailed"
 _LONGEST_NAME: Final = 30
 
@@ -102,18 +101,18 @@ def passed_condition(
         return []
     if gate.override is not None:
         message = f"goes on without being judged by capture {gate.capture}, because {gate.override.reason!r}"
-        return [ConditionUpdate(GATE, TRUE, "Overridden", message)]
+        return [ConditionUpdate("Gate", TRUE, "Overridden", message)]
     judged = state.captures.get(gate_capture_name(key, gate, workload))
     if judged is not None and judged.holds:
-        return [ConditionUpdate(GATE, TRUE, "Passed", judged.message)]
+        return [ConditionUpdate("Gate", TRUE, "Passed", judged.message)]
     served = "no engine served before" if last_good is None else "these engines serve"
     message = f"{served}: nothing is to be judged by capture {gate.capture}"
-    return [ConditionUpdate(GATE, TRUE, "NothingToJudge", message)]
+    return [ConditionUpdate("Gate", TRUE, "NothingToJudge", message)]
 
 
 def held_condition(held: Held) -> ConditionUpdate:
     """Return the condition of engines that wait at the gate, or do not pass."""
-    return ConditionUpdate(GATE, FALSE if held.failed else UNKNOWN, held.reason, held.message)
+    return ConditionUpdate("Gate", FALSE if held.failed else UNKNOWN, held.reason, held.message)
 
 
 def held_readiness(held: Held, rollout: Rollout) -> Readiness:

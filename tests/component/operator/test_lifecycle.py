@@ -135,6 +135,79 @@ def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, op
     wait_for(kubectl, "tiny", "Ready", "Serving")
 
 
+def capture(kubectl: Kubectl, name: str, **spec: Any) -> None:
+    body = {
+        "apiVersion": "specdecode.io/v1alpha1",
+        "kind": "SpecDecodeCapture",
+        "metadata": {"name": name},
+        "spec": {"deployment": "tiny", "suspend": True, **spec},
+    }
+    answer = kubectl.apply(yaml.safe_dump(body))
+    assert answer.returncode == 0, answer.stderr
+
+
+def end_capture(kubectl: Kubectl, name: str, **found: Any) -> None:
+    """Write how a capture ended, as the operator does."""
+    ended = {"type": "Succeeded", "status": "True", "reason": "Captured", "message": "", "observedGeneration": 1}
+    conditions = [ended | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    status = {"conditions": conditions, "phase": "Succeeded", "claim": "files", "path": f"n/{name}/as-deployed/1"}
+    patch = json.dumps({"status": status | found})
+    kubectl.must("patch", "sdc", name, "--subresource=status", "--type=merge", f"--patch={patch}")
+
+
+def judge(kubectl: Kubectl, name: str, verdict: str) -> None:
+    """End the capture that the operator made to judge another engine."""
+    regression = {"against": "golden", "verdict": verdict, "message": "goodput 90 after 100 tokens/s"}
+    end_capture(kubectl, name, regression=regression)
+
+
+def looked_at(kubectl: Kubectl, prefix: str, but: str = "") -> str:
+    """Return the name of a capture once the operator has said something of it, which it would write over ours."""
+
+    def look() -> list[str]:
+        found = [(body["metadata"]["name"], body.get("status")) for body in kubectl.objects("sdc")]
+        return [name for name, status in found if name.startswith(prefix) and name != but and status]
+
+    return eventually(look, f"the operator looked at capture {prefix}")[0]
+
+
+def names(kubectl: Kubectl) -> list[str]:
+    return [body["metadata"]["name"] for body in kubectl.objects("sdc")]
+
+
+def test_engines_behind_a_gate_roll_out_only_if_they_are_judged_as_good(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    gated: dict[str, Any] = {"rollout": {"gate": {"capture": "golden"}}}
+    apply(kubectl, **gated)
+    serve(kubectl)
+    wait_for(kubectl, "tiny", "Ready", "Serving")
+    good = wanted_hash(kubectl)
+
+    apply(kubectl, **NEXT, **gated)
+    wait_for(kubectl, "tiny", "Ready", "GoldenNotReady")
+    assert wanted_hash(kubectl) == good, "without a golden capture nothing rolls out"
+    capture(kubectl, "golden", seed=7)
+    end_capture(kubectl, looked_at(kubectl, "golden"))
+    wait_for(kubectl, "tiny", "Ready", "GateCapturing")
+    worse = looked_at(kubectl, "tiny-gate-")
+    operator.kill()
+    judge(kubectl, worse, "Regressed")
+    operator.start()
+    body = wait_for_all(kubectl, "tiny", Ready=("False", "GateFailed"), Stalled="True", Available="True")
+    assert "goodput 90 after 100 tokens/s" in current(body, "Ready")[2]
+    spec = kubectl.object("sdc", worse)["spec"]
+    assert (spec["seed"], spec["against"]["capture"], spec["storage"]["retain"]) == (7, "golden", False)
+    assert wanted_hash(kubectl) == good, "what is worse never rolls out"
+    assert sorted(names(kubectl)) == ["golden", worse], "and is not judged again"
+
+    apply(kubectl, serving={"maxModelLen": 256}, **gated)
+    judge(kubectl, looked_at(kubectl, "tiny-gate-", but=worse), "Holds")
+    eventually(lambda: wanted_hash(kubectl) != good, "what holds rolls out")
+    serve(kubectl)
+    wait_for_all(kubectl, "tiny", Ready=("True", "Serving"), Gate=("True", "Passed"))
+
+
 def test_a_paused_rollout_holds_a_change_back(kubectl: Kubectl) -> None:
     apply(kubectl)
     serve(kubectl)

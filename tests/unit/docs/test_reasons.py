@@ -36,6 +36,7 @@ OTHER_WORDS = {
     *(
         "Decayed",
         "DriftContested",
+        "Gate",
         "SettingsInForce",
         "EngineDiffers",
         "EngineUntested",
