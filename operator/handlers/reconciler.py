@@ -49,7 +49,7 @@ from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.handlers.metrics import PolicyDecisions, ResidualCollector
 from specdecode_operator.handlers.policy_keeper import PolicyKeeper
 from specdecode_operator.handlers.reporter import Reporter
-from specdecode_operator.handlers.schedule_keeper import GateKeeper, ScheduleKeeper
+from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
 from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.labels import MODEL_FACTS_NAME
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
@@ -126,7 +126,6 @@ class Reconciler:
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
         self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), now)
         self._now = now
-        self._gates = GateKeeper(cluster, cache, self._reporter)
         self._host_paths, self._pod_template = host_paths, pod_template
         self._operator_image = operator_image
         self._records: dict[Key, _Record] = {}
@@ -156,7 +155,7 @@ class Reconciler:
         except Exception as error:
             await self._report(parent, internal_error(parent, error), Observation(), policy=parent.status.policy)
             raise
-        await self._gates.keep(parent, desired)
+        await self._schedules.gates.keep(parent, desired)
         groups = self._record(parent).groups or UNSEEN
         blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired, groups))
         for repair in self._launcher.repairs(parent).untold():
@@ -166,8 +165,7 @@ class Reconciler:
             self._residuals.set(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
         self._record(parent).kept = self._kept(parent, desired, cluster.model_facts)
-        schedules = parent.schedules
-        kept = None if schedules is None else await self._schedules.keep(parent, schedules)
+        kept = await self._schedules.keep(parent, parent.schedules)
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await self._policies.keep(parent, desired, observation, partial(self._not_had, parent), refused)
         await self._report(parent, desired, observation, kept, policy)
@@ -213,7 +211,7 @@ class Reconciler:
             downloads=read_downloads(self._believed(parent, downloads_name(parent.key))),
             last_good=self._record(parent).last_good
             or read_last_good(self._believed(parent, last_good_name(parent.key))),
-            gate=self._gates.state(parent),
+            gate=self._schedules.gates.state(parent),
             calibration=self._calibration.read(),
             host_paths=self._host_paths,
             pod_template=self._pod_template,

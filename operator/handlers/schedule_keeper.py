@@ -32,12 +32,15 @@ class ScheduleKeeper:
         self._cluster = cluster
         self._cache = cache
         self._reporter = reporter
+        self.gates = GateKeeper(cluster, cache, reporter)
 
-    async def keep(self, parent: Parent, schedules: Sequence[CaptureSchedule]) -> list[ScheduleStatus]:
-        """Do what is due, and return what the status says of the schedules.
+    async def keep(self, parent: Parent, schedules: Sequence[CaptureSchedule] | None) -> list[ScheduleStatus] | None:
+        """Do what is due, and return what the status says of the schedules; None where they cannot be read.
 
         What the API server refuses is tried again at the next look: until then the status stays as it was.
         """
+        if schedules is None:
+            return None
         if not schedules:
             return []  # most objects: nothing of theirs is looked for at every round
         captures = [each for each in self._cache.captures_of(parent.key) if is_owned(each, parent.uid)]

@@ -51,8 +51,8 @@ def gate_state(key: Key, uid: str, gate: Gate | None, seen: GateObjects) -> Gate
     """Return what the captures of an object say to its gate; what others made in their place is not believed."""
     if gate is None:
         return GateState()
-    found = (read_capture(body) for body in seen.captures if is_owned(body, uid))
-    judging = {each.key.name: _judgement(each) for each in found if is_of_gate(each) and _is_as_made(key, gate, each)}
+    own = (each for each in seen.captures if _NAME.fullmatch(each["metadata"]["name"]) and is_owned(each, uid))
+    judging = {each.key.name: _judgement(each) for each in map(read_capture, own) if _is_as_made(key, gate, each)}
     return GateState(judging, _golden_missing(seen.golden))
 
 
@@ -61,7 +61,7 @@ def _is_as_made(key: Key, gate: Gate, capture: Capture) -> bool:
     asked = {"capture": gate.capture, "max_loss_percent": gate.max_loss_percent.model_dump()}
     spec = capture.spec
     try:
-        against = Gate.parse(spec["against"], newer=True).model_dump(exclude={"override"})
+        against = Gate.parse(spec.get("against"), newer=True).model_dump(exclude={"override"})
     except ValueError:
         return False
     return spec.get("deployment") == key.name and not spec.get("arms") and against == asked
@@ -103,7 +103,7 @@ def gate_writes(key: Key, uid: str, gate: Gate | None, desired: DesiredState, se
     outcome = desired.outcome
     if isinstance(outcome, NotLaunched):
         return GateWrites()  # what is away for a while begins nothing anew
-    mine = [body for body in seen.captures if is_owned(body, uid) and is_of_gate(read_capture(body))]
+    mine = [body for body in seen.captures if _NAME.fullmatch(body["metadata"]["name"]) and is_owned(body, uid)]
     wanted = outcome.held.capture if isinstance(outcome, Gated) else None
     left = [body for body in mine if read_capture(body).ended is None and body["metadata"]["name"] != wanted]
     is_there = any(body["metadata"]["name"] == wanted for body in seen.captures)
