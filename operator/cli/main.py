@@ -66,15 +66,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
 
     host_paths = tuple(allow_host_path or ())
-    for path in host_paths:
-        if not path.startswith("/") or ".." in path.split("/"):
-            raise typer.BadParameter(f"{path}: must be an absolute path without ..", param_hint="--allow-host-path")
-    if prometheus is not None and not prometheus.lower().startswith(("http://", "https://")):
-        raise typer.BadParameter(f"{prometheus}: must begin with http:// or https://", param_hint="--prometheus")
-    if prometheus is None and prometheus_token_file is not None:
-        raise typer.BadParameter(
-            "is for --prometheus alone: give both or neither", param_hint="--prometheus-token-file"
-        )
+    _check(host_paths, prometheus, prometheus_token_file)
     run_operator(
         health_port=health_port,
         metrics_port=metrics_port,
@@ -84,6 +76,18 @@ def operator_command(  # noqa: PLR0913  each is an option
         prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
         verbose=verbose,
     )
+
+
+def _check(host_paths: tuple[str, ...], prometheus: str | None, prometheus_token_file: Path | None) -> None:
+    for path in host_paths:
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise typer.BadParameter(f"{path}: must be an absolute path without ..", param_hint="--allow-host-path")
+    if prometheus is not None and not prometheus.lower().startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{prometheus}: must begin with http:// or https://", param_hint="--prometheus")
+    if prometheus is None and prometheus_token_file is not None:
+        raise typer.BadParameter(
+            "is for --prometheus alone: give both or neither", param_hint="--prometheus-token-file"
+        )
 
 
 def _print_version(*, wanted: bool) -> None:

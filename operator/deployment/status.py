@@ -7,7 +7,12 @@ from typing import Final
 
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.policy import PolicyStatus
-from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
+from specdecode_operator.api.status import (
+    AcceptanceStatus,
+    ObservedStatus,
+    SpecDecodeDeploymentStatus,
+    SpeculationFeature,
+)
 from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate, kept, stamp
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.observation import Observation, rollout_of
@@ -69,13 +74,10 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
         readiness = suspended_for_capture(parent.suspended_for, desired.outcome.plan_status)
     facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
     acceptance = last_acceptance(parent.status.acceptance, seen.figures, facts, now)
-    proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
-    if parent.written_spec is not None:
-        proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
     conditions = [
         *readiness.conditions(),
         *desired.conditions,
-        *proofs,
+        *_with_what_is_known(parent, seen.conditions, acceptance),
         *policy_condition(policy),
         *_contested(observation),
     ]
@@ -95,6 +97,16 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
+
+
+def _with_what_is_known(
+    parent: Parent, proofs: list[ConditionUpdate], acceptance: AcceptanceStatus | None
+) -> list[ConditionUpdate]:
+    """Return what engines prove, with their last acceptance, and with the policy that turned speculation off."""
+    proofs = [with_last_acceptance(each, acceptance) for each in proofs]
+    if parent.written_spec is None:
+        return proofs
+    return [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
 
 
 def _contested(observation: Observation) -> list[ConditionUpdate]:

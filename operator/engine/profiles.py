@@ -248,12 +248,8 @@ def _profile(version: str) -> EngineProfile:
         default_block_sizes=_by_platform(facts["default_block_sizes"]),
         block_size_multiples=_by_platform(facts["block_size_multiples"]),
         draft_path_markers=MappingProxyType(facts["draft_path_markers"]),
-        extra_draft_slots=_by_method(
-            {method: DraftSlots(**facts["extra_draft_slots"].get(method, {})) for method in facts["async_scheduling"]}
-        ),
-        parallel_draft_slots=_by_method(
-            {method: DraftSlots(**slots) for method, slots in facts["parallel_draft_slots"].items()}
-        ),
+        extra_draft_slots=_slots({each: {} for each in facts["async_scheduling"]} | facts["extra_draft_slots"]),
+        parallel_draft_slots=_slots(facts["parallel_draft_slots"]),
         asynchronous_over_stages_on_v1=facts["asynchronous_over_stages_on_v1"],
         maps_vocabularies=facts["maps_vocabularies"],
         method_packages=_by_method(facts["method_packages"]),
@@ -261,6 +257,10 @@ def _profile(version: str) -> EngineProfile:
         adaptive_verification=_adaptive_verification(version),
         metrics=MetricNames(**facts["metrics"]),
     )
+
+
+def _slots(of_methods: Mapping[str, Mapping[str, int]]) -> Mapping[Method, DraftSlots]:
+    return _by_method({method: DraftSlots(**slots) for method, slots in of_methods.items()})
 
 
 def _flags(facts: Mapping[str, Any]) -> Mapping[str, Flag]:

@@ -106,11 +106,15 @@ def migrate_workload(
     metadata = {"name": new} | ({"namespace": workload.namespace} if workload.namespace else {})
     spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)
     made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
-    replicas = spec.get("replicas", 1)
-    a_replica = max(server.gpus * workload.nodes, _spread_over(spec)) if server.gpus else 0
-    needed = a_replica * (replicas if isinstance(replicas, int) else 1)
-    steps = migration_steps(workload, new, selected_by, needed)
+    steps = migration_steps(workload, new, selected_by, _needed_gpus(server.gpus * workload.nodes, spec))
     return Migration(made, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
+
+
+def _needed_gpus(of_a_replica: int, spec: Mapping[str, Any]) -> int:
+    """Return the GPUs of all replicas, by what they have now or their fields say; 0 on CPU."""
+    replicas = spec.get("replicas", 1)
+    a_replica = max(of_a_replica, _spread_over(spec)) if of_a_replica else 0
+    return a_replica * (replicas if isinstance(replicas, int) else 1)
 
 
 def _spread_over(spec: Mapping[str, Any]) -> int:

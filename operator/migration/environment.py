@@ -49,10 +49,7 @@ def take_variables(
     values = environment(container)
     plain: dict[str, str] = {}
     overlay: list[dict[str, Any]] = []
-    # What a start script sets takes the place of the container's own.
-    kept = [each for each in objects(container, "env") if name_of(each) not in command.env]
-    script = [{"name": name, "value": value} for name, value in command.env.items() if value is not None]
-    for each in [*kept, *script]:
+    for each in _given(container, command):
         name = name_of(each)
         if _take_named(name, each, secrets, builder) or _take_older(
             name, values | command.env, plain, builder, profile
@@ -84,6 +81,13 @@ def take_variables(
     if plain:
         builder.set("engine.env", [{"name": name, "value": value} for name, value in plain.items()])
     return overlay
+
+
+def _given(container: Mapping[str, Any], command: ServerCommand) -> list[dict[str, Any]]:
+    """Return all variables: what a start script sets takes the place of the container's own."""
+    kept = [each for each in objects(container, "env") if name_of(each) not in command.env]
+    script = [{"name": name, "value": value} for name, value in command.env.items() if value is not None]
+    return [*kept, *script]
 
 
 def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, Any], builder: SpecBuilder) -> bool:

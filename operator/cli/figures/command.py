@@ -63,6 +63,10 @@ def figures_command(  # noqa: PLR0913  each is an option
     found = _answer(", ".join(map(place_of, asked)) or name or "", figures, taken)
     for each in _not_buckets(found, {"time_to_first_token": ttft_limit, "time_per_output_token": tpot_limit}):
         say_line(each, err=True)
+    _print(found, output)
+
+
+def _print(found: "FiguresOutput", output: TableOrData) -> None:
     if output is not TableOrData.TABLE:
         print_data(found, output)
         return

@@ -97,8 +97,7 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
         search.smallest(partial(changes.head, alternatives=alternatives)),
         search.smallest(changes.no_draft),
     ]
-    by_change = {fix.change: fix for fix in found if fix is not None}
-    return tuple(by_change.values())
+    return tuple({fix.change: fix for fix in found if fix is not None}.values())
 
 
 class _Search:
