@@ -18,9 +18,13 @@ from typer.testing import CliRunner
 from bench.monitoring import FOLDER
 from devcluster.cluster.settings import free_ports
 from devcluster.host.packages import which
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import FiguresSource
 from specdecode_operator.cli.main import app
+from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
 from specdecode_operator.monitoring.figures import FIGURES
 from specdecode_operator.monitoring.growth import Page, growth_between, read_page
+from specdecode_operator.monitoring.looks import Looks
 from specdecode_operator.monitoring.measures import Gauge, Rate
 from tests.support.prometheus import provide
 from tests.support.replay_process import replaying
@@ -78,6 +82,7 @@ class Watched:
     url: str
     before: Page
     after: Page
+    pages: tuple[str, str]
 
     def ask(self, query: str) -> dict[str, float]:
         """Return the values of a query, by position or pod."""
@@ -94,9 +99,10 @@ def asked(url: str, query: str) -> dict[str, float]:
     return {each["metric"].get("position") or each["metric"].get("pod", ""): float(each["value"][1]) for each in series}
 
 
-def look(url: str) -> Page:
+def look(url: str) -> tuple[str, Page]:
     """Read an engine's page."""
-    return read_page(httpx.get(f"{url}/metrics", trust_env=False).text, NAMES, time.monotonic())
+    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    return text, read_page(text, NAMES, time.monotonic())
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +120,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         with prometheus(folder / "prometheus", targets) as url:
             series = 'vllm:generation_tokens_total{specdecode_deployment="llama"}'
             eventually(lambda: asked(url, f"count_over_time({series}[1h]) > 1"), "it has seen the engine at rest")
-            before = look(engine)
+            text_before, before = look(engine)
             for _ in range(REQUESTS):
                 body = {"prompt": "a", "max_tokens": 500}
                 httpx.post(f"{engine}/v1/completions", json=body, trust_env=False, timeout=60).raise_for_status()
-            after = look(engine)
+            text_after, after = look(engine)
             (tokens,) = (value for (name, _), value in after.counters.items() if f"{name}{{" in series)
             eventually(lambda: asked(url, series).get("llama-0") == tokens, "it has seen what the engine says")
-            yield Watched(url, before, after)
+            yield Watched(url, before, after, (text_before, text_after))
 
 
 def figures(watched: Watched, name: str = "llama") -> dict[str, Any]:
@@ -154,6 +160,24 @@ def test_it_tells_the_figures_that_the_engines_own_pages_tell(watched: Watched) 
         compared += bool(own and any(own.values()))
     assert compared > 8
     assert told["mean_acceptance_length"]["value"] > 1
+
+
+async def test_the_operator_tells_the_same_of_either_source(watched: Watched) -> None:
+    """Shares, lengths and quantiles: what is told a second depends on when each looked first."""
+    looks, key, now_s = Looks(), Key("models", "llama"), time.monotonic()
+    for text, at_s in zip(watched.pages, (now_s - WINDOW_S, now_s), strict=True):
+        looks.hear("llama-0", text, at_s)
+    of_pods = await FiguresReader().read(key, looks)
+    of_prometheus = await FiguresReader(Prometheus(watched.url)).read(key, Looks())
+    assert of_pods is not None
+    assert of_prometheus is not None
+    assert (of_pods.source, of_prometheus.source) == (FiguresSource.PODS, FiguresSource.PROMETHEUS)
+    alike = {each.name for each in FIGURES if not each.unit.endswith("/s") and not isinstance(each.measure, Gauge)}
+    pods, prometheus = (
+        {each.name: each.value for each in told.values if each.name in alike} for told in (of_pods, of_prometheus)
+    )
+    assert pods == prometheus
+    assert len(pods) > 5
 
 
 def test_it_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
