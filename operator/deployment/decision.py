@@ -203,7 +203,9 @@ def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood |
     if failure is not None and failure.attempt == attempt_of(facts.spec, plan):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
-    if held := held_at_gate(key, facts.spec, workload, last_good, gate):
+    # What a policy chose, a capture with arms has measured: a golden one of other speculation has no say in it.
+    held = None if planned.parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
+    if held:
         gated = Gated(facts, planned.plan_status, launch, held)
         return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *others, earlier])
     return DesiredState(launch, [*planned.conditions, *passed], [kept, *others, workload])

@@ -35,7 +35,7 @@ class DecisionCache:
         """Return what `decision.decide` returns."""
         asked = (
             *(parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan),
-            *(_speculation(parent), cluster),
+            *(_speculation(parent), parent.by_policy, cluster),
         )
         if self._latest is not None and self._asked == asked:
             return replace(self._latest, children=json.loads(zlib.decompress(self._children)))

@@ -1,5 +1,6 @@
 """Whether another speculation can be had where the engines are: it is planned before it is taken."""
 
+from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.api.crd.admission import broken_rules
@@ -31,7 +32,7 @@ def with_speculation(parent: Parent, speculation: Speculation) -> Parent | str:
     if broken := "; ".join(map(str, broken_rules(spec, "spec"))):
         return broken
     raw = {**parent.raw_spec, "speculation": speculation.model_dump(mode="json", by_alias=True, exclude_unset=True)}
-    return Parent(parent.key, parent.uid, parent.generation, raw, spec, parent.status, parent.suspended_for)
+    return replace(parent, raw_spec=raw, spec=spec, written_spec=written, by_policy=True)
 
 
 def not_had(desired: DesiredState, in_force: PlanStatus | None) -> str:

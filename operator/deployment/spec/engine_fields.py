@@ -32,10 +32,15 @@ def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> 
 
     Nothing of an earlier spec stays: whoever changes what makes engines gets what is written.
     """
-    is_enforced = spec.policy is not None and spec.policy.mode is Mode.ENFORCE
-    if not is_enforced or status is None or status.speculation is None or status.asked != engine_word(spec):
+    if status is None or status.speculation is None or not is_by_policy(spec, status):
         return spec
     return speculating(spec, status.speculation)
+
+
+def is_by_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> bool:
+    """Whether a policy chose what is in force for this spec, which may be what it says."""
+    is_enforced = spec.policy is not None and spec.policy.mode is Mode.ENFORCE
+    return is_enforced and status is not None and status.since is not None and status.asked == engine_word(spec)
 
 
 def speculating(spec: SpecDecodeDeploymentSpec, speculation: Speculation) -> SpecDecodeDeploymentSpec:

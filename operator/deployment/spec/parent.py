@@ -11,7 +11,7 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.spec.engine_fields import with_policy
+from specdecode_operator.deployment.spec.engine_fields import is_by_policy, with_policy
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
 from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION
@@ -37,6 +37,9 @@ class Parent:
 
     written_spec: SpecDecodeDeploymentSpec | None = None
     """The spec as it is written, where a policy has put another speculation in force."""
+
+    by_policy: bool = False
+    """Whether a policy chose what is in force: a capture with arms has measured it."""
 
     kept_managers: frozenset[str] = frozenset()
     """Field managers whose changes of its children stay."""
@@ -66,9 +69,9 @@ def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None, as_
     if preempted_by is not None:
         spec = {**spec, "suspend": True}
     parsed, status = _parse_spec(spec), _parse_status(body.get("status") or {})
-    in_force = parsed
+    in_force, by_policy = parsed, False
     if isinstance(parsed, SpecDecodeDeploymentSpec) and not as_written:
-        in_force = with_policy(parsed, status.policy)
+        in_force, by_policy = with_policy(parsed, status.policy), is_by_policy(parsed, status.policy)
     return Parent(
         key=Key(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
@@ -78,6 +81,7 @@ def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None, as_
         status=status,
         suspended_for=preempted_by,
         written_spec=None if in_force is parsed or isinstance(parsed, InvalidSpecError) else parsed,
+        by_policy=by_policy,
         kept_managers=_kept_managers(metadata.get("annotations") or {}),
     )
 

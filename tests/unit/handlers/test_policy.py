@@ -49,10 +49,11 @@ class Shift:
             now=lambda: self.now,
         )
 
-    async def serve(self, *, evidence: Body | None = None, engines: int = 1, **policy: Any) -> None:
+    async def serve(
+        self, *, evidence: Body | None = None, engines: int = 1, spec: Body | None = None, **policy: Any
+    ) -> None:
         """Let engines of an object with a policy serve, that a capture has measured."""
-        spec = pair_70b(policy={**WINDOW, **policy}, replicas=engines)
-        self.world.add(spec)
+        self.world.add(pair_70b(policy={**WINDOW, **policy}, replicas=engines, **(spec or {})))
         node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
         self.world.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
         await self.world.look()
@@ -332,6 +333,19 @@ async def test_an_arm_in_force_that_fits_no_more_is_given_up(shift: Shift) -> No
     assert shift.policy["reason"] == "ArmFailed"
     assert shift.world.said("Accepted")[0] == "True"
     assert shift.speculation() is not None
+
+
+async def test_no_gate_judges_what_a_capture_with_arms_has_measured(shift: Shift) -> None:
+    gated = {"gate": {"capture": "golden"}}
+    await shift.serve(mode="Enforce", spec={"rollout": gated})
+    await shift.work(30, 64)
+    assert shift.speculation() is None
+    await shift.work(30, 8)
+    assert shift.done() == [("TurnOff", "Done"), ("TryAgain", "Done")]
+    assert shift.speculation() is not None
+    shift.change(speculation={**pair_70b()["speculation"], "numSpeculativeTokens": 3})
+    await shift.world.look()
+    assert shift.world.said("Ready")[1] == "GoldenNotReady"
 
 
 async def test_idle_engines_and_a_short_look_decide_nothing(shift: Shift) -> None:
