@@ -135,6 +135,14 @@ def models(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def heads(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a tiny target that walks through its vocabulary, and the heads that foresee it."""
+    folder = tmp_path_factory.mktemp("heads")
+    engine.run(str(HERE / "tiny_heads.py"), str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def small_cache(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An engine that has begun to start: one request of the greatest length fits, eight of the usual one do not."""
     # 39 blocks of 32 tokens.

@@ -30,7 +30,7 @@ from tests.engine.recorder_checks import (
     speculation_of,
 )
 from tests.engine.recorder_clients import Answer, Question, ask_all, prompt
-from tests.engine.recorder_server import REPOSITORY, Line, Server, serving
+from tests.engine.recorder_server import Line, Server, serving
 from tests.engine.shared_prefixes import assert_found, block_tokens, pairs
 from tests.support.recordings import read_lines_of, write_lines
 from tests.support.waiting import eventually
@@ -95,13 +95,6 @@ METHODS = (
     Method("ngram_gpu"),
     Method("dspark", head="dflash"),
 )
-
-
-@pytest.fixture(scope="module")
-def heads(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    engine.run(str(REPOSITORY / "tests" / "engine" / "tiny_heads.py"), str(folder))
-    return folder
 
 
 @pytest.fixture

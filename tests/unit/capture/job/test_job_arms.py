@@ -91,6 +91,13 @@ class TestPublished:
         assert (status.baseline, [each.name for each in status.arms]) == ("off", ["ngram"])
         assert comparison_report(comparison).startswith("ngram: ")
 
+        baseline, one = comparison.arms
+        seven = [msgspec.structs.replace(one, name=f"arm-{number}", message="ü" * 900) for number in range(7)]
+        many = msgspec.structs.replace(comparison, arms=[baseline, *seven])
+        message = success_message(published, many)
+        assert len(message) <= 4096
+        assert len(ComparisonStatus.parse(json.loads(message)["comparison"]).arms) == 7
+
     def test_comparison_that_fails_loses_nothing(
         self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
