@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from specdecode_operator.capture.files.formats import MANIFEST, TRACE, TraceMeta, TraceRecord
+from specdecode_operator.capture.files.formats import MANIFEST, PART_SUFFIX, TRACE, TraceMeta, TraceRecord
 from specdecode_operator.capture.files.lines import GZIP_SUFFIX, BrokenGzipError, Line, NoTrailerError, read_lines
 from specdecode_operator.capture.validation.rules import (
     UnreadableLineError,
@@ -105,7 +105,9 @@ def repetitions_of(folder: Path) -> list[Path]:
     """
     if _trace(folder) is not None:
         return [folder]
-    found = [each.parent for each in folder.glob(f"**/{MANIFEST}") if _trace(each.parent) is not None]
+    # An attempt that was killed just before it was published may have a manifest, too.
+    found = [each.parent for each in folder.glob(f"**/{MANIFEST}") if PART_SUFFIX not in each.parent.name]
+    found = [each for each in found if _trace(each) is not None]
     if not found:
         raise NotComparableError(f"{printable(str(folder))}: holds no capture: name the folder of a published one")
     if len({each.parent for each in found}) > 1:

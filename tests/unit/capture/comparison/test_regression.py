@@ -168,6 +168,10 @@ def test_repetitions_of_one_arm_are_one_record(golden: Path, tmp_path: Path) -> 
         for number, seed in enumerate(seeds, start=1):
             folder = ServedEngine().serve(tmp_path / name / "as-deployed" / str(number), seed, requests=240)
             (folder / "manifest.json").write_text("{}")
+        killed = tmp_path / name / "as-deployed" / "1.part-uid"
+        killed.mkdir()
+        for file in ("manifest.json", "trace.jsonl"):
+            (killed / file).write_text("{}")
         return repetitions_of(tmp_path / name)
 
     found = repeated("golden", (1, 2)), repeated("new", (3, 4))
