@@ -8,10 +8,11 @@ import pytest
 from specdecode_operator.api.status import Condition
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.history import update_last_good
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.pods.readiness import working
 from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import template_hash
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -209,6 +210,17 @@ def test_a_spec_that_goes_back_frees_what_would_judge() -> None:
     story.apply(OLD)
     assert said(story.look(serving=1), "Gate") == ("True", "NothingToJudge")
     assert not story.captures
+
+
+def test_nodes_that_are_away_for_a_while_begin_no_capture_anew() -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    away = DesiredState(NotLaunched(working("NoMatchingNodes", "none")), [])
+    owner = read_parent(parent(story.spec))
+    assert not isinstance(owner.spec, InvalidSpecError)
+    seen = GateObjects(list(story.captures.values()), story.golden)
+    assert not gate_writes(owner.key, owner.uid, owner.spec.rollout.gate, away, seen).delete
 
 
 def test_a_capture_that_others_made_in_its_place_is_not_believed() -> None:
