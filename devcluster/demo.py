@@ -1,7 +1,7 @@
 """The main job on this machine: cluster, operator, a real vLLM that speculates.
 
-Run as `./just demo`; `./just demo-full` lets a capture of it follow, through the command that users have, and a replay
-of the capture. `./just down` removes what it leaves running.
+Run as `./just demo`; `./just demo-full` lets a capture of it follow, through the command that users have, a replay
+of the capture, and the verdict whether its draft pays. `./just down` removes what it leaves running.
 """
 
 import json
@@ -27,7 +27,7 @@ from devcluster.host.progress import say, step
 from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
 
 NAME = "demo"
-CAPTURE = "demo"
+CAPTURE, VERDICT = "demo", "does-it-pay"
 DEPLOYMENT = "tiny"
 _EXAMPLES = REPOSITORY / "examples"
 _MODELS_DEADLINE_S = 180
@@ -46,6 +46,7 @@ def main() -> int:
     """Run the demo and return the exit status."""
     times: dict[str, float] = {}
     report: Path | None = None
+    verdict = ""
     try:
         with _timed(times, "images and engine environment"):
             prepare_images()
@@ -67,9 +68,11 @@ def main() -> int:
             _wait_for_proof(kubectl)
         if "--capture" in sys.argv[1:]:
             with _timed(times, "capture: load, check, fetch"):
-                capture = _capture(kubectl)
+                capture = _capture(kubectl, CAPTURE, "capture-tiny.yaml")
             with _timed(times, "its replay, and a report of both"):
                 report = replay_and_report(capture)
+            with _timed(times, "whether the draft pays"):
+                verdict = _verdict(kubectl)
             with _timed(times, "serving again, and proof"):
                 _wait_for_engines(kubectl)
                 answers = _complete(kubectl)
@@ -81,7 +84,8 @@ def main() -> int:
         return 1
     _report(kubectl, moment, answers, times)
     if report is not None:
-        print(f"\nThe capture against its replay, in pictures: {report}")
+        print(f"\nDoes it pay? {verdict}")
+        print(f"The capture against its replay, in pictures: {report}")
     return 0
 
 
@@ -154,16 +158,24 @@ def _moment(kubectl: Kubectl) -> _Moment:
             return _Moment(table, body["status"])
 
 
-def _capture(kubectl: Kubectl) -> Path:
+def _capture(kubectl: Kubectl, name: str, example: str) -> Path:
     """Capture the deployment, fetch the files and print their summary; return their folder."""
-    with step("capturing it: specdecode capture up examples/capture-tiny.yaml"):
-        _specdecode(kubectl, "capture", "up", str(_EXAMPLES / "capture-tiny.yaml"))
+    with step(f"capturing it: specdecode capture up examples/{example}"):
+        _specdecode(kubectl, "capture", "up", str(_EXAMPLES / example))
     # Another demo's files are of another capture, and stay.
-    uid = kubectl.object("sdc", CAPTURE)["metadata"]["uid"]
-    out = REPOSITORY / "captures" / f"{CAPTURE}-{uid[:8]}"
-    _specdecode(kubectl, "capture", "run", CAPTURE, f"--out={out}")
+    uid = kubectl.object("sdc", name)["metadata"]["uid"]
+    out = REPOSITORY / "captures" / f"{name}-{uid[:8]}"
+    _specdecode(kubectl, "capture", "run", name, f"--out={out}")
     _specdecode(kubectl, "capture", "validate", str(out))
     return out
+
+
+def _verdict(kubectl: Kubectl) -> str:
+    """Serve the same load with the draft and without, by turns, and return what comes out, with its interval."""
+    _capture(kubectl, VERDICT, "does-it-pay-tiny.yaml")
+    conditions = kubectl.object("sdc", VERDICT)["status"]["conditions"]
+    pays = next(each for each in conditions if each["type"] == "Pays")
+    return f"{pays['reason']}: {pays['message']}"
 
 
 def _specdecode(kubectl: Kubectl, *arguments: str) -> None:
