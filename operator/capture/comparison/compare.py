@@ -172,14 +172,14 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
     why = (
         f"no verdict, as {missing} of {experiment.repetitions} repetitions are missing"
         if missing
-        else "no verdict with one repetition, which does not show how engines differ from start to start"
+        else "no verdict with one repetition, which does not show how engines differ from start to start: take 3 or 4"
         if experiment.repetitions < FEWEST_STARTS
         else None
     )
     return Arm(
         name=name,
         verdict=verdict.value,
-        message=sentence(verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, why),
+        message=sentence(verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, experiment.repetitions, why),
         lossy=lossy,
         repetitions=[each.number for each in own.repetitions],
         engine=engine_of(own.manifest),

@@ -19,7 +19,7 @@ _POWER: Final = ((0.3, 253), (0.5, 112), (1.0, 47), (2.0, 27), (5.0, 11))
 """Blocks that nine of ten comparisons take, by the effect in standard deviations of a block's log ratio, at the level
 95 %: measured, docs/explanation/verdict.md."""
 
-_SMALLEST_EFFECT: Final = 0.01
+SMALLEST_EFFECT: Final = 0.01
 """A log ratio nearer to 0 is taken for no difference: how long it would take to see it helps nobody."""
 
 _MOST_BLOCKS: Final = 2000
@@ -67,7 +67,7 @@ def judge(  # noqa: PLR0913  what a verdict rests on
     ratio = None if found is None else found.ratio
     inconclusive = verdict is Verdict.INCONCLUSIVE
     effect = None if ratio is None or ratio <= 0 else math.log(ratio)
-    known = inconclusive and effect is not None and abs(effect) >= _SMALLEST_EFFECT
+    known = inconclusive and effect is not None and abs(effect) >= SMALLEST_EFFECT
     return LoadVerdict(
         verdict=verdict.value,
         blocks=count,

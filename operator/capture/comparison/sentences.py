@@ -6,12 +6,16 @@ from itertools import pairwise
 from typing import Final
 
 from specdecode_operator.api.capture_comparison import ArmVerdict, Outputs
+from specdecode_operator.capture.comparison.judged import SMALLEST_EFFECT
 from specdecode_operator.capture.comparison.result import Load, LoadVerdict, OutputsFound
 
 LONGEST: Final = 1024
 """Letters of a sentence, as the status takes it."""
 
 _MOST_LOADS: Final = 6
+
+_WIDE: Final = 1.1
+"""Upper end of an interval to the lower: from here on it hides what would matter."""
 
 Compared = tuple[Load, LoadVerdict]
 
@@ -72,10 +76,13 @@ def sentence(  # noqa: PLR0913, PLR0917  what it speaks of
     outputs: OutputsFound | None,
     crossing: float | None,
     level: float,
+    repetitions: int,
     missing: str | None,
 ) -> str:
     """Return the verdict of an arm with its figures."""
-    parts = [*_parts(verdict, baseline, loads, outputs, crossing, level)]
+    # What is missing comes first: until it is there, nothing else is needed.
+    made = None if missing is not None else repetitions
+    parts = [*_parts(verdict, baseline, loads, outputs, crossing, level, made)]
     if missing is not None:
         parts.insert(0, missing)
     text = "; ".join(parts)
@@ -89,6 +96,7 @@ def _parts(  # noqa: PLR0913, PLR0917  as above
     outputs: OutputsFound | None,
     crossing: float | None,
     level: float,
+    repetitions: int | None,
 ) -> Iterator[str]:
     if verdict is ArmVerdict.INCORRECT and outputs is not None:
         yield from _wrong(outputs)
@@ -103,8 +111,8 @@ def _parts(  # noqa: PLR0913, PLR0917  as above
         yield f"no load could be compared: {why}"
     if crossing is not None:
         yield f"stops paying above about {crossing:g} running"
-    if verdict is ArmVerdict.INCONCLUSIVE:
-        yield from _needed(compared)
+    if verdict is ArmVerdict.INCONCLUSIVE and repetitions is not None:
+        yield from _needed(compared, repetitions)
     if outputs is not None and verdict is not ArmVerdict.INCORRECT:
         yield _outputs(outputs)
 
@@ -112,8 +120,10 @@ def _parts(  # noqa: PLR0913, PLR0917  as above
 def _load(running: float | None, load: Load, compared: LoadVerdict, level: float) -> str:
     at = f"in {load.phase}" if running is None or load.asks else f"with {running:.3g} running"
     ends = [None if each is None else percent(each) for each in (compared.low, compared.high)]
-    if None in ends:
+    if compared.blocks_low is None or compared.blocks_high is None:
         return f"{_ratio(compared)} {at} (too few blocks for an interval: {compared.blocks})"
+    if None in ends:
+        return f"{_ratio(compared)} {at} (one start of each engine gives no interval)"
     return f"{_ratio(compared)} ({level:.0%}: {ends[0]} to {ends[1]}) {at}".replace("%:", " %:")
 
 
@@ -127,18 +137,28 @@ def percent(ratio: float) -> str:
     return f"{change:+.3g} %" if abs(change) >= 10 else f"{change:+.1f} %"  # noqa: PLR2004  two digits
 
 
-def _needed(compared: Sequence[Compared]) -> Iterator[str]:
-    """Yield what would decide the load that is nearest to it."""
-    needed = [
-        (each.repetitions_needed, each.blocks_needed, load.phase, each.blocks)
-        for load, each in compared
-        if each.repetitions_needed is not None and each.blocks_needed is not None
-    ]
+def _needed(compared: Sequence[Compared], repetitions: int) -> Iterator[str]:
+    """Yield what would decide the load that is nearest to it, beside what was made."""
+    needed = []
+    for load, each in compared:
+        if each.repetitions_needed is None or each.blocks_needed is None or not each.blocks:
+            continue
+        starts = max(repetitions, each.repetitions_needed)
+        # Blocks come with repetitions. What these do not bring, longer phases do: as more blocks, or as less noise.
+        longer = each.blocks_needed * repetitions / (each.blocks * starts)
+        if starts == repetitions and longer <= 1:
+            starts += 1
+        needed.append((starts * max(1, longer), starts, longer, load.phase))
     if needed:
-        repetitions, blocks, phase, there = min(needed)
-        more = max(0, (blocks or 0) - there)
-        said = f"about {more} more pairs of blocks and " if more else ""
-        yield f"if it is as measured, {said}{repetitions} repetitions would tell in {phase}"
+        _, starts, longer, phase = min(needed)
+        more = [f"{starts} repetitions in place of {repetitions}"] if starts > repetitions else []
+        more += [f"{math.ceil(10 * longer) / 10:g} times as many requests"] if longer > 1 else []
+        yield f"if it is as measured, about {' with '.join(more)} would tell in {phase}"
+        return
+    if any(each.ratio and abs(math.log(each.ratio)) >= SMALLEST_EFFECT for _, each in compared):
+        yield "more than 20 repetitions, or many times as many requests, would be needed to tell"
+    elif any(each.low and each.high and each.high / each.low > _WIDE for _, each in compared):
+        yield "the difference is less than 1 % as measured, but intervals are wide: more repetitions make them narrower"
 
 
 def _wrong(outputs: OutputsFound) -> Iterator[str]:

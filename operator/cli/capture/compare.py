@@ -72,7 +72,7 @@ def _lines(comparison: "Comparison") -> Iterator[str]:
             yield _row(load, load.phase[:16])
         yield from _figures(arm, comparison)
         yield ""
-    yield f"* {baseline.name}, which the others are compared with"
+    yield f"* {baseline.name}, which the others are compared with; goodput in tokens/s, TTFT and TPOT in ms"
     yield from (f"note: {each}" for each in comparison.notes)
 
 

@@ -75,6 +75,8 @@ class TestVerdict:
         arm = compare_capture(MadeCapture(repetitions=1).make(tmp_path)).arm("drafted")
         assert arm.verdict == "Inconclusive"
         assert arm.message.startswith("no verdict with one repetition")
+        assert "(one start of each engine gives no interval)" in arm.message
+        assert "too few blocks" not in arm.message
         compared = arm.loads[0].compared
         assert compared is not None
         assert (compared.blocks_low or 0) > 1

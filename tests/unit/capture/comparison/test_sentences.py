@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.capture.comparison.compare import compare_capture
 from specdecode_operator.capture.comparison.result import Load, LoadVerdict
-from specdecode_operator.capture.comparison.sentences import arm_verdict, crossover, percent
+from specdecode_operator.capture.comparison.sentences import arm_verdict, crossover, percent, sentence
 from tests.support.compared_captures import MadeCapture
 
 P, D, I = "Pays", "DoesNotPay", "Inconclusive"  # noqa: E741
@@ -81,3 +82,43 @@ def test_the_crossover_is_where_the_ratio_falls_to_one(
 )
 def test_ratios_are_read_as_percent(ratio: float, text: str) -> None:
     assert percent(ratio) == text
+
+
+def asked(load: Load, ratio: float, low: float, high: float, **others: int | None) -> Load:
+    compared = load.compared
+    assert compared is not None
+    ends = {"low": low, "high": high, "blocks_low": low, "blocks_high": high}
+    found = msgspec.structs.replace(
+        compared, verdict=I, ratio=ratio, blocks=32, blocks_needed=None, repetitions_needed=None
+    )
+    return msgspec.structs.replace(load, compared=msgspec.structs.replace(found, **ends, **others))
+
+
+@pytest.mark.parametrize(
+    ("needed", "repetitions", "said"),
+    [
+        ({"repetitions_needed": 4, "blocks_needed": 60}, 2, "about 4 repetitions in place of 2 would tell"),
+        # Phases are cut into sixteen blocks, however long: more of them are repetitions, or longer phases.
+        ({"repetitions_needed": 2, "blocks_needed": 100}, 2, "about 3.2 times as many requests would tell"),
+        (
+            {"repetitions_needed": 3, "blocks_needed": 96},
+            2,
+            "about 3 repetitions in place of 2 with 2 times as many requests would tell",
+        ),
+        # Enough of both as measured, and undecided all the same.
+        ({"repetitions_needed": 2, "blocks_needed": 11}, 2, "about 3 repetitions in place of 2 would tell"),
+        ({}, 2, "more than 20 repetitions, or many times as many requests, would be needed to tell"),
+    ],
+)
+def test_what_would_tell_is_what_a_capture_can_be_given(
+    load: Load, needed: dict[str, int], repetitions: int, said: str
+) -> None:
+    of_arm = [asked(load, 1.04, 0.95, 1.1, **needed)]
+    assert said in sentence(ArmVerdict.INCONCLUSIVE, of_arm, of_arm, None, None, 0.95, repetitions, None)
+
+
+def test_no_difference_is_told_from_an_interval_that_hides_one(load: Load) -> None:
+    narrow, wide = [asked(load, 1.004, 0.99, 1.02)], [asked(load, 1.004, 0.8, 1.3)]
+    said = [sentence(ArmVerdict.INCONCLUSIVE, each, each, None, None, 0.95, 2, None) for each in (narrow, wide)]
+    assert "more repetitions" not in said[0]
+    assert "intervals are wide: more repetitions make them narrower" in said[1]
