@@ -10,13 +10,13 @@ from typing import Final
 
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import FiguresSource, FiguresStatus, FigureStatus
-from specdecode_operator.cluster.web import NoAnswerError, in_time, place_of
+from specdecode_operator.cluster.web import NoAnswerError, WrongAnswerError, in_time, place_of
 from specdecode_operator.monitoring.looks import SHOWN, WINDOW_S, Looks
 from specdecode_operator.monitoring.measures import Scope, Values
 
 _DEADLINE_S: Final = 5
 _REST_S: Final = 60.0
-"""After a failure nobody is asked: reconciles of other objects wait for no Prometheus that is slow."""
+"""Where it does not answer nobody is asked: reconciles of other objects wait for no Prometheus that is slow."""
 
 _ASKS_FOR: Final = "--prometheus-token-file"
 _LONGEST_TOKEN: Final = 16 * 1024
@@ -94,6 +94,8 @@ class FiguresReader:
                 lambda _: ask_prometheus(prometheus.url, token, scope, SHOWN, asks_for=_ASKS_FOR),
                 _DEADLINE_S,
             )
+        except WrongAnswerError:
+            raise  # engines write what is wrong with their own series: others' are asked for all the same
         except NoAnswerError as error:
             self._silent_until_s, self._why = time.monotonic() + _REST_S, str(error)
             raise

@@ -12,7 +12,7 @@ import urllib3.exceptions
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 from requests.utils import get_environ_proxies
 
-from specdecode_operator.cluster.web import NoAnswerError, in_time, place_of, unreachable
+from specdecode_operator.cluster.web import WrongAnswerError, in_time, place_of, unreachable
 from specdecode_operator.monitoring.answers import MOST_BYTES, UnusableAnswerError, check_answer, read_series
 from specdecode_operator.monitoring.figures import Figure
 from specdecode_operator.monitoring.measures import Scope, Values
@@ -39,7 +39,7 @@ def ask_prometheus(
                 result = in_time(asked, partial(_ask, client, figure.promql(scope)))
                 values[figure.name] = read_series(result, scope)
     except UnusableAnswerError as error:
-        raise NoAnswerError(f"{place_of(asked)}: {error}") from error
+        raise WrongAnswerError(f"{place_of(asked)}: {error}") from error
     except (OSError, ValueError) as error:
         raise unreachable(asked, _first(error)) from error
     return values

@@ -21,6 +21,10 @@ class NoAnswerError(Exception):
     """Nothing usable came; the message says what, and what to do."""
 
 
+class WrongAnswerError(NoAnswerError):
+    """It answered, but not what it was asked: another question may be answered."""
+
+
 def place_of(url: str) -> str:
     """Return a URL as it may be shown: without a user and a password."""
     return shown(_USER.sub("", url))

@@ -22,6 +22,9 @@ from specdecode_operator.problems import printable
 MOST_ANSWERS: Final = 100_000
 """Of a record, a kilobyte each; more of them make no interval narrower that matters."""
 
+_MOST_TOKENS: Final = 2**26
+"""Tokens of all answers together, 4 bytes each: gzip packs a line of a hundred megabytes into some kilobytes."""
+
 _LONGEST_MS: Final = 1e13
 _RECORD: Final = msgspec.json.Decoder(TraceRecord)
 
@@ -78,18 +81,21 @@ def read_record(folders: Sequence[Path]) -> Record:
     """
     meta: TraceMeta | None = None
     answers: dict[Request, Answer] = {}
+    tokens = 0
     for repetition, folder in enumerate(folders):
         for line in _lines(folder):
             if isinstance(line, TraceMeta):
                 meta = meta or line
             elif (place := _place(line)) is not None:
-                if len(answers) == MOST_ANSWERS:
+                answer = _answer(line)
+                tokens += len(answer.token_ids or ())
+                if len(answers) == MOST_ANSWERS or tokens > _MOST_TOKENS:
                     return Record(name=_name(folders), meta=meta or TraceMeta(), answers=answers, is_cut=True)
                 phase, index = place
                 several = 0
                 while (request := (repetition, phase, index, several)) in answers:
                     several += 1
-                answers[request] = _answer(line)
+                answers[request] = answer
     if not answers:
         raise NotComparableError(f"{_name(folders)}: has no request of a workload: name the folder of a capture")
     return Record(name=_name(folders), meta=meta or TraceMeta(), answers=answers)

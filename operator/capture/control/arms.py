@@ -65,9 +65,10 @@ def arm_states(
 
     ``desired_state_of`` is asked for the object with an arm's settings, by the arm's number.
     """
-    if not isinstance(outcome, Launch):
+    launch = outcome.launch if isinstance(outcome, Gated) else outcome
+    if not isinstance(launch, Launch):
         return []
-    bodies = [arm_body(arm, body, outcome) for arm in asked_arms(spec)]
+    bodies = [arm_body(arm, body, launch) for arm in asked_arms(spec)]
     return [_refused(changed) or desired_state_of(index, changed) for index, changed in enumerate(bodies)]
 
 

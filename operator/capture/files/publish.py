@@ -23,6 +23,7 @@ from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST, PART
 from specdecode_operator.capture.files.lines import GZIP_SUFFIX, open_to_read
 from specdecode_operator.capture.files.manifest import FileEntry, Manifest, PartialManifest
 from specdecode_operator.capture.files.segments import FOLDER
+from specdecode_operator.problems import printable
 
 UNFINISHED: Final = "Unfinished"
 _CHUNK_BYTES: Final = 2**20
@@ -136,6 +137,9 @@ def verify(folder: Path) -> list[str]:
         return [f"{MANIFEST} is missing: this is no published capture"]
     except msgspec.DecodeError as error:
         return [f"{MANIFEST} cannot be read: {error}"]
+    elsewhere = [name for name in files if name != Path(name).name]
+    if elsewhere:
+        return [f"{printable(elsewhere[0])} in {MANIFEST} is no name of a file of a capture"]
     faults = [fault for name, entry in files.items() for fault in _differences(folder / name, entry)]
     extra = [name for name in DATA_FILES if name not in files and (folder / name).exists()]
     return faults + [f"{name} is not in the manifest" for name in extra]
@@ -148,6 +152,9 @@ class _Files(msgspec.Struct):
 def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
     compressed = path.with_name(f"{path.name}{GZIP_SUFFIX}")
     present = path if path.is_file() or not compressed.is_file() else compressed
+    if present.exists() and not present.is_file():
+        yield f"{path.name} is no file"  # a device or a pipe might never end
+        return
     try:
         found = file_entry(present)
     except FileNotFoundError:

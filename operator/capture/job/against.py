@@ -18,6 +18,7 @@ from specdecode_operator.capture.comparison.regression import (
 )
 from specdecode_operator.capture.files.publish import read_manifest, verify
 from specdecode_operator.capture.validation.summary import MESSAGE_BYTES
+from specdecode_operator.problems import printable
 
 AGAINST_VARIABLE: Final = "SPECDECODE_AGAINST"
 AGAINST_MOUNT: Final = "/against"
@@ -52,7 +53,7 @@ def regression_status(environment: Mapping[str, str], published: Path) -> dict[s
         why = str(error)
     except Exception as error:  # noqa: BLE001  files that others may write to
         why = f"it could not be judged: {type(error).__name__}: {error}"
-    return {"against": golden.capture, "verdict": "NotComparable", "message": why[:_MESSAGE_CHARACTERS]}
+    return {"against": golden.capture, "verdict": "NotComparable", "message": printable(why)[:_MESSAGE_CHARACTERS]}
 
 
 def _judged(golden: Path, found: Path, limits: Limits) -> Regression:
@@ -101,4 +102,7 @@ def with_regression(message: bytes, regression: dict[str, Any] | None) -> bytes:
         said["summary"].pop(dropped, None)
     while figures and len(msgspec.json.encode(said)) > MESSAGE_BYTES:
         figures = said["regression"]["figures"] = figures[:-1]
+    while (words := said["regression"]["message"]) and len(msgspec.json.encode(said)) > MESSAGE_BYTES:
+        # Characters outside ASCII take more bytes, and half a message is none.
+        said["regression"]["message"] = words[: len(words) * 3 // 4]
     return msgspec.json.encode(said)

@@ -92,11 +92,12 @@ class EngineSwitch:
             opened = os.open(self._folder / STATE_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        with os.fdopen(opened, "rb") as stream:
-            text = stream.read(_LARGEST_STATE_BYTES)
+        except OSError as error:  # a link, which is not followed
+            raise CaptureError("InternalError", f"{STATE_FILE} of the engine's container: {error.strerror}") from error
         try:
-            return msgspec.json.decode(text, type=State)
-        except msgspec.DecodeError as error:
+            with os.fdopen(opened, "rb") as stream:
+                return msgspec.json.decode(stream.read(_LARGEST_STATE_BYTES), type=State)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CaptureError("InternalError", f"{STATE_FILE} of the engine's container: {error}") from error
 
 

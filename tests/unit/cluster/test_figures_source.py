@@ -168,3 +168,18 @@ async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
         found = await reader.read(KEY, looks)
     assert found is not None
     assert found.source is FiguresSource.PROMETHEUS
+
+
+@pytest.mark.usefixtures("clock")
+async def test_series_of_one_object_keep_no_other_from_its_figures(looks: Looks) -> None:
+    """Whose engines have a thousand positions gets what they say themselves, and nobody else has to."""
+    many = json.loads(series("1"))
+    many["data"]["result"] *= 1001
+
+    def answer(query: str) -> tuple[int, bytes]:
+        return 200, json.dumps(many).encode() if '"hostile"' in query else series("0.25")
+
+    with prometheus(answer) as (url, _):
+        reader = FiguresReader(Prometheus(url))
+        found = [await reader.read(Key("n", name), looks) for name in ("hostile", "d")]
+    assert [each.source for each in found if each is not None] == [FiguresSource.PODS, FiguresSource.PROMETHEUS]

@@ -130,15 +130,18 @@ def read_client_side(name: str, repetition: Repetition, slo: Slo, sums: dict[str
     CaptureError
         The file is not there, is cut off, or has a line that cannot be read.
     """
-    found = ClientSide()
+    found, room = ClientSide(), 0
     for request in _requests(name, repetition):
         if request.warmup:
             continue
         if request.phase not in sums and len(sums) >= _MOST_PHASES:
             raise not_comparable(f"arm {name}: client.jsonl has more than {_MOST_PHASES} phases: fetch it anew")
         phase = sums.setdefault(request.phase, PhaseSums())
-        good = _take(request, phase, slo)
-        found.sent.setdefault(request.phase, Sent()).put(request, good)
+        sent = found.sent.setdefault(request.phase, Sent())
+        room += max(0, request.index + 1 - len(sent))
+        if room > MOST_REQUESTS:
+            raise not_comparable(f"arm {name}: client.jsonl has indices beyond {MOST_REQUESTS:,} in all: fetch it anew")
+        sent.put(request, _take(request, phase, slo))
         if request.sent_ms is not None and request.finished_ms is not None:
             first, last = found.span_ms.get(request.phase, (request.sent_ms, request.finished_ms))
             found.span_ms[request.phase] = (min(first, request.sent_ms), max(last, request.finished_ms))

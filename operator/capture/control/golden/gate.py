@@ -22,6 +22,11 @@ from specdecode_operator.kube.manifests import owner_reference
 _NAME: Final = re.compile(r".+-gate-[0-9a-f]{10}")
 _OF_THE_GOLDEN: Final = ("workload", "seed", "record", "deploymentDuringCapture", "deadlineSeconds", "backoffLimit")
 _FAILED: Final = "the capture failed"
+_NOT_MADE: Final = GateCapture(
+    holds=False,
+    failed=True,
+    message="it was not made by this deployment, or is not as its gate asks: delete it, and it is made anew",
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,11 @@ def gate_state(key: Key, uid: str, gate: Gate | None, seen: GateObjects) -> Gate
     """Return what the captures of an object say to its gate; what others made in their place is not believed."""
     if gate is None:
         return GateState()
-    own = (each for each in seen.captures if _NAME.fullmatch(each["metadata"]["name"]) and is_owned(each, uid))
-    judging = {each.key.name: _judgement(each) for each in map(read_capture, own) if _is_as_made(key, gate, each)}
+    named = [(body, read_capture(body)) for body in seen.captures if _NAME.fullmatch(body["metadata"]["name"])]
+    judging = {
+        each.key.name: _judgement(each) if is_owned(body, uid) and _is_as_made(key, gate, each) else _NOT_MADE
+        for body, each in named
+    }
     return GateState(judging, _golden_missing(seen.golden))
 
 
@@ -64,7 +72,8 @@ def _is_as_made(key: Key, gate: Gate, capture: Capture) -> bool:
         against = Gate.parse(spec.get("against"), newer=True).model_dump(exclude={"override"})
     except ValueError:
         return False
-    return spec.get("deployment") == key.name and not spec.get("arms") and against == asked
+    is_plain = not spec.get("arms") and (spec.get("repetitions") or 1) == 1
+    return spec.get("deployment") == key.name and is_plain and against == asked
 
 
 def _judgement(capture: Capture) -> GateCapture:

@@ -150,6 +150,13 @@ def test_phases_that_nobody_asked_for_fill_no_memory(tmp_path: Path) -> None:
         compare_capture(tmp_path)
 
 
+def test_indices_of_many_phases_fill_no_memory(tmp_path: Path) -> None:
+    MadeCapture(requests=32).make(tmp_path)
+    client_lines(tmp_path, lambda each: each | {"phase": f"p{each['index']}", "index": MOST_REQUESTS // 4})
+    with pytest.raises(CaptureError, match=r"client\.jsonl has indices beyond 5,000,000 in all"):
+        compare_capture(tmp_path)
+
+
 @pytest.mark.parametrize("text", [b"", b"nonsense", b"[]", b"{}", b"\xff\xfe"])
 def test_a_manifest_that_is_none_is_refused(folder: Path, text: bytes) -> None:
     (folder / "drafted" / "1" / "manifest.json").write_bytes(text)

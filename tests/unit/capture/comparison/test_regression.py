@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from specdecode_operator.capture.comparison.answers import NotComparableError, repetitions_of
+from specdecode_operator.capture.comparison import answers
+from specdecode_operator.capture.comparison.answers import NotComparableError, read_record, repetitions_of
 from specdecode_operator.capture.comparison.jackknife import student_t
 from specdecode_operator.capture.comparison.regression import Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.cli.main import app
@@ -40,6 +41,20 @@ def _edited(folder: Path, out: Path, edit: Any) -> Path:
     kept = [edit(number, line) for number, line in enumerate(lines)]
     (out / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept if line is not None))
     return out
+
+
+def test_tokens_that_gzip_packed_fill_no_memory(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_tokens(_: int, line: dict[str, Any]) -> dict[str, Any]:
+        return line if "meta" in line else line | {"output_token_ids": [7] * line["output_tokens"]}
+
+    folder = _edited(golden, tmp_path / "tokens", with_tokens)
+    whole = read_record([folder])
+    tokens = [len(each.token_ids or ()) for each in whole.answers.values()]
+    assert not whole.is_cut
+    monkeypatch.setattr(answers, "_MOST_TOKENS", sum(tokens[:5]))
+    cut = read_record([folder])
+    assert cut.is_cut
+    assert len(cut.answers) == 5
 
 
 def _verdicts(regression: Regression) -> dict[str, RegressionVerdict | None]:

@@ -12,10 +12,12 @@ from specdecode_operator.capture.job import against
 from specdecode_operator.capture.job.against import AGAINST_VARIABLE, regression_status, with_regression
 from specdecode_operator.capture.validation.summary import MESSAGE_BYTES
 from tests.support.captures import capture_pod, ended
+from tests.support.compared_captures import rewrite
 from tests.support.unchanged_pairs import ServedEngine, published, with_step_time
 
 WORKLOAD = {"phases": [{"name": "closed-1"}]}
 ARM = Path("default/golden/as-deployed/1")
+ZERO = {"bytes": 1, "lines": 1, "sha256": "0" * 64}
 SLOWER = with_step_time(1.05)
 TOLD = '{"capture": "golden", "folder": "default/golden", "limits": {"goodput": %d, "step_time": %d, "latency": 60}}'
 
@@ -107,3 +109,22 @@ def test_the_message_fits_whatever_is_in_it() -> None:
     assert judged is not None
     assert (kept.requests.sent, kept.path, kept.files) == (8, "p" * 300, None)
     assert 0 < len(judged.figures) < 12
+
+
+@pytest.mark.parametrize("letter", ["\U0001f40c", "\x1b"])
+def test_the_message_fits_in_any_letters(letter: str) -> None:
+    regression = {"against": "golden", "verdict": "NotComparable", "message": letter * 1000}
+    message = with_regression(b'{"requests": {"sent": 8, "completed": 8}}', regression)
+    assert len(message) <= MESSAGE_BYTES
+    judged = read_regression(capture_pod(containerStatuses=[ended("load", 0, msgspec.json.decode(message))]))
+    assert judged is not None
+    assert judged.message.startswith(letter)
+
+
+def test_golden_files_may_not_have_a_device_read_for_ever(volume: Path, tmp_path: Path) -> None:
+    new = _new(tmp_path, ServedEngine())
+    rewrite(volume / ARM / "manifest.json", lambda each: {**each, "files": each["files"] | {"../zero": ZERO}})
+    assert "../zero in manifest.json is no name of a file" in _judged(new).message
+    (volume / ARM / "zero").symlink_to("/dev/zero")
+    rewrite(volume / ARM / "manifest.json", lambda each: {**each, "files": {"zero": ZERO}})
+    assert "zero is no file" in _judged(new).message

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -252,5 +252,11 @@ class TestBothEnds:
     @pytest.mark.parametrize("text", [b"", b"{", b'{"number": 1, "state": "asleep"}'])
     async def test_state_that_nobody_understands(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / "state.json").write_bytes(text)
+        with pytest.raises(CaptureError, match=r"state\.json"):
+            EngineSwitch(tmp_path)
+
+    @pytest.mark.parametrize("made", [lambda path: path.symlink_to("elsewhere"), Path.mkdir, os.mkfifo])
+    async def test_state_that_is_no_file(self, tmp_path: Path, made: Callable[[Path], None]) -> None:
+        made(tmp_path / "state.json")
         with pytest.raises(CaptureError, match=r"state\.json"):
             EngineSwitch(tmp_path)

@@ -1,11 +1,14 @@
 """Engines that serve stay until those of another spec were judged by a golden capture, whatever happens meanwhile."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.status import Condition
+from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
@@ -229,14 +232,20 @@ def test_a_capture_that_others_made_in_its_place_is_not_believed() -> None:
     story.look(serving=1)
     story.judged("Holds")
     mine = story.captures[story.name]
-    for spec in ({"arms": [{"name": "easy"}]}, {"against": {"capture": "mine"}}, {"deployment": "other"}):
-        story.captures[story.name] = {**mine, "spec": {**mine["spec"], **spec}}
-        story.look(serving=1)
+    changes: list[Body] = [
+        {"arms": [{"name": "easy"}]},
+        {"against": {"capture": "mine"}},
+        {"deployment": "other"},
+        {"repetitions": 2},
+    ]
+    others = [{**mine, "spec": {**mine["spec"], **spec}} for spec in changes]
+    for other in (*others, {**mine, "metadata": {**mine["metadata"], "ownerReferences": []}}):
+        story.captures[story.name] = other
+        refused = story.look(serving=1)
         assert story.template == story.served
-    foreign = {**mine["metadata"], "ownerReferences": []}
-    story.captures[story.name] = {**mine, "metadata": foreign}
-    story.look(serving=1)
-    assert story.template == story.served
+        assert said(refused, "Gate") == said(refused, "Ready") == ("False", "GateFailed")
+        assert "it was not made by this deployment" in refused["Ready"].message
+        assert story.captures[story.name] is other, "what others made is theirs to delete"
     story.captures[story.name] = mine
     story.look()
     assert story.template != story.served
@@ -274,3 +283,17 @@ def test_the_capture_that_judges_has_the_new_engine_and_others_wait() -> None:
     _, status = decided(forged, surroundings(deployment=seen, golden=GOLDEN))
     assert words(status)["Accepted"] == ("Unknown", "GateElsewhere")
     assert read_capture(forged).ended is None
+
+
+@pytest.mark.parametrize("changes", [{"repetitions": 2}, {"arms": [{"name": "easy"}]}])
+def test_one_that_starts_engines_by_turns_in_its_place_is_no_error_of_the_operator(changes: Body) -> None:
+    story = Story()
+    story.apply(NEW)
+    story.look(serving=1)
+    judge = story.captures[story.name]
+    forged = {**judge, "spec": {**judge["spec"], **changes}}
+    spec = SpecDecodeCaptureSpec.parse(forged["spec"])
+    arms = arm_states(spec, parent(story.spec), story.desired.outcome, lambda *_: story.desired)
+    seen = replace(observed_deployment(story.spec), desired=story.desired, arms=arms)
+    decision, _ = decided(forged, surroundings(deployment=seen, golden=GOLDEN))
+    assert decision.writes.job is not None
