@@ -120,7 +120,8 @@ def _figures(arm: "Arm", comparison: "Comparison") -> Iterator[str]:
         said = ", ".join(
             f"{seconds:.3g} s{'' if price is None else f' ({price:.3g})'} in {phase}" for phase, seconds, price in costs
         )
-        yield f"  GPU time for 1,000 tokens {said}"
+        cost = "" if comparison.price_per_gpu_hour is None else " (and what it costs)"
+        yield f"  GPU time for 1,000 tokens{cost} {said}"
     if comparison.slo.given:
         yield f"  within the SLO {sum(each.within_slo for each in arm.loads):,} requests"
 

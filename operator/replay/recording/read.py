@@ -113,7 +113,10 @@ def find_trace(path: Path) -> Path:
     """
     trace = _beside(path, TRACE) if path.is_dir() else path
     if trace is None or not trace.is_file():
-        raise RecordingError(f"{printable(str(path))}: holds no {TRACE}: name a capture's folder or a trace")
+        # Of a capture with arms each repetition is a recording of its own.
+        below = sorted(each for depth in ("*", "*/*") for each in path.glob(f"{depth}/{TRACE}*"))
+        name = f"one of those below it, such as {printable(str(below[0].parent))}" if below else "a capture's folder"
+        raise RecordingError(f"{printable(str(path))}: holds no {TRACE}: name {name} or a trace")
     return trace
 
 

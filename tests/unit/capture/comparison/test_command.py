@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
+from specdecode_operator.replay.recording.read import RecordingError, find_trace
 from tests.support.compared_captures import MadeCapture
 
 
@@ -27,6 +28,18 @@ def test_a_table_has_each_load_of_both_arms_and_the_sentence(folder: Path) -> No
     assert "+" in lines[4]
     assert "%" not in lines[3]
     assert any("tokens a verification" in line for line in lines)
+    assert "* plain, which the others are compared with; goodput in tokens/s, TTFT and TPOT in ms" in lines
+
+
+def test_what_wants_one_recording_names_those_of_arms(folder: Path) -> None:
+    with pytest.raises(RecordingError) as refused:
+        find_trace(folder)
+    assert str(refused.value).endswith(f"name one of those below it, such as {folder}/drafted/1 or a trace")
+
+
+def test_a_price_makes_costs_of_gpu_time(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["capture", "compare", str(folder), "--price-per-gpu-hour", "3.6"])
+    assert "GPU time for 1,000 tokens (and what it costs) " in done.stdout
 
 
 def test_json_is_what_the_file_holds_and_its_schema_names(folder: Path) -> None:
