@@ -85,12 +85,13 @@ def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor
     third = -(-len(loads) // 3)
     parts = [slice(None), *(slice(start, start + third) for start in range(0, len(loads), third))]
     mine = _goodput(present, loads, work, acceptance_factor)
-    others = []
+    # Nothing ran where the newest look alone saw a request, which stands for no time yet.
+    most, others = sum(each[2] for each in mine), []
     for setting in evidence.settings:
         if setting.name != in_force:
             its = _goodput(setting, loads, work, acceptance_factor)
             gain, *thirds = (_gain(its, mine, part) for part in parts)
-            low = sum(each[1] for each in its) / sum(each[2] for each in mine) - 1
+            low = sum(each[1] for each in its) / most - 1 if most else 0.0
             others.append(Predicted(setting, gain, low, tuple(thirds), running, measured, in_force))
     others.sort(key=lambda each: each.gain, reverse=True)
     return Prediction(in_force, running, acceptance_factor, others)

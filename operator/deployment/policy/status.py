@@ -168,7 +168,8 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
             "target": None,
             "arm": None,
             "left": None,
-            "failed_arms": sorted({*status.failed_arms, arm} - {""})[:MOST_DECISIONS],
+            # The one that just failed is never the one that is forgotten, or it would be taken again and again.
+            "failed_arms": sorted([*sorted({*status.failed_arms} - {arm})[1 - MOST_DECISIONS :], *filter(None, [arm])]),
         }
     )
 

@@ -7,9 +7,11 @@ from unittest.mock import AsyncMock
 import pytest
 
 from specdecode_operator.api import capture
+from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.status import PlanStatus
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ForbiddenError
+from specdecode_operator.deployment.policy.status import given_up
 from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
@@ -354,6 +356,8 @@ async def test_idle_engines_and_a_short_look_decide_nothing(shift: Shift) -> Non
     assert shift.policy["reason"] == "TooFewSamples"
     await shift.work(30, 0)
     assert (shift.policy["reason"], shift.done()) == ("Idle", [])
+    await shift.work(0.5, 64)
+    assert shift.done() == [], "the first request after it"
 
 
 async def test_words_rest_while_they_say_the_same(shift: Shift) -> None:
@@ -362,3 +366,10 @@ async def test_words_rest_while_they_say_the_same(shift: Shift) -> None:
     before = shift.policy
     await shift.work(1, 9)
     assert shift.policy == before
+
+
+def test_the_arm_that_failed_last_is_remembered_however_many_did() -> None:
+    names = [f"a{number}" for number in range(8)]
+    kept = {"mode": "Enforce", "action": "Change", "outcome": "Done", "reason": "BetterMeasured", "message": ""}
+    status = PolicyStatus.parse({**kept, "asked": "0", "arm": "z", "failedArms": names})
+    assert given_up(status, "it never served", datetime.now(UTC)).failed_arms == [*names[1:], "z"]

@@ -46,7 +46,7 @@ class _Drafts(Struct):
     num_drafts: _Count
     num_draft_tokens: _Count
     num_accepted_tokens: _Count
-    num_accepted_tokens_per_pos: list[_Count]
+    num_accepted_tokens_per_pos: Annotated[list[_Count], Meta(max_length=1024)]
 
 
 class _Details(Struct):
@@ -64,7 +64,7 @@ class _Scheduler(Struct):
 class _Step(Struct):
     ts_ms: Moment
     scheduler: _Scheduler
-    engine: int = 0
+    engine: Annotated[int, Meta(ge=0, lt=4096)] = 0  # the last step of each is held
 
 
 _RECORD: Final = msgspec.json.Decoder(_Record)

@@ -43,6 +43,12 @@ def everywhere(change: Callable[[dict[str, Any]], Any]) -> Change:
     return in_all
 
 
+def rewrite_steps(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / "drafted" / "1" / "step-stats.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(change(line))}\n" for line in lines))
+
+
 def torn(folder: Path) -> None:
     path = folder / "drafted" / "2" / "client.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
@@ -128,6 +134,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a line that is deep": (line_of(b"[" * 100_000), "client.jsonl, line 1 cannot be read"),
     "no UTF-8": (line_of(b'{"phase": "\xff"}'), "client.jsonl, line 1 cannot be read"),
     "an index that would fill the memory": (client(lambda each: each | {"index": MOST_REQUESTS}), "line 1 cannot be"),
+    "engines that would fill the memory": (
+        lambda folder: rewrite_steps(folder, lambda each: each | {"engine": 4096}),
+        "repetition 1: step-stats.jsonl, line 1 cannot be read",
+    ),
     "a negative latency": (client(lambda each: each | {"latency_ms": -1}), "line 1 cannot be read"),
 }
 
