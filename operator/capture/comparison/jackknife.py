@@ -15,6 +15,9 @@ FEWEST_BLOCKS: Final = 6
 """With fewer an interval is too wide to tell anything."""
 
 
+_LARGEST_LOGARITHM: Final = 700.0
+
+
 @dataclass(frozen=True)
 class Estimate:
     """The logarithm of a ratio, with its standard error and that one's degrees of freedom."""
@@ -26,12 +29,12 @@ class Estimate:
     @property
     def ratio(self) -> float:
         """The ratio."""
-        return math.exp(self.log_ratio)
+        return _exp(self.log_ratio)
 
     def interval(self, alpha: float) -> tuple[float, float]:
         """Return an interval that misses the ratio with a probability of alpha, half of it on either side."""
         half_width = self.error * student_t(1 - alpha / 2, self.freedom)
-        return math.exp(self.log_ratio - half_width), math.exp(self.log_ratio + half_width)
+        return _exp(self.log_ratio - half_width), _exp(self.log_ratio + half_width)
 
 
 Statistic = Callable[[int | None], float | None]
@@ -97,4 +100,9 @@ def student_t(probability: float, freedom: int) -> float:
 
 
 def _log_ratio(golden: float | None, found: float | None) -> float | None:
-    return math.log(found / golden) if golden and found else None
+    return math.log(found) - math.log(golden) if golden and found else None
+
+
+def _exp(logarithm: float) -> float:
+    """Return what is too large for a number as the largest: figures of others' files may be anything."""
+    return math.exp(min(logarithm, _LARGEST_LOGARITHM))

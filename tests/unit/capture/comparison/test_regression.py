@@ -1,6 +1,7 @@
 """An engine is judged by the record of an earlier one: what is worse is caught, and what is the same is let through."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from specdecode_operator.capture.comparison import answers
 from specdecode_operator.capture.comparison.answers import NotComparableError, read_record, repetitions_of
-from specdecode_operator.capture.comparison.jackknife import student_t
+from specdecode_operator.capture.comparison.jackknife import FEWEST_BLOCKS, Estimate, estimate, student_t
 from specdecode_operator.capture.comparison.regression import Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.cli.main import app
 from tests.support.synthetic import RATES
@@ -224,3 +225,13 @@ def test_the_command_shows_every_figure_and_what_they_come_to(
     refused = CliRunner().invoke(app, ["capture", "gate", str(golden), str(tmp_path / "none")])
     assert refused.exit_code == 2
     assert "name the folder of a published one" in refused.output
+
+
+def test_figures_that_no_engine_has_have_an_interval_too() -> None:
+    """Files of others may say anything, and the command ends with a verdict."""
+    golden, found = ((lambda _, value=value: value) for value in (1e308, 5e-324))
+    for pair in ((golden, found), (found, golden)):
+        estimated = estimate(*pair, FEWEST_BLOCKS)
+        assert estimated is not None
+        assert all(map(math.isfinite, (estimated.ratio, *estimated.interval(0.01))))
+    assert all(map(math.isfinite, Estimate(0.0, 1000.0, 5).interval(0.01)))
