@@ -54,10 +54,10 @@ def test_it_is_over_when_the_last_losses_are_as_they_may_be() -> None:
     known = Decline()
     while not known.found:
         known = known.after(2.0, BETWEEN_ALARMS)
-    for loss in (2.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9):
+    for loss in (2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0):
         known = known.after(loss, BETWEEN_ALARMS)
         assert known.found
-    known = known.after(0.9, BETWEEN_ALARMS).after(0.9, BETWEEN_ALARMS)
+    known = known.after(1.0, BETWEEN_ALARMS).after(1.0, BETWEEN_ALARMS)
     assert known == Decline()
 
 

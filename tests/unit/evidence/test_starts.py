@@ -59,6 +59,11 @@ class TestStartsNeeded:
         ]
         assert halves[0] > 0.03 > halves[1]
 
+    def test_are_fewer_where_further_arms_tell_of_the_variance(self) -> None:
+        two = [[0.0, 0.02], [0.03, 0.05]]
+        starts = [starts_needed([*two, *further], 0.025, 0.95) for further in ([], [[0.1, 0.12]] * 6)]
+        assert starts == [4, 3]
+
     def test_are_not_known_from_one_start_nor_beyond_the_most(self) -> None:
         assert starts_needed([[1.0], [2.0]], 0.1, 0.95) is None
         assert starts_needed([[0.0, 1.0], [0.0, 1.0]], 0.01, 0.95) is None

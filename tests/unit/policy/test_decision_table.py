@@ -1,6 +1,7 @@
 """The tables of docs/explanation/policy.md, asked cell by cell."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -141,3 +142,35 @@ def test_what_is_best_is_done_where_all_limits_allow_it(best: str, decayed: str,
         found = decided(situation, limits)
         assert (found[0], found[2]) == (action, row["outcome"]), limits
     assert len(reached) == len(rows) - (action != "TurnOff")
+
+
+def asked(memory: Memory, *, budget: int = 6, best: str = "other") -> Outcome:
+    """What becomes of the best setting, three minutes after a cool-down of half an hour."""
+    situation = {name: values[0] for name, values in CELLS.items()} | {"window": "full", "a replica decayed": "no"}
+    ahead_s = dict.fromkeys(("k3", "k5", "off"), 1000.0)
+    seen = Seen(NOW_S, window(situation), start_s=240.0)
+    rules = Rules(Mode.ENFORCE, restarts_a_day=budget)
+    memory = replace(memory, ahead_s=ahead_s, restarts=(NOW_S - 1980.0,))
+    return decide(rules, evidence(best), seen, memory, lambda _: "")[0].outcome
+
+
+def test_a_setting_that_was_left_last_waits_twice_as_long() -> None:
+    assert asked(Memory("k3", left="off")) is Outcome.DONE
+    assert asked(Memory("k3", left="k5")) is Outcome.COOLING_DOWN
+    assert asked(Memory("k3", left="off"), best="off") is Outcome.DONE, "what loses is turned off all the same"
+
+
+def test_a_try_leaves_a_start_to_take_it_back() -> None:
+    assert asked(Memory("off"), best="on again", budget=2) is Outcome.BUDGET_SPENT
+    assert asked(Memory("off"), best="on again", budget=3) is Outcome.DONE
+
+
+def test_no_rule_on_acceptance_speaks_of_adaptive_verification() -> None:
+    situation = {name: values[0] for name, values in CELLS.items()} | {"window": "full", "a replica decayed": "no"}
+    seen = Seen(NOW_S, window(situation))
+    missing = NoEvidence("NoEvidence", "no capture compared anything")
+    found = [
+        decide(Rules(acceptance_rule=0.5), missing, each, Memory("k3"), lambda _: "")[0].reason
+        for each in (seen, replace(seen, counts_all=False))
+    ]
+    assert found == ["AcceptanceLow", "NoEvidence"]

@@ -1,6 +1,7 @@
 """Arms of a capture against the first: what is said of engines whose truth is known."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.capture.comparison.compare import compare_capture, read_comparison, write_comparison
 from specdecode_operator.capture.comparison.result import COMPARISON, Comparison
 from specdecode_operator.capture.comparison.status import comparison_status
-from tests.support.compared_captures import PLAIN, SPECULATING, MadeArm, MadeCapture, of_equal_arms
+from specdecode_operator.evidence.starts import student_quantile
+from tests.support.compared_captures import PLAIN, SPECULATING, MadeArm, MadeCapture, of_equal_arms, renew
 
 LOADS = MadeCapture(arrivals="closed:2,closed:24", requests=320, curve=((1, 10.0), (16, 11.0), (128, 60.0)))
 """Few requests, where drafts are cheap, and as many as make each token cost."""
@@ -61,6 +63,21 @@ class TestVerdict:
         assert compared is not None
         assert compared.verdict == "Inconclusive"
         assert (compared.blocks_low or 0) > 1 or (compared.blocks_high or 2) < 1
+        assert compared.low == min(compared.blocks_low or 0, compared.starts_low or 0)
+        assert compared.high == max(compared.blocks_high or 0, compared.starts_high or 0)
+
+    def test_all_loads_together_hold_with_the_level(self, tmp_path: Path) -> None:
+        """What is beside a load makes its own interval wider."""
+        alone = compare_capture(replace(LOADS, arrivals="closed:2").make(tmp_path / "alone"))
+        beside = compare_capture(LOADS.make(tmp_path / "beside"))
+        widths = []
+        for found, phases in ((alone, 1), (beside, 2)):
+            load = found.arm("drafted").loads[0]
+            compared = load.compared
+            assert compared is not None
+            width = math.log((compared.starts_high or 0) / (compared.starts_low or 1))
+            widths.append(width / student_quantile(1 - 0.05 / phases / 2, 2))
+        assert widths[1] == pytest.approx(widths[0], rel=1e-3)
 
     def test_without_all_repetitions_there_is_none(self, tmp_path: Path) -> None:
         made = MadeCapture(repetitions=3)
@@ -110,6 +127,16 @@ class TestVerdict:
 
 
 class TestFigures:
+    def test_warm_up_is_in_none(self, tmp_path: Path) -> None:
+        without = compare_capture(MadeCapture().make(tmp_path))
+        for place in tmp_path.glob("*/*"):
+            path = place / "client.jsonl"
+            first = json.loads(path.read_text().splitlines()[0])
+            with path.open("a") as stream:
+                stream.write(f"{json.dumps({**first, 'warmup': True, 'sent_ms': 0.0, 'finished_ms': 1e6})}\n")
+            renew(place)
+        assert compare_capture(tmp_path).arms == without.arms
+
     def test_acceptance_is_that_of_the_engine(self, pays: Comparison) -> None:
         drafting = pays.arm("drafted").drafting
         assert drafting is not None

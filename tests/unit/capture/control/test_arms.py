@@ -123,6 +123,7 @@ class TestPlanning:
     def test_a_plan_in_force_is_not_made_anew_for_an_arm(self) -> None:
         free = pair_70b(target={"model": LLAMA_70B, "quantization": "Auto"})
         free["speculation"]["draft"]["quantization"] = "Auto"
+        del free["parallelism"]
         desired = observed_deployment(free, nodes=NODES).desired.outcome
         assert isinstance(desired, Launch)
         plan = desired.plan_status.model_copy(update={"target_quantization": "BF16", "draft_quantization": "FP8"})

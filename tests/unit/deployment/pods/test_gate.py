@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.api.deployment import Gate
+from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import Condition
 from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.capture import read_capture
@@ -15,6 +18,7 @@ from specdecode_operator.deployment.desired_state import DesiredState, Gated, La
 from specdecode_operator.deployment.history import update_last_good
 from specdecode_operator.deployment.objects.workload import serving_template
 from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.pods.gate import gate_capture_name
 from specdecode_operator.deployment.pods.readiness import working
 from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import template_hash
@@ -192,6 +196,13 @@ def test_without_a_golden_capture_nothing_rolls_out(golden_capture: Body | None,
     assert f"spec.rollout.gate.capture: golden: {why}" in waiting["Gate"].message
     story.golden = GOLDEN
     assert said(story.look(serving=1), "Gate") == ("Unknown", "GateCapturing")
+
+
+def test_the_longest_name_of_a_deployment_leaves_room_for_a_capture() -> None:
+    key, workload = Key("team", "a" * NAME_MAX_LENGTH), Story().desired.workload
+    assert workload is not None
+    name = gate_capture_name(key, Gate.parse(GATE), workload)
+    assert len(name) <= NAME_MAX_LENGTH
 
 
 def test_a_person_may_go_on_and_it_is_seen() -> None:
