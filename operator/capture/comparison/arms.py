@@ -12,7 +12,7 @@ from specdecode_operator.capture.comparison.reading.engine_side import EngineSid
 from specdecode_operator.capture.comparison.reading.folders import ArmManifest, Repetition, not_comparable
 from specdecode_operator.capture.comparison.result import Drafting, Engine, KvCache, Load, PrefixCache, Slo
 from specdecode_operator.capture.validation.quantiles import quantiles
-from specdecode_operator.payoff.acceptance import PayoffError
+from specdecode_operator.payoff.acceptance import LARGEST_K, PayoffError
 from specdecode_operator.payoff.speed_up import memory_bound_speed_up
 from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
 
@@ -159,6 +159,8 @@ def _memory_bound(manifest: ArmManifest, tau: float) -> float | None:
         return None
     target, draft = memory.get("targetWeights"), memory.get("draftWeights", 0)
     if not isinstance(target, int | float) or not isinstance(draft, int | float) or target <= 0 or draft < 0:
+        return None
+    if speculative.num_speculative_tokens > LARGEST_K:
         return None
     passes = 1 if speculative.method in METHODS_OF_BLOCKS else speculative.num_speculative_tokens
     try:

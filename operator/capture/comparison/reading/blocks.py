@@ -62,10 +62,8 @@ def _blocks(sent: Sent, starts: list[int], requests: int) -> Iterator[Block | No
         until = next((each for each in firsts[place + 1 :] if each is not None), None)
         if until is None:
             until = max((each for each in sent.ended_ms[start:end] if not math.isnan(each)), default=None)
-        if first is None or until is None or until <= first:
-            yield None
-        else:
-            yield Block(sum(sent.good_tokens[start:end]), (until - first) / 1000)
+        seconds = 0.0 if first is None or until is None else (until - first) / 1000
+        yield Block(sum(sent.good_tokens[start:end]), seconds) if seconds > 0 else None
 
 
 def differs_at(baseline: Sent, candidate: Sent) -> int | None:

@@ -227,6 +227,23 @@ def test_counters_that_fall_are_no_steps_of_an_engine(folder: Path) -> None:
     assert again.loads[0].decode_step_ms == pytest.approx(whole.loads[0].decode_step_ms, rel=0.02)
 
 
+def test_a_block_that_took_next_to_no_time_is_left_out(folder: Path) -> None:
+    for arm in ("plain", "drafted"):
+        client_lines(folder, lambda each: each | {"sent_ms": 0.0, "finished_ms": 5e-324}, arm)
+    assert compare_capture(folder).arm("drafted").loads[0].goodput in {None, 0.0}
+
+
+def test_a_draft_of_more_tokens_than_any_is_no_error(folder: Path) -> None:
+    def longer(each: dict[str, Any]) -> dict[str, Any]:
+        speculative = each["config"]["speculative"] | {"num_speculative_tokens": 10**19}
+        return each | {"config": each["config"] | {"speculative": speculative}}
+
+    manifest(longer)(folder)
+    drafting = compare_capture(folder).arm("drafted").drafting
+    assert drafting is not None
+    assert drafting.memory_bound_speed_up is None
+
+
 def test_quantiles_of_many_numbers_are_of_some_of_them_evenly() -> None:
     numbers = Numbers()
     for number in range(450_000):
