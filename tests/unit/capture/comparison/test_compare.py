@@ -87,6 +87,7 @@ class TestVerdict:
         found = compare_capture(tmp_path)
         assert found.arm("drafted").verdict == "Inconclusive"
         assert "1 of 3 repetitions are missing" in found.arm("drafted").message
+        assert "arm drafted: 1 of 3 repetitions are missing: no verdict on it" in found.notes
 
     def test_one_repetition_is_no_verdict_whatever_its_blocks_say(self, tmp_path: Path) -> None:
         arm = compare_capture(MadeCapture(repetitions=1).make(tmp_path)).arm("drafted")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from specdecode_operator.capture.comparison import answers
 from specdecode_operator.capture.comparison.answers import NotComparableError, read_record, repetitions_of
 from specdecode_operator.capture.comparison.jackknife import FEWEST_BLOCKS, Estimate, estimate, student_t
-from specdecode_operator.capture.comparison.regression import Limits, Regression, RegressionVerdict, judge
+from specdecode_operator.capture.comparison.regression import ALARM_LEVEL, Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.cli.main import app
 from tests.support.synthetic import RATES
 from tests.support.unchanged_pairs import ServedEngine, with_acceptance, with_step_time
@@ -95,6 +95,20 @@ def test_a_loss_that_may_be_passes(golden: Path, slower: Path) -> None:
 def test_what_is_better_holds(golden: Path, tmp_path: Path) -> None:
     new = ServedEngine(with_acceptance(1.1).rates, with_step_time(0.9).step_time).serve(tmp_path / "new", 2)
     assert judge([golden], [new]).verdict is HOLDS
+
+
+def test_alarms_of_all_figures_together_are_as_rare_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, interval = [], Estimate.interval
+
+    def heard(self: Estimate, alpha: float) -> tuple[float, float]:
+        asked.append(alpha)
+        return interval(self, alpha)
+
+    monkeypatch.setattr(Estimate, "interval", heard)
+    one, other = (ServedEngine().serve(tmp_path / str(seed), seed, requests=96) for seed in (1, 2))
+    judged = [each for each in judge([one], [other]).figures if each.low_percent is not None]
+    assert len(judged) > 1
+    assert len(judged) * min(asked) <= 1 - ALARM_LEVEL + 1e-9
 
 
 def test_a_record_that_is_too_short_tells_nothing_and_says_so(tmp_path: Path) -> None:
