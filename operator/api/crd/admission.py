@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import ApiModel, Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.crd.capture_rules import JOB_NAME, SCHEDULE_RULES
+from specdecode_operator.api.crd.capture_rules import JOB_NAME, RUN, SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.cel_expression import evaluator
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
@@ -95,7 +95,8 @@ def _plain(value: Any) -> Any:
 
 def broken_rules(model: ApiModel, place: str) -> Iterator[Problem]:
     """Return what a model breaks of the CRD's rules, then its parts; ``place`` is its path in the object."""
-    if rules := DEPLOYMENT_RULES.get(type(model)):
+    # Of a capture's own rules the others are about changes.
+    if rules := RUN if isinstance(model, SpecDecodeCaptureSpec) else DEPLOYMENT_RULES.get(type(model)):
         yield from _judged(as_stored(model), rules, f"{place}.")
     for name, field in type(model).model_fields.items():
         value, path = getattr(model, name), f"{place}.{field.alias or name}"

@@ -173,6 +173,11 @@ def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: 
         ({"seeds": 1}, "Invalid", "spec.seeds"),
         ({"storage": {"existingClaim": "x", "size": "1Gi"}}, "Invalid", "spec.storage.existingClaim"),
         ({"deadlineSeconds": 60, "workload": None}, "Invalid", "spec.workload"),
+        # Rules of the API server, between fields of the whole.
+        ({"arms": [{"name": "one"}, {"name": "other"}], "repetitions": 1}, "Invalid", "spec.repetitions"),
+        ({"arms": [{"name": "one"}, {"name": "one"}]}, "Invalid", "spec.arms"),
+        ({"slo": {"ttftMs": 100}}, "Invalid", "spec.slo"),
+        ({"arms": [{"name": "one"}, {"name": "other"}], "against": {"capture": "g"}}, "Invalid", "spec.against"),
     ],
 )
 def test_captures_are_read_too(
