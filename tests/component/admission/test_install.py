@@ -108,6 +108,7 @@ def test_operator_has_no_more_rights_than_listed() -> None:
     assert writable == {
         "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "configmaps", "services",
         "deployments", "leaderworkersets", "jobs", "persistentvolumeclaims", "poddisruptionbudgets", "events",
+        "pods/eviction",
     }  # fmt: skip
     assert ("specdecode.io", "specdecodecaptures", "delete") in granted, "those whose time is over"
     (subject,) = objects["ClusterRoleBinding", NAME]["subjects"]

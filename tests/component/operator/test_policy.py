@@ -103,7 +103,7 @@ def test_what_is_expected_is_done_and_nothing_more(
     speculation = json.dumps({"spec": {"speculation": {"numSpeculativeTokens": 2}}})
     kubectl.must("patch", "sdd", "tiny", "--type=merge", f"--patch={speculation}")
     until(kubectl, engines, lambda: serves(kubectl) and speculates(kubectl), "what a person writes is in force")
-    assert "speculation" not in status(kubectl)
+    eventually(lambda: "speculation" not in status(kubectl), "the status tells of no other speculation")
     wait_for(kubectl, "tiny", "BestInForce", "EvidenceOutdated")
 
 
