@@ -196,8 +196,9 @@ async def test_without_enforce_nothing_changes_and_it_is_told(shift: Shift, mode
         assert "BestInForce" not in {each["type"] for each in shift.world.object["status"]["conditions"]}
 
 
-async def test_a_paused_policy_keeps_what_is_in_force(shift: Shift) -> None:
-    await shift.serve(mode="Enforce", paused=True)
+@pytest.mark.parametrize("paused", [{"paused": True}, {"spec": {"rollout": {"paused": True}}}])
+async def test_a_paused_policy_keeps_what_is_in_force(shift: Shift, paused: Body) -> None:
+    await shift.serve(mode="Enforce", **paused)
     await shift.work(60, 64)
     assert (shift.policy["outcome"], shift.done()) == ("Paused", [])
     assert shift.speculation() is not None
@@ -277,9 +278,10 @@ async def test_a_sweep_is_no_evidence_whether_it_is_the_newest_or_named(shift: S
     assert (shift.policy["reason"], shift.done()) == ("EvidenceUnusable", [])
 
 
-async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift) -> None:
+@pytest.mark.parametrize("said", [{"outputs": "Different"}, {"verdict": "Incorrect"}])
+async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift, said: Body) -> None:
     body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS)
-    body["status"]["comparison"]["arms"][0]["outputs"] = "Different"
+    body["status"]["comparison"]["arms"][0] |= said
     await shift.serve(mode="Enforce", evidence=body)
     await shift.work(30, 64)
     assert (shift.policy["reason"], shift.done()) == ("BestMeasured", [])
