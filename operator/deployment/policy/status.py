@@ -92,10 +92,11 @@ def judge(case: Case, seen: Seen, remembered: Remembered, fits: Fits) -> tuple[D
         ahead_s=remembered.ahead_s,
     )
     if before is not None:
+        factor = decimal(before.acceptance_factor)
         memory = replace(
             memory,
             left=before.left or "",
-            acceptance_factor=decimal(before.acceptance_factor) or 1.0,
+            acceptance_factor=1.0 if factor is None else max(factor, 0.0),
             tried_in_vain=before.tried_in_vain,
             restarts=tuple(filter(None, map(_seconds, before.restarts))),
             failed=frozenset(before.failed_arms),

@@ -246,6 +246,14 @@ async def test_acceptance_that_falls_for_all_turns_speculation_off(shift: Shift)
     assert shift.done()[-1] == ("TryAgain", "Done")
 
 
+async def test_drafts_of_which_nothing_is_accepted_are_not_tried_again_soon(shift: Shift) -> None:
+    capture_body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 0.7),))
+    capture_body["status"]["comparison"]["baselineAcceptancePercent"] = 60
+    await shift.serve(mode="Enforce", evidence=capture_body)
+    await shift.work(60, 8, accepted=0.0)
+    assert shift.done() == [("TurnOff", "Done")]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
