@@ -1,7 +1,6 @@
 """ConditionUpdate a place where the real vLLM can be imported."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 
 from devcluster.host.errors import ClusterError
-from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both
-from tests.engine.engine_process import HERE, Engine
+from tests.engine.engine_process import HERE, Engine, engine_here
 from tests.engine.engine_versions import NEWEST, SERVED, VERSIONS, find_packages, install
 from tests.engine.kv_draws import CASES, as_question, case
 from tests.engine.oracle_batches import Truth
@@ -25,24 +23,12 @@ from tests.engine.recorder_server import Server, make_models, starting
 from tests.engine.suffix_package import with_suffix
 
 OLDER = [pytest.param(version, marks=pytest.mark.long) for version in VERSIONS[:-1]]
-ENGINE_VARIABLE = "SPECDECODE_ENGINE"
 
 
 @pytest.fixture(scope="session")
 def engine() -> Engine:
-    """Return where vLLM can be imported: where the variable says, or the development cluster's environment.
-
-    Skips, visibly, where it cannot: without root there is no such environment,
-    and it is made for the Python of the engine image.
-    """
-    try:
-        place = Path(os.environ.get(ENGINE_VARIABLE) or install_engine_environment())
-    except ClusterError as error:
-        pytest.skip(f"no vLLM here ({error}); set {ENGINE_VARIABLE} to the python, or the package folder, that has it")
-    engine = Engine.at(place)
-    if not engine.has_vllm():
-        pytest.skip(f"{engine.python} cannot use the vLLM in {place}; set {ENGINE_VARIABLE} to a python that has it")
-    return engine
+    """Return where vLLM can be imported."""
+    return engine_here()
 
 
 @pytest.fixture(scope="session")

@@ -79,16 +79,16 @@ class Emulated:
         lines = (self.folder / "kept" / "engine" / "told" / "steps.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
-    def wait_until_healthy(self) -> None:
-        def is_healthy() -> bool:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"it ended with {self.process.returncode}:\n{self.log[-4000:]}")
-            try:
-                return httpx.get(f"{self.url}/health", trust_env=False).status_code == httpx.codes.OK
-            except httpx.TransportError:
-                return False
+    def is_healthy(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"it ended with {self.process.returncode}:\n{self.log[-4000:]}")
+        try:
+            return httpx.get(f"{self.url}/health", trust_env=False).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
 
-        eventually(is_healthy, "the emulated engine is healthy", START_S)
+    def wait_until_healthy(self) -> None:
+        eventually(self.is_healthy, "the emulated engine is healthy", START_S)
 
     def metrics(self) -> list[Any]:
         text = httpx.get(f"{self.url}/metrics", trust_env=False).text
@@ -113,21 +113,28 @@ class Emulated:
 
 
 @contextmanager
-def emulating(engine: Engine, folder: Path, plan: Path, *options: str) -> Iterator[Emulated]:
+def emulating(
+    engine: Engine,
+    folder: Path,
+    plan: Path,
+    *options: str,
+    model: dict[str, Any] | None = None,
+    address: tuple[str, int] | None = None,
+) -> Iterator[Emulated]:
     """Start one for a deployment, and end it; everything that it writes goes below a folder."""
-    (port,) = free_ports(1)
+    host, port = address or ("127.0.0.1", *free_ports(1))
     fitted = folder / "model.json"
-    fitted.write_text(json.dumps(MODEL))
+    fitted.write_text(json.dumps(model or MODEL))
     command = [sys.executable, "-m", "specdecode_operator", "replay", "serve", "--mode", "emulated", str(fitted)]
     place = next(iter(engine.more), engine.packages) or engine.python
-    command += ["--plan", str(plan), "--engine", str(place), "--port", str(port)]
+    command += ["--plan", str(plan), "--engine", str(place), "--host", host, "--port", str(port)]
     command += ["--keep", str(folder / "kept"), "--record", str(folder / "segments"), *options]
     others = (*engine.more[1:], engine.packages) if engine.more else ()
     borrowed = {"PYTHONPATH": os.pathsep.join(str(each) for each in others if each)} if others else {}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=os.environ | borrowed, stdout=log, stderr=log)
     try:
-        yield Emulated(f"http://127.0.0.1:{port}", process, folder)
+        yield Emulated(f"http://{host}:{port}", process, folder)
     finally:
         if process.poll() is None:
             process.terminate()

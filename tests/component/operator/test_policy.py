@@ -1,12 +1,13 @@
 """A policy against a real API server: an engine decays, load rises, the operator restarts, a person edits.
 
 Engines are pages on the loopback, and the test is their kubelet. What a policy decides over days is seen in
-tests/unit/policy, and what it reads and writes in tests/unit/handlers/test_policy.py.
+tests/unit/policy, on vLLM's own counters in tests/component/operator/policy, and what it reads and writes in
+tests/unit/handlers/test_policy.py.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -127,11 +128,11 @@ def pods(kubectl: Kubectl) -> list[dict[str, Any]]:
     return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
 
-def serves(kubectl: Kubectl) -> bool:
+def serves(kubectl: Kubectl, replicas: int = 2) -> bool:
     hashes = [template_hash(pod) for pod in pods(kubectl) if pod.get("status", {}).get("podIP")]
     conditions = kubectl.object("sdd", "tiny").get("status", {}).get("conditions", [])
     said = {each["type"]: each["reason"] for each in conditions}
-    return hashes == [wanted_hash(kubectl)] * 2 and said.get("Ready") in {"Serving", "SpeculationInactive"}
+    return hashes == [wanted_hash(kubectl)] * replicas and said.get("Ready") in {"Serving", "SpeculationInactive"}
 
 
 def speculates(kubectl: Kubectl) -> bool:
@@ -148,11 +149,17 @@ def done(kubectl: Kubectl) -> list[str]:
     return [each["action"] for each in reversed(status(kubectl).get("decisions", [])) if each["outcome"] == "Done"]
 
 
-def capture(kubectl: Kubectl, deployment: dict[str, Any]) -> None:
-    """A capture that ended: without speculation goodput is lower at 8 requests, and higher at 64."""
+def capture(
+    kubectl: Kubectl,
+    deployment: dict[str, Any],
+    loads: Sequence[tuple[float, float]] = ((8, 0.7), (64, 1.3)),
+    acceptance_percent: int | None = None,
+) -> None:
+    """A capture that ended: without speculation goodput is lower at few requests, and higher at many."""
     spec = SpecDecodeDeploymentSpec.parse(deployment["spec"])
     plan = PlanStatus.parse(deployment["status"]["plan"])
-    body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 0.7), (64, 1.3)))
+    body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=loads)
+    body["status"]["comparison"]["baselineAcceptancePercent"] = acceptance_percent
     ended = {"type": "Succeeded", "status": "True", "reason": "Published", "message": "m", "observedGeneration": 1}
     created = {
         "apiVersion": "specdecode.io/v1alpha1",
