@@ -11,6 +11,9 @@ from tests.support.conditions import condition
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
+# Four engines start one after the other; tests/engine has the same Job around a real vLLM without a cluster.
+pytestmark = pytest.mark.long
+
 REQUESTS = 16
 DEADLINE_S = 1800
 PARTS = {f"{arm}/{repetition}" for arm in ("plain", "ngram") for repetition in (1, 2)}
