@@ -96,7 +96,7 @@ LANES = (
     (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
         Part("typing", (str(REPOSITORY / "just"), "typing"), 200),
-        tests("unit", 350, browser.provide),
+        tests("unit", 420, browser.provide),
         tests("engine", 400, install_engine_environment),  # late: its clients want a processor when they leave
         tests("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
     ),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from specdecode_operator.capture.comparison.result import Comparison
 from specdecode_operator.capture.files.checks import Checks
@@ -13,6 +14,9 @@ from specdecode_operator.capture.validation.validate import validate_capture
 from tests.engine.engine_process import QUIET, Engine
 from tests.engine.recorder_server import NGRAM, Line
 from tests.support.arm_pods import ArmPod, arm, free_port
+
+# Four starts of an engine are a ninth of the run that is held to fifteen minutes.
+pytestmark = pytest.mark.long
 
 RECORD = {"tokenIds": False, "stepStats": True}
 CHECKS = {"greedyPrompts": 3, "structuredRequests": 2}

@@ -51,6 +51,7 @@ OURS = {
     "served name twice": "a slip of the pen",
     "two element types": "the engine is told one of them",
     "a length that nothing multiplies": "vLLM passes over it",
+    "a cool-down shorter than the window": "the operator's own: the engine knows no policy",
 }
 """What breaks a rule that no rule of the engine repeats, and why there is one."""
 

@@ -11,7 +11,7 @@ from tests.support.conditions import condition
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
-# Four engines start one after the other; tests/engine has the same Job around a real vLLM without a cluster.
+# Four engines start one after the other.
 pytestmark = pytest.mark.long
 
 REQUESTS = 16
