@@ -20,7 +20,7 @@ from specdecode_operator.capture.comparison.reading.client_side import Sent, rea
 from specdecode_operator.capture.comparison.reading.folders import ArmManifest, Repetition
 from specdecode_operator.capture.comparison.result import LoadVerdict, Slo
 from specdecode_operator.capture.files.formats import MANIFEST
-from specdecode_operator.evidence.starts import student_quantile
+from specdecode_operator.evidence.student import student_quantile
 from tests.support.compared_captures import MadeCapture, of_equal_arms
 
 RUNS: Final = 1000

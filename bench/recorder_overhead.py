@@ -25,6 +25,7 @@ from typing import Final
 
 from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
+from specdecode_operator.evidence.student import student_quantile
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_clients import ask_all, repetitive
 from tests.engine.recorder_server import Server, make_models, serving
@@ -37,8 +38,6 @@ REQUESTS: Final = 32
 MAX_TOKENS: Final = 100
 AT_ONCE: Final = 8
 TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
-NORMAL_975: Final = 1.959964
-"""97.5 % of a normal distribution are below so many standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -125,19 +124,8 @@ def change_percent(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ratios as a change in percent, and both ends of its 95 % interval."""
     logarithms = [math.log(ratio) for ratio in ratios]
     mean = statistics.mean(logarithms)
-    margin = student_975(len(ratios) - 1) * statistics.stdev(logarithms) / len(ratios) ** 0.5
+    margin = student_quantile(0.975, len(ratios) - 1) * statistics.stdev(logarithms) / len(ratios) ** 0.5
     return 100 * math.expm1(mean), 100 * math.expm1(mean - margin), 100 * math.expm1(mean + margin)
-
-
-def student_975(degrees: int) -> float:
-    """Return what 97.5 % of Student's distribution are below; within 1 % from 5 degrees of freedom on.
-
-    The first terms of its expansion about the normal distribution (Abramowitz and Stegun, 26.7.5).
-    """
-    z = NORMAL_975
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / degrees + second / degrees**2
 
 
 def line(name: str, unit: str, pairs: list[tuple[Round, Round]], of: Callable[[Round], float]) -> str:

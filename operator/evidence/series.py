@@ -90,6 +90,11 @@ class PairedSeries:
         return bounds
 
 
+def bounded_exp(log_ratio: float) -> float:
+    """Return a ratio; in place of one that no program can compute with, the largest or least that it can."""
+    return math.exp(max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, log_ratio)))
+
+
 def _log_ratio(baseline: float, candidate: float) -> float:
     if not baseline or not candidate:
         return ANYTHING_TO_NOTHING if candidate else -ANYTHING_TO_NOTHING

@@ -8,14 +8,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Final
+
+from specdecode_operator.evidence.series import bounded_exp
+from specdecode_operator.evidence.student import student_quantile
 
 FEWEST_BLOCKS: Final = 6
 """With fewer an interval is too wide to tell anything."""
-
-
-_LARGEST_LOGARITHM: Final = 700.0
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Estimate:
     @property
     def ratio(self) -> float:
         """The ratio."""
-        return _exp(self.log_ratio)
+        return bounded_exp(self.log_ratio)
 
     def interval(self, alpha: float) -> tuple[float, float]:
         """Return an interval that misses the ratio with a probability of alpha, half of it on either side."""
-        half_width = self.error * student_t(1 - alpha / 2, self.freedom)
-        return _exp(self.log_ratio - half_width), _exp(self.log_ratio + half_width)
+        half_width = self.error * student_quantile(1 - alpha / 2, self.freedom)
+        return bounded_exp(self.log_ratio - half_width), bounded_exp(self.log_ratio + half_width)
 
 
 Statistic = Callable[[int | None], float | None]
@@ -89,20 +89,5 @@ def of_quantile(values: Sequence[tuple[float, int]], share: float, blocks: int) 
     return without
 
 
-def student_t(probability: float, freedom: int) -> float:
-    """Return a quantile of Student's t (Abramowitz and Stegun, 26.7.5: right to 1 % from 5 degrees of freedom on)."""
-    x = NormalDist().inv_cdf(probability)
-    first = (x**3 + x) / 4
-    second = (5 * x**5 + 16 * x**3 + 3 * x) / 96
-    third = (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384
-    fourth = (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160
-    return x + first / freedom + second / freedom**2 + third / freedom**3 + fourth / freedom**4
-
-
 def _log_ratio(golden: float | None, found: float | None) -> float | None:
     return math.log(found) - math.log(golden) if golden and found else None
-
-
-def _exp(logarithm: float) -> float:
-    """Return what is too large for a number as the largest: figures of others' files may be anything."""
-    return math.exp(min(logarithm, _LARGEST_LOGARITHM))

@@ -7,7 +7,7 @@ from typing import Final
 
 from specdecode_operator.capture.comparison.reading.blocks import Block
 from specdecode_operator.capture.comparison.result import LoadVerdict
-from specdecode_operator.evidence.series import Finding, PairedSeries, Verdict
+from specdecode_operator.evidence.series import Finding, PairedSeries, Verdict, bounded_exp
 from specdecode_operator.evidence.starts import between_starts, starts_needed
 
 Pair = tuple[Block, Block]
@@ -60,7 +60,7 @@ def judge(  # noqa: PLR0913  what a verdict rests on
     logs = _logs(goodputs)
     starts = between_starts(logs, candidate, level)
     blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
-    starts_low, starts_high = (None, None) if starts is None else (_exp(starts[0]), _exp(starts[1]))
+    starts_low, starts_high = (None, None) if starts is None else (bounded_exp(starts[0]), bounded_exp(starts[1]))
     low = None if blocks_low is None or starts_low is None else min(blocks_low, starts_low)
     high = None if blocks_high is None or starts_high is None else max(blocks_high, starts_high)
     verdict = _both(found, starts) if whole else Verdict.INCONCLUSIVE
@@ -133,7 +133,3 @@ def _noise(pairs: Mapping[int, Sequence[Pair]]) -> float | None:
             squares += sum((each - mean) ** 2 for each in logs)
             freedom += len(logs) - 1
     return math.sqrt(squares / freedom) if freedom else None
-
-
-def _exp(value: float) -> float:
-    return math.exp(max(-700.0, min(700.0, value)))

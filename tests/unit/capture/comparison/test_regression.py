@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from specdecode_operator.capture.comparison import answers
 from specdecode_operator.capture.comparison.answers import NotComparableError, read_record, repetitions_of
-from specdecode_operator.capture.comparison.jackknife import FEWEST_BLOCKS, Estimate, estimate, student_t
+from specdecode_operator.capture.comparison.jackknife import FEWEST_BLOCKS, Estimate, estimate
 from specdecode_operator.capture.comparison.regression import ALARM_LEVEL, Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.cli.main import app
 from tests.support.synthetic import RATES
@@ -213,14 +213,6 @@ def test_repetitions_of_one_arm_are_one_record(golden: Path, tmp_path: Path) -> 
     with pytest.raises(NotComparableError, match=r"holds several arms \(one, other\): name the folder of one"):
         repetitions_of(tmp_path / "golden")
     assert repetitions_of(golden) == [golden]
-
-
-def test_students_t_is_that_of_the_tables() -> None:
-    # https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm
-    table = {(0.995, 5): 4.032, (0.999, 5): 5.893, (0.999, 15): 3.733, (0.975, 31): 2.040}
-    assert {key: student_t(*key) for key in table} == {
-        key: pytest.approx(value, rel=0.01) for key, value in table.items()
-    }
 
 
 def test_the_command_shows_every_figure_and_what_they_come_to(
