@@ -305,12 +305,13 @@ def test_pods_that_a_kubelet_rejects_are_told_and_no_more_are_made(kubectl: Kube
         for pod in kubectl.objects("pods", ENGINES):
             if pod["status"]["phase"] == "Pending":
                 kubectl.patch_pod_status(pod["metadata"]["name"], rejected)
-        return kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0
+        deployment = kubectl.object("deployment", "tiny")
+        return deployment["spec"]["replicas"] == 0 and not deployment["status"].get("replicas")
 
-    eventually(reject, "no more are made")
-    eventually(lambda: not kubectl.object("deployment", "tiny")["status"].get("replicas"), "none is left")
+    # One that the scheduler finds no node for makes no others, so it is let be: this node takes, and rejects, it too.
+    eventually(reject, "no more are made, and none is left")
     made = len(kubectl.objects("pods", ENGINES))
-    assert made <= 6, "three, and what was made before the operator looked"
+    assert made <= 9, "three, and what was made before the operator looked"
     # The first look may have told of one of them before the operator held back the others.
     eventually(lambda: "in a row" in wait_for(kubectl, "tiny", "Ready", "PodRejected"), "their number is told")
     wait_for_all(kubectl, "tiny", Ready="Unknown", Reconciling="True", Available="False")
