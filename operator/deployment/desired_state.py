@@ -51,11 +51,14 @@ class NotLaunched:
     plan_status: PlanStatus | None = None
 
 
+Outcome = Launch | RolledBack | Gated | NotLaunched
+
+
 @dataclass(frozen=True)
 class DesiredState:
     """What should exist for one SpecDecodeDeployment, and what its status says before anything runs."""
 
-    outcome: Launch | RolledBack | Gated | NotLaunched
+    outcome: Outcome
     conditions: list[ConditionUpdate]
     children: list[Body] = field(default_factory=list)
     """Objects that must exist, in the order of their creation."""

@@ -23,6 +23,7 @@ from specdecode_operator.deployment.policy.status import (
     judge,
     of_this_spec,
     policy_status,
+    stands,
     steady,
 )
 from specdecode_operator.deployment.spec.engine_fields import engine_word
@@ -145,11 +146,7 @@ class PolicyKeeper:
 
     async def _tell(self, parent: Parent, case: Case, decision: Decision) -> None:
         """Count what is new, and post an Event of what was done."""
-        before = case.before
-        same = before is not None and (before.action, before.outcome, before.target) == (
-            *(decision.action, decision.outcome, decision.target or None),
-        )
-        if decision.action is Action.KEEP or same:
+        if decision.action is Action.KEEP or stands(case.before, decision):
             return
         self._decisions.count(decision.action, decision.outcome)
         if decision.outcome is Outcome.DONE:

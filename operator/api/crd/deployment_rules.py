@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd.cel import Reason, Rule
 from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL_VOLUME, MODELS, ROPE_SCALING, SOURCES
+from specdecode_operator.api.crd.policy_rules import POLICY
 from specdecode_operator.api.crd.replay_rules import RECORDING_SOURCE, REPLAY, REPLAYING_SPEC
 from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import HostPath, Models, ModelVolume, RopeScaling
@@ -364,17 +365,6 @@ SPEC = (
         message="vLLM ignores it with parallelism.data %d, whose copies must draft alike:"
         " remove it, or use replicas instead of data",
         values=("self.parallelism.data",),
-    ),
-)
-
-POLICY = (
-    Rule(
-        field="cooldownSeconds",
-        # Their defaults are there as soon as a policy is.
-        holds="self.cooldownSeconds >= self.windowSeconds",
-        message="is %d, less than windowSeconds, in which the engines have to be seen after each change:"
-        " write %d or more, or lower windowSeconds",
-        values=("self.cooldownSeconds", "self.windowSeconds"),
     ),
 )
 

@@ -8,7 +8,7 @@ from specdecode_operator.capture.control.observation import CapturedDeployment, 
 from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.load.prompts.datasets import parts_of
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import Gated, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.desired_state import Gated, Launch, Outcome, RolledBack
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.engine.rules.extra_args import last_option
@@ -46,9 +46,7 @@ def captured_deployment(
     return Blocked("DeploymentNotPlanned", message, permanent=outcome.readiness.stalled)
 
 
-def _at_gate(
-    observed: ObservedDeployment, outcome: Launch | RolledBack | Gated | NotLaunched, capture: str | None
-) -> CapturedDeployment | Blocked:
+def _at_gate(observed: ObservedDeployment, outcome: Outcome, capture: str | None) -> CapturedDeployment | Blocked:
     """Return the engines that wait at a gate, for the capture that judges them and for no other."""
     name = observed.key.name
     if capture is not None and not (isinstance(outcome, Gated) and outcome.held.capture == capture):

@@ -17,7 +17,7 @@ from specdecode_operator.capture.control.arm_pods import command_of
 from specdecode_operator.capture.control.observation import CapturedDeployment
 from specdecode_operator.capture.job.places import ARM
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, Outcome, RolledBack
 from specdecode_operator.deployment.models.jobs import DOWNLOADING, RESOLVING
 from specdecode_operator.deployment.pods.readiness import stalled
 from specdecode_operator.deployment.spec.model_sources import served_models
@@ -59,17 +59,22 @@ def asked_arms(spec: SpecDecodeCaptureSpec) -> list[Arm]:
 
 
 def arm_states(
-    spec: SpecDecodeCaptureSpec, body: Body, outcome: object, desired_state_of: Callable[[int, Body], DesiredState]
+    spec: SpecDecodeCaptureSpec, body: Body, outcome: Outcome, desired_state_of: Callable[[int, Body], DesiredState]
 ) -> list[DesiredState]:
     """Return what a deployment would come to with each of a capture's arms; nothing while it has no plan in force.
 
     ``desired_state_of`` is asked for the object with an arm's settings, by the arm's number.
     """
-    launch = outcome.launch if isinstance(outcome, Gated) else outcome
+    launch = _asked_for(outcome)
     if not isinstance(launch, Launch):
         return []
     bodies = [arm_body(arm, body, launch) for arm in asked_arms(spec)]
     return [_refused(changed) or desired_state_of(index, changed) for index, changed in enumerate(bodies)]
+
+
+def _asked_for(outcome: Outcome) -> Launch | RolledBack | NotLaunched:
+    """Return what a spec comes to: what waits at a gate is asked for no more than it would take."""
+    return outcome.launch if isinstance(outcome, Gated) else outcome
 
 
 def _refused(body: Body) -> DesiredState | None:
@@ -121,8 +126,7 @@ def captured_arms(
     """
     found = []
     for index, (arm, state) in enumerate(zip(asked_arms(spec), states, strict=True)):
-        # What waits at a gate is asked for no more than it would take.
-        outcome = state.outcome.launch if isinstance(state.outcome, Gated) else state.outcome
+        outcome = _asked_for(state.outcome)
         blocked = _place_blocked(outcome, source) if isinstance(outcome, Launch) else _plan_blocked(outcome, arm)
         if blocked is not None:
             message = f"spec.arms[{index}] ({arm.name}): {_in_arm(blocked.message, index, arm)}"

@@ -135,17 +135,24 @@ def policy_status(case: Case, decision: Decision, memory: Memory, now: datetime)
     )
 
 
+def stands(before: PolicyStatus | None, decision: Decision) -> bool:
+    """Whether the status says of a decision already what it comes to; its words may have other figures."""
+    return before is not None and (before.action, before.outcome, before.target) == (
+        *(decision.action, decision.outcome, decision.target or None),
+    )
+
+
 def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> list[PolicyDecision]:
     """Return what was advised or done last; an advice that stands is told once."""
     known = before.decisions if before else []
-    target = decision.target or None
-    stands = before is not None and (before.action, before.target, before.outcome) == (
-        *(decision.action, target, decision.outcome),
-    )
-    if decision.outcome not in _TOLD or (stands and decision.outcome is not Outcome.DONE):
+    if decision.outcome not in _TOLD or (stands(before, decision) and decision.outcome is not Outcome.DONE):
         return known
     told = PolicyDecision(
-        at=moment, action=decision.action, outcome=decision.outcome, target=target, message=decision.message[:_LONGEST]
+        at=moment,
+        action=decision.action,
+        outcome=decision.outcome,
+        target=decision.target or None,
+        message=decision.message[:_LONGEST],
     )
     return [told, *known][:MOST_DECISIONS]
 
