@@ -86,6 +86,11 @@ crds: setup
     .venv/bin/specdecode crds --folder crds
     cp crds/*_*.yaml charts/specdecode-operator/crds/
 
+# Write manifests/ anew from the chart, with the values that it has by itself
+[group('operator')]
+manifests: setup
+    @{{ python }} -m devcluster.chart
+
 # Check style, formatting and the direction of imports
 [group('checks')]
 lint: setup

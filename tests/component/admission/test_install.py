@@ -9,6 +9,7 @@ import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from devcluster import chart
 from specdecode_operator.cli.main import app
 from specdecode_operator.version import __version__
 from tests.support.kubectl import program
@@ -65,6 +66,14 @@ def test_chart_and_manifests_render_the_same_objects() -> None:
         assert without_tool_labels(from_chart[key]) == without_tool_labels(item)
 
 
+def test_manifests_are_those_that_the_chart_makes() -> None:
+    made = chart.manifests()
+    found = {file.name: file.read_text() for file in chart.MANIFESTS.iterdir() if file.name not in chart.BY_HAND}
+    assert found == made, "stale: ./just manifests"
+    kustomization = yaml.safe_load((chart.MANIFESTS / "kustomization.yaml").read_text())
+    assert sorted(kustomization["resources"]) == sorted(["namespace.yaml", *made])
+
+
 def test_every_object_is_labelled() -> None:
     for key, item in kustomize().items():
         labels = item["metadata"]["labels"]
@@ -81,8 +90,8 @@ def test_chart_carries_the_crds_and_the_version() -> None:
         assert (CHART / "crds" / name).read_text() == (ROOT / "crds" / name).read_text(), (
             f"stale: cp crds/{name} charts/specdecode-operator/crds/"
         )
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (metadata["version"], metadata["appVersion"]) == (__version__, __version__)
 
 
 def test_crds_folder_is_a_kustomization() -> None:

@@ -1,0 +1,57 @@
+"""What Helm makes of the chart, and `manifests/` of that: whoever has no Helm installs the same objects.
+
+`python -m devcluster.chart` writes them anew: one file for each template that
+makes something with the values that the chart has by itself.
+"""
+
+import re
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+from devcluster.builds import binaries
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY
+
+CHART = REPOSITORY / "charts" / "specdecode-operator"
+MANIFESTS = REPOSITORY / "manifests"
+NAMESPACE = "specdecode-system"
+RELEASE = "specdecode-operator"
+BY_HAND = frozenset({"kustomization.yaml", "namespace.yaml"})
+"""Files of `manifests/` that the chart does not make: Helm makes the namespace itself (--create-namespace)."""
+
+_HEADER = "# Made of charts/specdecode-operator/templates/{name}: ./just manifests\n"
+_HELMS_OWN = re.compile(r"^ *(helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n", re.MULTILINE)
+_SOURCE = re.compile(r"# Source: [^/]+/templates/(.+)\n")
+
+
+def template(*options: str, release: str = RELEASE) -> str:
+    """Return what `helm template` prints for the chart."""
+    command = [binaries.find("helm")["helm"], "template", release, CHART, f"--namespace={NAMESPACE}", *options]
+    answer = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise ClusterError(answer.stderr.strip())
+    return answer.stdout
+
+
+def manifests() -> dict[str, str]:
+    """Return the generated files of `manifests/`: by name what stands in them."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for document in re.split(r"^---\n", _HELMS_OWN.sub("", template()), flags=re.MULTILINE):
+        if source := _SOURCE.match(document):
+            files[source[1]].append(document[source.end() :].rstrip() + "\n")
+    return {name: _HEADER.format(name=name) + "---\n".join(documents) for name, documents in files.items()}
+
+
+def write(folder: Path = MANIFESTS) -> None:
+    """Write the generated files, and remove those of templates that make nothing any more."""
+    files = manifests()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    for file in folder.iterdir():
+        if file.name not in BY_HAND | files.keys():
+            file.unlink()
+
+
+if __name__ == "__main__":
+    write()
