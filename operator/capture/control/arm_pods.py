@@ -1,7 +1,6 @@
 """The pods of the engines that a capture runs, and the one pod in which those of all arms run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.capture.control.observation import CapturedDeployment
@@ -14,11 +13,8 @@ _KEPT = (("--folder", COMPILED_PATH), ("--cache", COMPILE_CACHE_PATH))
 
 
 def engine_pod_of(source: CapturedDeployment) -> Body:
-    """Return the pod that the deployment's engine runs in; over plain HTTP, for nobody else reaches it."""
-    facts = source.launch.facts
-    serving = facts.spec.serving.model_copy(update={"tls_secret": None})
-    plain = replace(facts, spec=facts.spec.model_copy(update={"serving": serving}))
-    return engine_pod(source.key, plain, source.launch.plan)
+    """Return the pod that the deployment's engine runs in."""
+    return engine_pod(source.key, source.launch.facts, source.launch.plan)
 
 
 def engine_container(pod: Body) -> Body:

@@ -29,6 +29,7 @@ from specdecode_operator.capture.control.observation import CapturedDeployment
 from specdecode_operator.capture.control.volume import claim_of
 from specdecode_operator.capture.job.places import Places
 from specdecode_operator.capture.job.recorder_bundle import PLUGIN, SWITCH_FOLDER, switcher_command
+from specdecode_operator.capture.load.trust import AUTHORITY, CERTIFICATE
 from specdecode_operator.capture.load.workload import ATTEMPT_VARIABLE, NODE_VARIABLE, SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
 from specdecode_operator.deployment.desired_state import Launch
@@ -45,6 +46,7 @@ PREPARE, LOAD = "prepare", "load"
 SWITCH_VOLUME: Final = "specdecode-switch"
 ROOT: Final = "/capture"
 RECORDER_PATH: Final = "/specdecode/recorder"
+CERTIFICATES_FOLDER: Final = "/specdecode/tls"
 
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
 _USER_ID: Final = 65532
@@ -119,6 +121,8 @@ def render_job(
         "recorder_path": RECORDER_PATH,
         "switch_folder": SWITCH_FOLDER if runs else None,
         "dataset": _dataset_volume(spec),
+        "certificates": _certificates_volume(source.launch),
+        "certificates_folder": CERTIFICATES_FOLDER,
         "claim": claim_of(capture, spec.storage),
         "image_id_config_map": image_id_volume(capture),
         "image_id_folder": FOLDER,
@@ -247,6 +251,16 @@ def _api_key(pod: Body) -> Body | None:
     return next((each for each in engine_container(pod).get("env") or [] if each["name"] == API_KEY_VARIABLE), None)
 
 
+def _certificates_volume(launch: Launch) -> Body | None:
+    """Return the volume with what the load believes of the engine's Secret, without its key; None for plain HTTP."""
+    secret = launch.facts.spec.serving.tls_secret
+    if secret is None:
+        return None
+    items = [{"key": key, "path": key} for key in (CERTIFICATE, AUTHORITY)]
+    # Optional: not every Secret names its authority. Of one that is missing the engine's own variable tells.
+    return {"secret": {"secretName": secret.name, "optional": True, "items": items}}
+
+
 def _dataset_volume(spec: SpecDecodeCaptureSpec) -> Body | None:
     """Return the volume that holds the dataset; None without one."""
     dataset = spec.workload.prompts.dataset
@@ -302,12 +316,12 @@ def _address(launch: Launch, pod: Body) -> dict[str, Any]:
     facts = launch.facts
     settings = engine_settings(facts.spec, facts.pair, launch.plan.chosen.tensor)
     return {
-        "url": f"http://127.0.0.1:{facts.spec.serving.port}",
+        "url": f"http{'s' if settings.tls else ''}://127.0.0.1:{facts.spec.serving.port}",
         "model": settings.served_model_names[0],
         "max_model_len": settings.max_model_len,
         "vocab_size": facts.pair.target.vocab_size,
         "api_key_variable": API_KEY_VARIABLE if _api_key(pod) else None,
-    }
+    } | ({"certificates": CERTIFICATES_FOLDER} if settings.tls else {})
 
 
 def _context(source: CapturedDeployment, pod: Body, added: list[str]) -> dict[str, Any]:

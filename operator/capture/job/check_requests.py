@@ -91,10 +91,11 @@ class CheckRequests:
         headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
         # The engine is in the same pod: proxies of the environment do not apply.
         self._client = httpx.AsyncClient(
-            base_url=f"http://{server.host}:{server.port}{server.path}",
+            base_url=f"http{'s' if server.tls else ''}://{server.host}:{server.port}{server.path}",
             headers=headers,
             timeout=timeout_s,
             trust_env=False,
+            verify=server.tls or True,
         )
         self._model = server.model
 

@@ -28,6 +28,7 @@ from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
 from specdecode_operator.capture.load.prompts.sources import prompt_source
 from specdecode_operator.capture.load.runner import LoadResult
 from specdecode_operator.capture.load.stop import Stop, beside, stop_on_signals
+from specdecode_operator.capture.load.trust import tls_of
 from specdecode_operator.capture.load.workload import InvalidSettingsError, RunSettings
 from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE
 
@@ -149,7 +150,7 @@ class Recording:
 
     async def _watch_engine(self, stop: Stop) -> None:
         """Stop the load when the engine is gone: one that was killed says nothing, and its next start takes minutes."""
-        async with EngineMonitor(self._settings.engine.url) as monitor:
+        async with self._monitor() as monitor:
             await monitor.wait_until_gone()
         message = "the engine ended while it was recorded: nothing listens at its port any more; see its log"
         self._fail(CaptureError("EngineExited", message), stop)
@@ -166,12 +167,19 @@ class Recording:
     async def _wait_for_engine(self, stop: Stop) -> None:
         arm = self._part.arm
         within_s = arm.start_seconds if arm else self._settings.deadline_seconds or self._timeouts.ready_s
-        async with EngineMonitor(self._settings.engine.url) as monitor:
+        async with self._monitor() as monitor:
             try:
                 await monitor.wait_until_ready(within_s, stop)
             except EngineNotReadyError as error:
                 reason = "Cancelled" if stop.is_set else "EngineNotReady"
                 raise self._recorders.failure or CaptureError(reason, f"the engine: {error}") from error
+
+    def _monitor(self) -> EngineMonitor:
+        engine = self._settings.engine
+        try:
+            return EngineMonitor(engine.url, tls_of(engine))
+        except InvalidSettingsError as error:
+            raise CaptureError("InvalidSettings", str(error)) from error
 
     async def _load(self, load: Load, stop: Stop) -> LoadResult:
         try:

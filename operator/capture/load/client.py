@@ -12,6 +12,7 @@ import msgspec
 
 from specdecode_operator.capture.load.exchange import Exchange
 from specdecode_operator.capture.load.prompts.prompt import Prompt
+from specdecode_operator.capture.load.trust import tls_of
 from specdecode_operator.capture.load.workload import EngineAddress, InvalidSettingsError
 from specdecode_operator.problems import Problem
 
@@ -112,11 +113,12 @@ def server_of(engine: EngineAddress, environment: Mapping[str, str] = os.environ
     Raises
     ------
     InvalidSettingsError
-        Its key is not in the environment.
+        Its key is not in the environment, or its certificates are not in their folder.
     """
     url = urlsplit(engine.url)
     assert url.hostname and url.port  # noqa: S101, PT018 - the settings' pattern
-    return Server(host=url.hostname, port=url.port, model=engine.model, api_key=_api_key(engine, environment))
+    key = _api_key(engine, environment)
+    return Server(host=url.hostname, port=url.port, model=engine.model, api_key=key, tls=tls_of(engine))
 
 
 def allow_many_connections() -> None:

@@ -71,12 +71,13 @@ async def run_load(
     BadDatasetError
         The dataset has no prompts; nothing was sent.
     InvalidSettingsError
-        The engine's key is not in the environment; nothing was sent.
+        The engine's key or certificates are not there; nothing was sent.
     OSError
         client.jsonl.part cannot be written.
     """
     prompts = await asyncio.to_thread(prompt_source, settings, dataset_mount)
-    client = EngineClient(server_of(settings.engine), settings.workload.timeout_seconds)
+    server = server_of(settings.engine)
+    client = EngineClient(server, settings.workload.timeout_seconds)
     allow_many_connections()
     log = ClientLog(attempt_folder, stop.set_from_thread)
     progress = Progress(lambda: client.in_flight, RecordedRequests(attempt_folder / FOLDER).count)
@@ -85,7 +86,7 @@ async def run_load(
     try:
         async with (
             beside(run.follow_stop(), run.progress.run(stop)),
-            EngineMonitor(settings.engine.url) as monitor,
+            EngineMonitor(settings.engine.url, server.tls) as monitor,
         ):
             return await run.everything(monitor)
     finally:

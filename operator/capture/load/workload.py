@@ -41,9 +41,10 @@ class _Settings(BaseModel):
 
 
 class EngineAddress(_Settings):
-    """The engine that is sent to, over plain HTTP: it is in the same pod."""
+    """The engine that is sent to: it is in the same pod."""
 
-    url: Annotated[str, Field(pattern=r"^http://[^/:\s]+:[0-9]+/?$")]
+    url: Annotated[str, Field(pattern=r"^https?://[^/:\s]+:[0-9]+/?$")]
+    certificates: str | None = None  # the folder of those that it serves with, where it serves TLS
     model: str  # the name that it is served under
     max_model_len: Annotated[int, Field(ge=1)]
     vocab_size: Annotated[int, Field(ge=64)]

@@ -113,12 +113,30 @@ class TestEngine:
         job = rendered(tiny_cpu(engine={"image": "i:1", "extraArgs": [flag]}))
         assert containers(job)["engine"]["command"].count(flag) == 1
 
-    def test_it_speaks_http_to_the_load_beside_it(self) -> None:
+    def test_it_serves_tls_where_the_deployment_does(self) -> None:
         serving = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
         job = rendered(tiny_cpu(serving=serving))
+        engine, load = containers(job)["engine"], containers(job)["load"]
+        assert settings(job)["engine"]["url"] == "https://127.0.0.1:8000"
+        assert "/etc/specdecode-tls/tls.crt" in " ".join(engine["command"])
+        assert engine["startupProbe"]["httpGet"]["scheme"] == "HTTPS"
+        (folder,) = (each["mountPath"] for each in load["volumeMounts"] if each["name"] == "specdecode-tls")
+        assert settings(job)["engine"]["certificates"] == folder
+
+    def test_the_load_sees_no_key_of_a_certificate(self) -> None:
+        serving = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
+        job = rendered(tiny_cpu(serving=serving))
+        volumes = {volume["name"]: volume for volume in pod_spec(job)["volumes"]}
+        ours = [volumes[each["name"]] for each in containers(job)["load"]["volumeMounts"]]
+        secrets = [volume["secret"] for volume in ours if "secret" in volume]
+        assert [item["key"] for secret in secrets for item in secret["items"]] == ["tls.crt", "ca.crt"]
+        assert "specdecode-tls" not in {each["name"] for each in containers(job)["prepare"]["volumeMounts"]}
+
+    def test_without_a_certificate_it_speaks_http(self) -> None:
+        job = rendered()
         assert settings(job)["engine"]["url"] == "http://127.0.0.1:8000"
-        assert "tls" not in {volume["name"] for volume in pod_spec(job)["volumes"]}
-        assert not [argument for argument in containers(job)["engine"]["command"] if "ssl" in argument]
+        assert "certificates" not in settings(job)["engine"]
+        assert "specdecode-tls" not in {volume["name"] for volume in pod_spec(job)["volumes"]}
 
     def test_the_load_has_the_key_of_the_engines_clients(self) -> None:
         job = rendered(tiny_cpu(serving={"maxModelLen": 1024, "apiKeySecret": {"name": "clients", "key": "api"}}))

@@ -45,7 +45,7 @@ def _engine(**fields: Any) -> dict[str, Any]:
     [
         ({"seed": "x"}, "SPECDECODE_CAPTURE.seed: x: Input should be a valid integer"),
         ({"seed": "7"}, "SPECDECODE_CAPTURE.seed: 7: Input should be a valid integer"),
-        (_engine(url="https://a:1"), "SPECDECODE_CAPTURE.engine.url: https://a:1: String should match pattern"),
+        (_engine(url="ftp://a:1"), "SPECDECODE_CAPTURE.engine.url: ftp://a:1: String should match pattern"),
         (_engine(vocab_size=1), "SPECDECODE_CAPTURE.engine.vocab_size: 1: Input should be greater"),
         (
             {"workload": {"phases": [{**CLOSED, "concurrency": 0}]}},
