@@ -255,7 +255,12 @@ def read_calibration(file: str | None) -> Calibration:
 def _nothing_found(sources: Sequence[str], kinds: Sequence[str], others: Sequence[str]) -> DocumentError:
     some = [*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])]
     but = f" but {', '.join(some)}" if some else ""
-    return DocumentError(f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: name another file or folder")
+    fix = "name another file or folder"
+    if CAPTURE not in kinds and any(other.startswith(CAPTURE) for other in others):
+        fix = (
+            "name that of its deployment; specdecode lint and render take both files, and plan each arm of the capture"
+        )
+    return DocumentError(f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: {fix}")
 
 
 def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:

@@ -1,6 +1,7 @@
 """What the API server would refuse in an object whose fields are each good: rules, and entries of one key."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
@@ -66,10 +67,12 @@ def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem
         if not evaluate(rule.holds):
             value = _shown(stored, rule.field)
             message = rule.words(shown(evaluate(each)) for each in rule.values)
-            # What the API server says stands alone; a problem has the value before its message.
-            for again in (f"is {value}, which ", f"is {value}: "):
-                message = message.removeprefix(again)
-            yield Problem(f"{place}{rule.field}", value, message)
+            yield Problem(f"{place}{rule.field}", value, _after_value(message, value))
+
+
+def _after_value(message: str, value: str) -> str:
+    """Return a message that stands alone, as the API server says it, as it stands after the value."""
+    return re.sub(rf"^is {re.escape(value)}(: |, (which |but |and )?)", "", message)
 
 
 def _shown(stored: Body, field: str) -> str:

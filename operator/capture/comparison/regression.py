@@ -354,7 +354,7 @@ def _sentence(figure: Figure) -> str:
         return text
     between = "no interval"
     if figure.low_percent is not None and figure.high_percent is not None:
-        between = f"{LEVEL:.0%}: {figure.low_percent:+.1f} to {figure.high_percent:+.1f} %"
+        between = f"{100 * LEVEL:.0f} %: {figure.low_percent:+.1f} to {figure.high_percent:+.1f} %"
     limit = "" if figure.loss_limit_percent is None else f", {figure.loss_limit_percent:g} % may be lost"
     return f"{text} ({figure.change_percent:+.1f} %, {between}{limit})"
 

@@ -124,7 +124,7 @@ def _load(running: float | None, load: Load, compared: LoadVerdict, level: float
         return f"{_ratio(compared)} {at} (too few blocks for an interval: {compared.blocks})"
     if None in ends:
         return f"{_ratio(compared)} {at} (one start of each engine gives no interval)"
-    return f"{_ratio(compared)} ({level:.0%}: {ends[0]} to {ends[1]}) {at}".replace("%:", " %:")
+    return f"{_ratio(compared)} ({100 * level:.0f} %: {ends[0]} to {ends[1]}) {at}"
 
 
 def _ratio(compared: LoadVerdict) -> str:
@@ -173,7 +173,7 @@ def _wrong(outputs: OutputsFound) -> Iterator[str]:
         )
     for what, shares in (("structured answers", outputs.structured), ("tool calls", outputs.tool_calls)):
         if outputs.parses_less and shares is not None and shares[0] < shares[1]:
-            yield f"{shares[0]:.0%} of its {what} can be parsed, {shares[1]:.0%} of the baseline's".replace("%", " %")
+            yield f"{100 * shares[0]:.0f} % of its {what} can be parsed, {100 * shares[1]:.0f} % of the baseline's"
 
 
 def _outputs(outputs: OutputsFound) -> str:

@@ -25,6 +25,7 @@ from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
 from specdecode_operator.deployment.spec.pod_template_merge import merge
 from specdecode_operator.deployment.spec.warnings import lossy_answers
 from specdecode_operator.sizing.choice.node_placement import place_phrase
+from specdecode_operator.sizing.memory.budget import Verdict
 
 _FIELDS: Final[Mapping[str, str]] = {
     "spec.speculation": "speculation",
@@ -43,6 +44,8 @@ _FETCHING: Final[Mapping[str, tuple[str, str]]] = {
 """What an arm lacks that nobody gets for it, by the reason of a deployment that waits for the same, and what helps."""
 
 REFUSED: Final = "ArmRefused"
+DOES_NOT_FIT: Final = "ArmDoesNotFit"
+WAITS: Final = "ArmWaits"
 
 
 @dataclass(frozen=True)
@@ -148,9 +151,11 @@ def _plan_blocked(outcome: RolledBack | NotLaunched, arm: Arm) -> Blocked:
             f"{model}: {lacks}; goes on when a SpecDecodeDeployment of this namespace that serves it, or would if it"
             f" were not suspended, {helps}"
         )
-        return Blocked("ArmWaits", message)
+        return Blocked(WAITS, message)
     why = f"{readiness.reason}: {readiness.message}"
-    return Blocked(REFUSED if readiness.stalled else "ArmWaits", why, permanent=readiness.stalled)
+    if not readiness.stalled:
+        return Blocked(WAITS, why)
+    return Blocked(DOES_NOT_FIT if readiness.reason == Verdict.DOES_NOT_FIT.value else REFUSED, why, permanent=True)
 
 
 def _place_blocked(launch: Launch, source: CapturedDeployment) -> Blocked | None:

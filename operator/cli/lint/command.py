@@ -37,7 +37,8 @@ def lint_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Say what the API server and the operator would refuse in objects of both kinds, and warn of the rest.
 
-    Whether a pair fits is not asked: plan says so.
+    Whether a deployment fits is not asked: plan says so. An arm of a capture has
+    to fit where its deployment runs.
 
     Exits with 0 when nothing is refused, 2 when something is, 3 with --strict
     when there are warnings.

@@ -10,7 +10,7 @@ from specdecode_operator.capture.control.admission import workload_blocked
 from specdecode_operator.cli.input_files import Document, Reading, with_configs
 from specdecode_operator.cli.lint.positions import line_of
 from specdecode_operator.cli.plan.unknown import look_up
-from specdecode_operator.cli.render.answers import Options, captured_name, rendered_deployment
+from specdecode_operator.cli.render.answers import Options, golden_body, neighbour, rendered_deployment
 from specdecode_operator.cli.render.objects import NotRenderedError, render_capture
 from specdecode_operator.deployment.spec.admission import admitted_capture, admitted_object
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
@@ -63,10 +63,11 @@ def find(reading: Reading, configs: Configs, options: Options) -> list[Finding]:
     Of the options, those count that say what podTemplate may ask for and where models may be had.
     """
     deployments = {each.qualified_name: each for each in reading.documents if each.kind != capture.KIND}
+    captures = {each.qualified_name: each for each in reading.documents if each.kind == capture.KIND}
     found = []
     for document in reading.documents:
         if document.kind == capture.KIND:
-            problems = _in_capture(document, deployments, configs, options)
+            problems = _in_capture(document, deployments, captures, configs, options)
         else:
             problems = _in_deployment(document, configs, options)
         found += [_located(*problem, document) for problem in problems]
@@ -105,7 +106,11 @@ def _in_deployment(document: Document, configs: Configs, options: Options) -> It
 
 
 def _in_capture(
-    document: Document, deployments: Mapping[str, Document], configs: Configs, options: Options
+    document: Document,
+    deployments: Mapping[str, Document],
+    captures: Mapping[str, Document],
+    configs: Configs,
+    options: Options,
 ) -> Iterator[_Found]:
     """Whether it can be taken of its deployment is told where that one is in the files and runs."""
     try:
@@ -116,12 +121,13 @@ def _in_capture(
     if blocked := workload_blocked(spec):
         yield Level.ERROR, blocked.reason, Problem("", "", blocked.message)
         return
-    owner = deployments.get(captured_name(document, spec))
+    owner = deployments.get(neighbour(document, spec.deployment))
     captured = rendered_deployment(owner, None, configs, UNCALIBRATED, options).deployment if owner else None
     if captured is None:
         return
     try:
-        render_capture({**document.body, "spec": with_configs(document.body["spec"], configs)}, captured)
+        body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
+        render_capture(body, captured, golden_body(document, spec, captures))
     except NotRenderedError as error:
         yield Level.WARNING if error.may_pass else Level.ERROR, error.reason, Problem("", "", str(error))
 

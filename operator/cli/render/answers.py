@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.capture.control import arms
 from specdecode_operator.cli.input_files import (
     Document,
     read_calibration,
@@ -16,7 +17,7 @@ from specdecode_operator.cli.input_files import (
     refuse_unused,
     with_configs,
 )
-from specdecode_operator.cli.plan.answers import FITS, INVALID, TIGHT, answer
+from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, INVALID, TIGHT, UNKNOWN, answer
 from specdecode_operator.cli.plan.unknown import Models, UnknownModel
 from specdecode_operator.cli.render.objects import (
     OPERATOR_IMAGE,
@@ -34,6 +35,9 @@ from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.pair.calibration import Calibration
+
+_VERDICTS: Final = {arms.DOES_NOT_FIT: DOES_NOT_FIT, arms.WAITS: UNKNOWN}
+"""Of captures that the operator would not start, by its reason; all others are invalid."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,9 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
         for document in reading.documents
         if document.kind != capture.KIND
     }
+    captures = {each.qualified_name: each for each in reading.documents if each.kind == capture.KIND}
     found = [
-        _capture(document, deployments, configs, options)
+        _capture(document, deployments, captures, configs, options)
         if document.kind == capture.KIND
         else deployments[document.qualified_name]
         for document in reading.documents
@@ -120,20 +125,36 @@ def rendered_deployment(
     return Rendered(document, planned.verdict, tuple(without_owner(made.objects)), deployment=made)
 
 
-def captured_name(document: Document, spec: SpecDecodeCaptureSpec) -> str:
-    """Return the qualified name of the deployment that a capture names, which lies in its namespace."""
-    metadata = {**document.body["metadata"], "name": spec.deployment}
+def neighbour(document: Document, name: str) -> str:
+    """Return the qualified name of another object in the namespace of one."""
+    metadata = {**document.body["metadata"], "name": name}
     return replace(document, body={"metadata": metadata}).qualified_name
 
 
+def golden_body(document: Document, spec: SpecDecodeCaptureSpec, captures: Mapping[str, Document]) -> Body | None:
+    """Return what a capture is held against; None where no file has it, or not as it could be stored."""
+    golden = captures.get(neighbour(document, spec.against.capture)) if spec.against else None
+    if golden is None:
+        return None
+    try:
+        admitted_capture(golden.body)
+    except InvalidSpecError:
+        return None
+    return golden.body
+
+
 def _capture(
-    document: Document, deployments: Mapping[str, Rendered], configs: Mapping[str, dict[str, Any]], options: Options
+    document: Document,
+    deployments: Mapping[str, Rendered],
+    captures: Mapping[str, Document],
+    configs: Mapping[str, dict[str, Any]],
+    options: Options,
 ) -> Rendered:
     try:
         spec = admitted_capture(document.body)
     except InvalidSpecError as error:
         return Rendered(document, INVALID, refusal=str(error))
-    captured = deployments.get(captured_name(document, spec))
+    captured = deployments.get(neighbour(document, spec.deployment))
     if captured is None:
         refusal = f"spec.deployment: {spec.deployment}: is not in these files: name its file, too"
         return Rendered(document, INVALID, refusal=refusal)
@@ -141,7 +162,8 @@ def _capture(
         return Rendered(document, captured.verdict, refusal=f"its deployment: {captured.refusal}")
     try:
         body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
-        objects = render_capture(body, captured.deployment, options.operator_image)
+        golden = golden_body(document, spec, captures)
+        objects = render_capture(body, captured.deployment, golden, options.operator_image)
     except NotRenderedError as error:
-        return Rendered(document, INVALID, refusal=str(error))
+        return Rendered(document, _VERDICTS.get(error.reason, INVALID), refusal=str(error))
     return Rendered(document, FITS, tuple(without_owner(objects)))

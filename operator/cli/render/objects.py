@@ -11,10 +11,13 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
+from specdecode_operator.api.status import Condition, ConditionStatus
 from specdecode_operator.capture.control.arms import arm_states
-from specdecode_operator.capture.control.capture import read_capture
+from specdecode_operator.capture.control.capture import Capture, read_capture
 from specdecode_operator.capture.control.decision import decide as decide_capture
 from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
+from specdecode_operator.capture.control.volume import claim_of
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import DesiredState, NotLaunched
@@ -33,7 +36,9 @@ OPERATOR_IMAGE: Final = "localhost/specdecode/operator:dev"
 """The chart's default. Load generators of captures, and replays, run from the operator's own image."""
 
 _NAMESPACE: Final = "default"
-_NO_UID: Final = "known-in-the-cluster"
+_NOT_KNOWN: Final = "known-in-the-cluster"
+"""For a uid, and for the claim of a golden capture that is in no file."""
+
 _NO_COMMIT: Final = "not-downloaded-yet"
 """For a branch or tag: only the download finds out which commit it is."""
 
@@ -114,8 +119,12 @@ def _state(cluster: AssumedCluster) -> ClusterState:
     )
 
 
-def render_capture(body: Body, captured: RenderedDeployment, operator_image: str | None = None) -> list[Body]:
+def render_capture(
+    body: Body, captured: RenderedDeployment, golden: Body | None = None, operator_image: str | None = None
+) -> list[Body]:
     """Return claim and Job of a valid SpecDecodeCapture; what it names beside its deployment is taken to be there.
+
+    ``golden`` is the capture that it is held against, where that is known: whether it fits is looked at then.
 
     Raises
     ------
@@ -131,7 +140,8 @@ def render_capture(body: Body, captured: RenderedDeployment, operator_image: str
     )
     deployment = ObservedDeployment(parent.key, parent.uid, parent.generation, captured.desired, arms)
     image = operator_image or OPERATOR_IMAGE
-    observed = CaptureObservation(deployment, operator_image=image, **_named_objects(capture.spec))
+    named = _named_objects(capture.spec)
+    observed = CaptureObservation(deployment, operator_image=image, golden=_as_golden(capture, golden), **named)
     decision = decide_capture(capture, observed, _ANY_TIME)
     if decision.writes.job is None:
         raise NotRenderedError(decision.readiness)
@@ -145,7 +155,7 @@ def without_owner(objects: Iterable[Body]) -> list[Body]:
 
 def as_stored(body: Body) -> Body:
     """Return an object with what the API server would add to it: namespace, uid, generation, resource version."""
-    metadata = {"namespace": _NAMESPACE, "uid": _NO_UID, "generation": 1, "resourceVersion": "1", **body["metadata"]}
+    metadata = {"namespace": _NAMESPACE, "uid": _NOT_KNOWN, "generation": 1, "resourceVersion": "1", **body["metadata"]}
     return {**body, "metadata": metadata}
 
 
@@ -161,6 +171,28 @@ def _named_objects(spec: Body) -> dict[str, Any]:
         "claim": {"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteMany"]}} if claim else None,
         "dataset": {"data": {dataset["path"]: ""}} if dataset else None,
     }
+
+
+def _as_golden(capture: Capture, golden: Body | None) -> Body | None:
+    """Return what a capture is held against as if it had succeeded; unknown, it is like the capture itself."""
+    against = capture.spec.get("against")
+    if against is None:
+        return None
+    if golden is None:
+        spec = {**capture.spec, "storage": {"existingClaim": _NOT_KNOWN}}
+        golden = {"metadata": {"namespace": capture.key.namespace, "name": against["capture"]}, "spec": spec}
+    known = read_capture(as_stored(golden))
+    succeeded = Condition(
+        type="Succeeded",
+        status=ConditionStatus.TRUE,
+        reason="Captured",
+        message="",
+        observed_generation=known.generation,
+        last_transition_time=f"{_ANY_TIME:%Y-%m-%dT%H:%M:%SZ}",
+    )
+    claim = claim_of(known, SpecDecodeCaptureSpec.parse(known.spec).storage)
+    status = SpecDecodeCaptureStatus(claim=claim, conditions=[succeeded])
+    return {**as_stored(golden), "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
 
 
 def _unbound(metadata: Body) -> Body:

@@ -33,7 +33,7 @@ def _running(operator: OperatorProcess) -> None:
 def test_an_arm_that_does_not_fit_takes_nothing_from_anybody(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, arms=[PLAIN, TOO_LARGE], deploymentDuringCapture="Suspend")
-    message = ready(kubectl, "ArmRefused")
+    message = ready(kubectl, "ArmDoesNotFit")
     assert message.startswith("spec.arms[1] (large): DoesNotFit: ")
     assert said(kubectl, "Accepted")[0] == "False"
     assert said(kubectl, "Pays")[:2] == ("Unknown", "NotCompared")

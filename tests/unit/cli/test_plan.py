@@ -369,6 +369,7 @@ def test_captures_alone_are_no_deployment(specdecode: Specdecode) -> None:
     result = specdecode("plan", EXAMPLES / "capture-tiny.yaml")
     assert result.exit_code == 2
     assert "holds no SpecDecodeDeployment but SpecDecodeCapture (specdecode.io/v1alpha1)" in result.stderr
+    assert "name that of its deployment; specdecode lint and render take both files" in result.stderr
 
 
 def test_without_a_file_it_is_said_how_to_name_one(specdecode: Specdecode) -> None:

@@ -11,7 +11,7 @@ import yaml
 from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.decisions import H100_NODE, H200_NODE, desired_state
 from tests.support.golden import EXAMPLES
-from tests.support.objects import H200
+from tests.support.objects import H100, H200
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
 CAPTURE: dict[str, Any] = {
@@ -143,6 +143,63 @@ def test_a_capture_without_a_deployment_that_runs(
     assert result.exit_code == code
     assert said in result.stderr
     assert "kind: Job" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("draft", "said", "code"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "(drafted): DoesNotFit: ", 4),
+        ("org/unknown", "(drafted): speculation.draft.model: org/unknown: nothing is known of it yet", 5),
+        ("meta-llama/Llama-3.1-8B-Instruct", "", 0),
+    ],
+    ids=["too large", "unknown", "good"],
+)
+def test_an_arm_that_cannot_be_started_ends_as_a_deployment_of_it_would(
+    specdecode: Specdecode, write: WriteObject, draft: str, said: str, code: int
+) -> None:
+    speculation = {"method": "draft_model", "numSpeculativeTokens": 2, "draft": {"model": draft}}
+    arms = [{"name": "plain"}, {"name": "drafted", "speculation": speculation}]
+    body = {**CAPTURE, "spec": {**CAPTURE["spec"], "arms": arms, "repetitions": 2}}
+    target = {"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "FP8"}
+    owner = manifest("chat", target=target, parallelism={"tensor": 2}, accelerator={"product": [H100]})
+    result = specdecode("render", write("a.yaml", body, owner))
+    assert result.exit_code == code, result.stderr
+    assert said in result.stderr
+    assert ("kind: Job" in result.stdout) is (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("golden", "claim", "said"),
+    [
+        (None, "known-in-the-cluster", ""),
+        ({}, "golden-capture", ""),
+        ({"storage": {"existingClaim": "shared"}}, "shared", ""),
+        ({"seed": 7}, "", "spec.against.capture: golden: its seed is 7, not 0: take another golden capture"),
+    ],
+    ids=["in the cluster", "in the files", "on a claim", "another seed"],
+)
+def test_a_golden_capture_is_taken_to_have_succeeded(
+    specdecode: Specdecode, write: WriteObject, golden: dict[str, Any] | None, claim: str, said: str
+) -> None:
+    judged = {**CAPTURE, "spec": {**CAPTURE["spec"], "against": {"capture": "golden"}}}
+    other = {**CAPTURE, "metadata": {"name": "golden"}, "spec": {**CAPTURE["spec"], **(golden or {})}}
+    path = write("a.yaml", judged, manifest("chat"), *([] if golden is None else [other]))
+    result, linted = specdecode("render", path), specdecode("lint", path)
+    assert (result.exit_code, linted.exit_code) == ((2, 2) if said else (0, 0)), result.stderr
+    assert said in result.stderr
+    assert said in linted.stdout
+    assert "warnings: 0" in linted.stdout
+    if claim:
+        assert {"claimName": claim, "readOnly": True} in [
+            volume.get("persistentVolumeClaim") for volume in volumes(result.stdout)
+        ]
+
+
+def volumes(rendered: str) -> list[dict[str, Any]]:
+    """Those of the Job that runs a capture which is held against another one."""
+    jobs = [body for body in yaml.safe_load_all(rendered) if body["kind"] == "Job"]
+    (job,) = (body for body in jobs if body["metadata"]["name"] == "evening-capture")
+    return list(job["spec"]["template"]["spec"]["volumes"])
 
 
 def test_a_capture_that_is_refused_says_why(specdecode: Specdecode, write: WriteObject) -> None:

@@ -54,7 +54,7 @@ def test_a_workload_that_can_be_sent(workload: dict[str, Any]) -> None:
         (_phase(pattern="Staircase", concurrency=None), "phases[0].stepSeconds: nothing: pattern Staircase needs it"),
         (
             {"prompts": {"synthetic": {"promptTokens": 8, "sharedPrefixTokens": 9}}},
-            "prompts.synthetic.sharedPrefixTokens: 9: is 9, longer than the prompts with promptTokens 8",
+            "prompts.synthetic.sharedPrefixTokens: 9: longer than the prompts with promptTokens 8",
         ),
         ({"prompts": {}}, "prompts.synthetic: nothing: prompts come from one place"),
         (

@@ -61,29 +61,41 @@ def speculative_config(command: list[str]) -> Body | None:
 
 class TestPlanning:
     @pytest.mark.parametrize(
-        ("arm", "named", "fix"),
+        ("arm", "reason", "named", "fix"),
         [
-            (drafted(model=LLAMA_70B), "DoesNotFit", "least change: speculation.draft.quantization: FP8"),
+            (
+                drafted(model=LLAMA_70B),
+                "ArmDoesNotFit",
+                "DoesNotFit",
+                "least change: speculation.draft.quantization: FP8",
+            ),
             (
                 {"name": "drafted", "speculation": {**drafted()["speculation"], "method": "eagle3"}},
+                "ArmRefused",
                 f"spec.arms[1].speculation.draft.model: {LLAMA_8B}",
                 "use method: draft_model",
             ),
-            ({"name": "drafted", "targetQuantization": "INT4"}, "spec.arms[1].targetQuantization: INT4", "use FP8"),
+            (
+                {"name": "drafted", "targetQuantization": "INT4"},
+                "ArmRefused",
+                "spec.arms[1].targetQuantization: INT4",
+                "use FP8",
+            ),
             (
                 {"name": "drafted", "speculation": {"method": "ngram", "numSpeculativeTokens": 4, "ngram": {}}},
+                "",
                 "",
                 "",
             ),
         ],
         ids=["too large", "no head", "no such checkpoint", "good"],
     )
-    def test_what_no_engine_would_start_takes_no_gpu(self, arm: Body, named: str, fix: str) -> None:
+    def test_what_no_engine_would_start_takes_no_gpu(self, arm: Body, reason: str, named: str, fix: str) -> None:
         decision, accepted = outcome(PLAIN, arm)
         if not named:
             assert accepted["status"] == "True"
             return
-        assert (accepted["status"], accepted["reason"]) == ("False", "ArmRefused")
+        assert (accepted["status"], accepted["reason"]) == ("False", reason)
         assert accepted["message"].startswith("spec.arms[1] (drafted): ")
         assert named in accepted["message"]
         assert fix in accepted["message"]
