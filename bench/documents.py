@@ -17,6 +17,7 @@ from bench.field_tables import capture_fields, deployment_fields
 from bench.figure_table import figure_table
 from bench.launch_tables import with_launch_tables
 from bench.reason_tables import reason_tables
+from bench.rights import TEMPLATE, rights_table, rights_template
 from bench.version_table import version_table
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
@@ -92,6 +93,7 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "engine-versions": version_table,
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
     "figures": figure_table,
+    "rights": rights_table,
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
 }
 
@@ -127,4 +129,5 @@ if __name__ == "__main__":
             sys.stdout.write(f"{each.relative_to(ROOT)} has changed\n")
     for command in Printed:
         schema_file(command).write_text(schema_text(command))
+    TEMPLATE.write_text(rights_template())
     monitoring.write()

@@ -18,6 +18,15 @@ AUTHENTICATION = {
 }
 """Strangers may ask whether the API server is healthy, and nothing else."""
 
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "omitManagedFields": True,
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:specdecode-system"]}, {"level": "None"}],
+}
+"""What the operator asks the API server for is written down, whoever it was that sent it away: no bodies, no others."""
+
 STORAGE_CLASS = {
     "apiVersion": "storage.k8s.io/v1",
     "kind": "StorageClass",
@@ -57,6 +66,12 @@ def write_files(state: Path, settings: Settings) -> None:
         write_kubeconfig(state / "config" / f"{user}.kubeconfig", state, settings, user)
     write_kubeconfig(state / "kubeconfig", state, settings, "admin")
     (state / "config" / "authentication.json").write_text(json.dumps(AUTHENTICATION))
+    (state / "config" / "audit-policy.json").write_text(json.dumps(AUDIT_POLICY))
+
+
+def audit_log(state: Path) -> Path:
+    """File to which the API server writes each request of the operator, one a line."""
+    return state / "logs" / "operator-audit.jsonl"
 
 
 def write_kubeconfig(file: Path, state: Path, settings: Settings, user: str) -> None:
@@ -120,6 +135,8 @@ def kube_apiserver(program: Path, state: Path, settings: Settings) -> list[str]:
         f"--client-ca-file={pki / 'ca.crt'}",
         f"--authentication-config={state / 'config' / 'authentication.json'}",
         "--authorization-mode=Node,RBAC",
+        f"--audit-policy-file={state / 'config' / 'audit-policy.json'}",
+        f"--audit-log-path={audit_log(state)}",
         "--enable-admission-plugins=NodeRestriction",
         f"--service-account-key-file={pki / 'service-accounts.pub'}",
         f"--service-account-signing-key-file={pki / 'service-accounts.key'}",

@@ -36,26 +36,6 @@ _ADD_ONS: Final = (
 )
 """What only some need: subject, API group, what it is for, and what its absence means."""
 
-OPERATOR_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "specdecodedeployments.specdecode.io": ("list", "watch"),
-    "specdecodecaptures.specdecode.io": ("list", "watch", "create", "patch", "delete"),
-    "specdecodedeployments.specdecode.io/status": ("patch",),
-    "specdecodecaptures.specdecode.io/status": ("patch",),
-    "configmaps": ("get", "list", "watch", "create", "patch", "delete"),
-    "services": ("get", "list", "watch", "create", "patch", "delete"),
-    "deployments.apps": ("get", "list", "watch", "create", "patch", "delete"),
-    "leaderworkersets.leaderworkerset.x-k8s.io": ("get", "list", "watch", "create", "patch", "delete"),
-    "jobs.batch": ("get", "list", "watch", "create", "patch", "delete"),
-    "persistentvolumeclaims": ("get", "list", "watch", "create", "patch", "delete"),
-    "poddisruptionbudgets.policy": ("get", "list", "watch", "create", "patch", "delete"),
-    "nodes": ("list", "watch"),
-    "pods": ("get", "list", "watch"),
-    "pods/eviction": ("create",),
-    "events": ("create",),
-    "customresourcedefinitions.apiextensions.k8s.io": ("list", "watch"),
-}
-"""What the operator may do, as manifests/operator-role.yaml grants it."""
-
 
 def version_finding(seen: Reading[str]) -> Finding:
     """Judge the version of the API server."""

@@ -11,7 +11,6 @@ from specdecode_operator.cluster.inspection import ClusterView
 from specdecode_operator.doctor.findings import Finding, Reading, Unreadable
 from specdecode_operator.doctor.gpus import gpu_findings
 from specdecode_operator.doctor.install import (
-    OPERATOR_RIGHTS,
     crd_finding,
     operator_finding,
     optional_findings,
@@ -27,6 +26,7 @@ from specdecode_operator.doctor.namespace import (
     storage_findings,
 )
 from specdecode_operator.kube.resources import DEPLOYMENT, NODE, POD, Resource
+from specdecode_operator.kube.rights import Scope, permissions
 from specdecode_operator.kube.untyped import mapping
 
 _CRD: Final = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
@@ -115,29 +115,32 @@ async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) ->
 
 async def _missing(cluster: ClusterView, account: str) -> Reading[list[str]]:
     """Rights that a service account lacks, such as ``patch deployments.apps``."""
-    asked = [(verb, resource) for resource, verbs in OPERATOR_RIGHTS.items() for verb in verbs]
+    own = account.partition("/")[0]
+    places = ((Scope.SERVED, ""), (Scope.CLUSTER, ""), (Scope.OWN, own))
+    asked = [(permission, space) for scope, space in places for permission in permissions(scope)]
     user = f"system:serviceaccount:{account.replace('/', ':')}"
-    answers = await _read(asyncio.gather(*(cluster.review(_REVIEW, _review(user, verb, name)) for verb, name in asked)))
+    answers = await _read(asyncio.gather(*(cluster.review(_REVIEW, _review(user, *each)) for each in asked)))
     if isinstance(answers, Unreadable):
         return answers
     return [
-        f"{verb} {resource}"
-        for (verb, resource), answer in zip(asked, answers, strict=True)
+        permission + (f" in namespace {space}" if space else "")
+        for (permission, space), answer in zip(asked, answers, strict=True)
         if not mapping(answer, "status").get("allowed")
     ]
 
 
-def _review(user: str, verb: str, qualified: str) -> Body:
-    space = user.split(":")[2]
+def _review(user: str, permission: str, namespace: str) -> Body:
+    own = user.split(":")[2]
+    verb, _, qualified = permission.partition(" ")
     name, _, subresource = qualified.partition("/")
     plural, _, group = name.partition(".")
-    attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}
+    attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "namespace": namespace}
     return {
         "apiVersion": _REVIEW.api_version,
         "kind": _REVIEW.kind,
         "spec": {
             "user": user,
-            "groups": ["system:serviceaccounts", f"system:serviceaccounts:{space}", "system:authenticated"],
+            "groups": ["system:serviceaccounts", f"system:serviceaccounts:{own}", "system:authenticated"],
             "resourceAttributes": attributes,
         },
     }

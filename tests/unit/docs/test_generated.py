@@ -6,6 +6,7 @@ import pytest
 
 from bench.accuracy import mean_error, memory_rows, token_rows, worst_row
 from bench.documents import refreshed, schema_file
+from bench.rights import TEMPLATE, rights_template
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.units import GIB
@@ -23,6 +24,7 @@ GENERATED = {
     "docs/reference/capture-fields.md": "<!-- generated: fields of SpecDecodeCapture -->\n",
     "docs/reference/cli.md": "```console\n$ specdecode plan -f examples/llama-70b.yaml\n",
     "docs/reference/deployment-fields.md": "<!-- generated: fields of SpecDecodeDeployment -->\n",
+    "docs/reference/rights.md": "<!-- generated: rights -->\n",
     "docs/reference/reasons.md": "<!-- generated: reasons of SpecDecodeDeployment -->\n",
 }
 """Where a generated part begins, so that none is lost from the first test."""
@@ -37,6 +39,12 @@ def test_generated_parts_are_up_to_date(document: Path) -> None:
 def test_schemas_are_up_to_date(command: Printed) -> None:
     file = schema_file(command)
     assert file.read_text() == schema_text(command), f"{relative(file)} is stale: run ./just docs"
+
+
+def test_the_roles_of_the_chart_are_up_to_date() -> None:
+    assert TEMPLATE.read_text() == rights_template(), (
+        f"{relative(TEMPLATE)} is stale: run ./just docs, ./just manifests"
+    )
 
 
 @pytest.mark.parametrize("document", GENERATED)

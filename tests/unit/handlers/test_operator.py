@@ -13,7 +13,6 @@ import yaml
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.doctor.install import OPERATOR_RIGHTS
 from specdecode_operator.handlers import lifecycle
 from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
 from specdecode_operator.handlers.state import OperatorState
@@ -37,6 +36,7 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
     WATCHED,
 )
+from specdecode_operator.kube.rights import Scope, permissions
 from tests.support.api_server import ApiServer, role_rights
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until
@@ -45,7 +45,7 @@ from tests.unit.deployment.pods.groups import WIDE, spec_at
 from tests.unit.deployment.spec.test_model_facts import undescribed
 
 ROOT = Path(__file__).parents[3]
-LISTED = frozenset(f"{verb} {resource}" for resource, verbs in OPERATOR_RIGHTS.items() for verb in verbs)
+LISTED = frozenset(permissions())
 """What the operator is said to need."""
 
 EVICTS = {"create pods/eviction"}
@@ -162,13 +162,11 @@ async def test_the_operator_needs_exactly_the_rights_that_are_listed(
     }
 
 
-@pytest.mark.parametrize(
-    "file", ["manifests/operator-role.yaml", "charts/specdecode-operator/templates/operator-role.yaml"]
-)
-def test_the_role_grants_exactly_the_rights_that_are_listed(file: str) -> None:
-    # The rules of the chart hold no template.
-    rules = (ROOT / file).read_text().partition("\nrules:\n")[2].partition("\n---\n")[0]
-    assert role_rights(yaml.safe_load(rules)) == LISTED
+def test_the_roles_grant_exactly_the_rights_that_are_listed() -> None:
+    bodies = [*yaml.safe_load_all((ROOT / "manifests/operator-role.yaml").read_text())]
+    granted = {body["kind"]: role_rights(body["rules"]) for body in bodies if "rules" in body}
+    everywhere, own = permissions(Scope.SERVED, Scope.CLUSTER), permissions(Scope.OWN)
+    assert granted == {"ClusterRole": {*everywhere}, "Role": {*own}}
 
 
 def answer(port: int, path: str) -> tuple[int, str]:

@@ -1,0 +1,78 @@
+{{/* Generated of operator/kube/rights.py: ./just docs */}}
+{{- define "specdecode.rights.served" -}}
+# What people ask for.
+- apiGroups: [specdecode.io]
+  resources: [specdecodedeployments]
+  verbs: [list, watch]
+# What came of it.
+- apiGroups: [specdecode.io]
+  resources: [specdecodedeployments/status]
+  verbs: [patch]
+# Captures; those of schedules and gates are made, cancelled (`spec.suspend`) and deleted, and those whose
+# `ttlSecondsAfterFinished` is over.
+- apiGroups: [specdecode.io]
+  resources: [specdecodecaptures]
+  verbs: [list, watch, create, patch, delete]
+# What came of them.
+- apiGroups: [specdecode.io]
+  resources: [specdecodecaptures/status]
+  verbs: [patch]
+# Plan, last good template, facts of models, what captures need; a capture's dataset.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+# How engines are reached.
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, delete]
+# Engines.
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+# Engines over several nodes, where this kind exists.
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, patch, delete]
+# Captures, and reading and downloading of models.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+# What captures write to; a kept one is deleted by the retention of its schedule alone.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch, delete]
+# Of several engines not all are evicted at once.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+# How engines and Jobs are.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+# A policy may start an engine anew whose drafter decayed.
+- apiGroups: [""]
+  resources: [pods/eviction]
+  verbs: [create]
+# What it tells people.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
+
+{{- define "specdecode.rights.own" -}}
+# Its own pod names the image that captures run.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get]
+{{- end -}}
+
+{{- define "specdecode.rights.cluster" -}}
+# Which GPUs there are.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+# Kinds that are installed while it runs.
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [list, watch]
+{{- end -}}

@@ -1,0 +1,76 @@
+"""What the operator asks of the API server, and why: the list that its roles are made by.
+
+Nothing more is granted than stands here, and nothing stands here that is never asked for: tests compare it with the
+roles of chart and manifests, and with what the operator asks for.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Scope(StrEnum):
+    """Where a right is held."""
+
+    SERVED = "namespaces that it serves"
+    OWN = "its own namespace"
+    CLUSTER = "the cluster"
+
+
+@dataclass(frozen=True)
+class Right:
+    """Calls of one kind."""
+
+    resource: str
+    """As kubectl writes it, with the subresource: ``deployments.apps``, ``pods/eviction``."""
+
+    verbs: tuple[str, ...]
+    why: str
+    scope: Scope = Scope.SERVED
+    names: tuple[str, ...] = ()
+    """Objects of which alone it is asked; of all where there are none."""
+
+
+_CHILD: Final = ("get", "list", "watch", "create", "patch", "delete")
+"""One is asked for by its name before it is made, so that nobody else's is taken over; server-side apply is create or
+patch; those that a changed spec no longer wants are deleted."""
+
+OPERATOR_RIGHTS: Final = (
+    Right("specdecodedeployments.specdecode.io", ("list", "watch"), "what people ask for"),
+    Right("specdecodedeployments.specdecode.io/status", ("patch",), "what came of it"),
+    Right(
+        "specdecodecaptures.specdecode.io",
+        ("list", "watch", "create", "patch", "delete"),
+        "captures; those of schedules and gates are made, cancelled (`spec.suspend`) and deleted, and those whose"
+        " `ttlSecondsAfterFinished` is over",
+    ),
+    Right("specdecodecaptures.specdecode.io/status", ("patch",), "what came of them"),
+    Right("configmaps", _CHILD, "plan, last good template, facts of models, what captures need; a capture's dataset"),
+    Right("services", _CHILD, "how engines are reached"),
+    Right("deployments.apps", _CHILD, "engines"),
+    Right("leaderworkersets.leaderworkerset.x-k8s.io", _CHILD, "engines over several nodes, where this kind exists"),
+    Right("jobs.batch", _CHILD, "captures, and reading and downloading of models"),
+    Right(
+        "persistentvolumeclaims",
+        _CHILD,
+        "what captures write to; a kept one is deleted by the retention of its schedule alone",
+    ),
+    Right("poddisruptionbudgets.policy", _CHILD, "of several engines not all are evicted at once"),
+    Right("pods", ("list", "watch"), "how engines and Jobs are"),
+    Right("pods/eviction", ("create",), "a policy may start an engine anew whose drafter decayed"),
+    Right("events", ("create",), "what it tells people"),
+    Right("pods", ("get",), "its own pod names the image that captures run", Scope.OWN),
+    Right("nodes", ("list", "watch"), "which GPUs there are", Scope.CLUSTER),
+    Right(
+        "customresourcedefinitions.apiextensions.k8s.io",
+        ("list", "watch"),
+        "kinds that are installed while it runs",
+        Scope.CLUSTER,
+    ),
+)
+
+
+def permissions(*scopes: Scope) -> tuple[str, ...]:
+    """Return what is asked for there, such as ``patch deployments.apps``; of all scopes where none is named."""
+    held = (right for right in OPERATOR_RIGHTS if right.scope in (scopes or tuple(Scope)))
+    return tuple(f"{verb} {right.resource}" for right in held for verb in right.verbs)

@@ -1,0 +1,43 @@
+"""What the operator asked a real API server for, as that wrote it down."""
+
+import json
+from dataclasses import dataclass
+
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.control_plane import audit_log
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, as RBAC sees it."""
+
+    permission: str
+    """Such as ``patch specdecodedeployments.specdecode.io/status``."""
+
+    namespace: str
+    allowed: bool
+    user: str
+
+    @property
+    def named(self) -> str:
+        """The permission and where it was asked for."""
+        return f"{self.permission} in {self.namespace or 'the cluster'}"
+
+
+def asked(cluster: Cluster) -> list[Asked]:
+    """Return what service accounts of the operator's namespace asked for; discovery, which all may do, is left out."""
+    log = audit_log(cluster.state)
+    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [_asked(event) for event in events if "objectRef" in event]
+
+
+def _asked(event: dict[str, dict[str, str]]) -> Asked:
+    about, verdict = event["objectRef"], event["annotations"].get("authorization.k8s.io/decision")
+    group = f".{about['apiGroup']}" if about.get("apiGroup") else ""
+    subresource = f"/{about['subresource']}" if about.get("subresource") else ""
+    return Asked(
+        f"{event['verb']} {about['resource']}{group}{subresource}",
+        about.get("namespace", ""),
+        verdict == "allow",
+        event["user"]["username"],
+    )
