@@ -8,7 +8,13 @@ import typer
 
 from specdecode_operator.cli.application import LazyGroup, application
 from specdecode_operator.cli.ending import run_to_its_end
-from specdecode_operator.cli.options import AllowPodTemplateOption, allowed_names
+from specdecode_operator.cli.options import (
+    AllowHostPathOption,
+    AllowPodTemplateOption,
+    RefuseOption,
+    allowed_names,
+    allowed_paths,
+)
 from specdecode_operator.version import __version__
 
 
@@ -47,10 +53,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration file. It may be absent, and is read again when it changes.")
     ] = None,
-    allow_host_path: Annotated[
-        list[str] | None,
-        typer.Option(help="Directory of nodes that objects may have their models in; may be given several times."),
-    ] = None,
+    allow_host_path: AllowHostPathOption = None,
     allow_pod_template: AllowPodTemplateOption = None,
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="Prometheus to ask for figures; absent: the engines are asked.")
@@ -58,36 +61,50 @@ def operator_command(  # noqa: PLR0913  each is an option
     prometheus_token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Bearer token that it wants; read again at each question.")
     ] = None,
+    webhook_port: Annotated[
+        int | None, typer.Option(help="Port of the admission webhook, in HTTPS; absent: none is served.")
+    ] = None,
+    webhook_certificate: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="tls.crt and tls.key of the webhook; read again on a change.")
+    ] = None,
+    refuse_does_not_fit: RefuseOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
     # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
     from specdecode_operator.cluster.figures_source import Prometheus  # noqa: PLC0415
-    from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
+    from specdecode_operator.handlers.main import Webhook, run_operator  # noqa: PLC0415
 
-    host_paths = tuple(allow_host_path or ())
-    _check(host_paths, prometheus, prometheus_token_file)
+    _check(prometheus, prometheus_token_file)
+    _check_webhook(webhook_port, webhook_certificate, refuses=refuse_does_not_fit)
     run_operator(
         health_port=health_port,
         metrics_port=metrics_port,
         calibration=calibration,
-        host_paths=host_paths,
+        host_paths=allowed_paths(allow_host_path),
         pod_template=allowed_names(allow_pod_template),
         prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
+        webhook=None
+        if webhook_port is None or webhook_certificate is None
+        else Webhook(webhook_port, webhook_certificate, refuse_does_not_fit),
         verbose=verbose,
     )
 
 
-def _check(host_paths: tuple[str, ...], prometheus: str | None, prometheus_token_file: Path | None) -> None:
-    for path in host_paths:
-        if not path.startswith("/") or ".." in path.split("/"):
-            raise typer.BadParameter(f"{path}: must be an absolute path without ..", param_hint="--allow-host-path")
+def _check(prometheus: str | None, prometheus_token_file: Path | None) -> None:
     if prometheus is not None and not prometheus.lower().startswith(("http://", "https://")):
         raise typer.BadParameter(f"{prometheus}: must begin with http:// or https://", param_hint="--prometheus")
     if prometheus is None and prometheus_token_file is not None:
         raise typer.BadParameter(
             "is for --prometheus alone: give both or neither", param_hint="--prometheus-token-file"
         )
+
+
+def _check_webhook(port: int | None, certificate: Path | None, *, refuses: bool) -> None:
+    if (port is None) != (certificate is None):
+        raise typer.BadParameter("goes with --webhook-certificate: give both or neither", param_hint="--webhook-port")
+    if port is None and refuses:
+        raise typer.BadParameter("is for the webhook: add --webhook-port", param_hint="--refuse-does-not-fit")
 
 
 def _print_version(*, wanted: bool) -> None:

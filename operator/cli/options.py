@@ -101,6 +101,14 @@ AllowPodTemplateOption = Annotated[
     ),
 ]
 
+AllowHostPathOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Directory of nodes that objects may have their models in; may be given several times."),
+]
+RefuseOption = Annotated[
+    bool, typer.Option("--refuse-does-not-fit", help="What fits on no GPU is an error, in place of a warning.")
+]
+
 
 class ExitCode(IntEnum):
     """What the shell gets; the names are those of the verdicts of a plan."""
@@ -144,6 +152,14 @@ def allowed_names(given: list[str] | None) -> frozenset[str]:
             message = f"{name}: cannot be allowed: {known}; directories of nodes are allowed by --allow-host-path"
             raise typer.BadParameter(message, param_hint="--allow-pod-template")
     return frozenset(names)
+
+
+def allowed_paths(given: list[str] | None) -> tuple[str, ...]:
+    """Return what --allow-host-path names; end with the exit code of invalid input where one is no directory."""
+    for path in given or []:
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise typer.BadParameter(f"{path}: must be an absolute path without ..", param_hint="--allow-host-path")
+    return tuple(given or ())
 
 
 def sources(files: list[str] | None, with_option: list[str] | None, *, needed: bool = True) -> list[str]:

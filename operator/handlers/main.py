@@ -2,10 +2,17 @@
 
 import logging
 import traceback
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import kopf
 
+from specdecode_operator.admission.certificate import CertificateFolder
+from specdecode_operator.admission.judgement import Terms
+from specdecode_operator.admission.metrics import AdmissionCollector
+from specdecode_operator.admission.review import answer
+from specdecode_operator.admission.server import VALIDATE, serve_admission
+from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.figures_source import Prometheus
 from specdecode_operator.handlers import lifecycle, watch
 from specdecode_operator.handlers.metrics import serve_metrics
@@ -35,6 +42,17 @@ class OneLine(logging.Filter):
         return True
 
 
+@dataclass(frozen=True)
+class Webhook:
+    """How admission reviews are answered."""
+
+    port: int
+    certificate: Path
+    """Folder with tls.crt and tls.key, which may come later and change."""
+
+    refuses_what_does_not_fit: bool = False
+
+
 def run_operator(  # noqa: PLR0913  what the command line says
     *,
     health_port: int,
@@ -43,13 +61,15 @@ def run_operator(  # noqa: PLR0913  what the command line says
     host_paths: tuple[str, ...] = (),
     pod_template: frozenset[str] = NONE_ALLOWED,
     prometheus: Prometheus | None = None,
+    webhook: Webhook | None = None,
     verbose: bool = False,
 ) -> None:
     """Serve all namespaces until SIGTERM; /livez, /readyz and /metrics answer on their ports.
 
     ``calibration`` is the file that corrects estimates; it may come, change and go at any time. ``host_paths`` are the
     directories of nodes that objects may have their models in, ``pod_template`` is what their podTemplate may ask for
-    beyond the policy. ``prometheus`` is asked for figures, in place of engines.
+    beyond the policy. ``prometheus`` is asked for figures, in place of engines. ``webhook`` judges objects before they
+    are stored, also while another replica leads.
     """
     kopf.configure(verbose=verbose)
     for handler in logging.getLogger().handlers:
@@ -59,7 +79,10 @@ def run_operator(  # noqa: PLR0913  what the command line says
             logging.getLogger(name).setLevel(logging.WARNING)
     state = OperatorState(calibration, host_paths, pod_template, prometheus)
     lifecycle.serve_health(health_port, state)
-    port = serve_metrics(metrics_port, *state.collectors())
+    collectors = state.collectors()
+    if webhook is not None:
+        collectors = (*collectors, _serve_webhook(webhook, state, Terms(host_paths, pod_template)))
+    port = serve_metrics(metrics_port, *collectors)
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     kopf.run(
         clusterwide=True,
@@ -68,3 +91,17 @@ def run_operator(  # noqa: PLR0913  what the command line says
         identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf
         memo=state,
     )
+
+
+def _serve_webhook(webhook: Webhook, state: OperatorState, terms: Terms) -> AdmissionCollector:
+    """Answer the API server's reviews, with the terms that the reconcile has; return what is said of them."""
+    terms = replace(terms, does_not_fit=not webhook.refuses_what_does_not_fit)
+    certificate = CertificateFolder(webhook.certificate)
+    collector = AdmissionCollector(lambda: certificate.expires)
+
+    def validate(review: object) -> Body:
+        return answer(review, replace(terms, calibration=state.calibration.read()))
+
+    port = serve_admission(webhook.port, certificate, {VALIDATE: validate}, collector)
+    logging.getLogger(__name__).info("%s is served on port %d", VALIDATE, port)
+    return collector

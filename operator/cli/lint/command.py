@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import ExitCode, allowed_names, fail, hub_models, sources
+from specdecode_operator.cli.options import ExitCode, allowed_names, allowed_paths, fail, hub_models, sources
 from specdecode_operator.cli.outputs.printing import print_json
 from specdecode_operator.cli.terminal import say_line
 
@@ -31,20 +31,32 @@ def lint_command(  # noqa: PLR0913  each is an option
     file: options.FilesOption = None,
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
+    nodes: options.NodesOption = None,
+    calibration: options.CalibrationOption = None,
+    allow_host_path: options.AllowHostPathOption = None,
     allow_pod_template: options.AllowPodTemplateOption = None,
+    refuse_does_not_fit: options.RefuseOption = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings.")] = False,
     output: Annotated[Form, typer.Option("--output", "-o", help="text, json or sarif.")] = Form.TEXT,
 ) -> None:
-    """Say what the API server and the operator would refuse in objects of both kinds, and warn of the rest.
+    """Say what API server, admission and operator would refuse in objects of both kinds, and warn of the rest.
 
-    Whether a deployment fits is not asked: plan says so. An arm of a capture has
-    to fit where its deployment runs.
+    What fits nowhere is a warning, as in admission: on no GPU that an object
+    names, else on none that is known, or on none of --nodes. An arm of a
+    capture has to fit where its deployment runs.
 
     Exits with 0 when nothing is refused, 2 when something is, 3 with --strict
     when there are warnings.
     """
-    from specdecode_operator.cli.input_files import read_model_configs, read_ours, refuse_unused  # noqa: PLC0415
-    from specdecode_operator.cli.lint.findings import Level, find  # noqa: PLC0415
+    from specdecode_operator.admission.judgement import Level, Terms  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import (  # noqa: PLC0415
+        read_calibration,
+        read_model_configs,
+        read_nodes,
+        read_ours,
+        refuse_unused,
+    )
+    from specdecode_operator.cli.lint.findings import find  # noqa: PLC0415
     from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
@@ -52,10 +64,19 @@ def lint_command(  # noqa: PLR0913  each is an option
     try:
         configs = read_model_configs(model_config or [])
         refuse_unused(configs, reading.documents)
+        fleet = None if nodes is None else read_nodes(nodes)
+        corrected = read_calibration(calibration)
     except DocumentError as error:
         fail(error)
     asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub))
-    findings = find(reading, configs, asked)
+    terms = Terms(
+        allowed_paths(allow_host_path),
+        asked.allowed,
+        does_not_fit=not refuse_does_not_fit,
+        nodes=fleet,
+        calibration=corrected,
+    )
+    findings = find(reading, configs, asked, terms)
     _print(findings, len(reading.documents), output)
     levels = {finding.level for finding in findings}
     if Level.ERROR in levels:

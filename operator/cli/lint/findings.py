@@ -2,11 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Final
 
+from specdecode_operator.admission.judgement import (
+    Level,
+    Remark,
+    Terms,
+    capture_remarks,
+    deployment_remarks,
+    refusals,
+)
 from specdecode_operator.api import capture
-from specdecode_operator.capture.control.admission import workload_blocked
+from specdecode_operator.api.key import Key
 from specdecode_operator.cli.input_files import Document, Reading, with_configs
 from specdecode_operator.cli.lint.positions import line_of
 from specdecode_operator.cli.plan.unknown import look_up
@@ -14,34 +21,18 @@ from specdecode_operator.cli.render.answers import Options, golden_body, neighbo
 from specdecode_operator.cli.render.objects import NotRenderedError, render_capture
 from specdecode_operator.deployment.spec.admission import admitted_capture, admitted_object
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
-from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings, version_doubts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED
 
 UNREADABLE: Final = "Unreadable"
-PLAN_WARNING: Final = "PlanWarning"
-PLAN_NOTE: Final = "PlanNote"
-"""Rules that are no reason of a condition: of a file that holds no object of ours, and of what `Planned` mentions."""
+"""A rule that is no reason of a condition: of a file that holds no object of ours."""
 
 _LATER: Final = (
     "in the cluster the operator reads it; with --hub or --model-config ID=PATH the rest is checked here, too"
 )
 
-
-class Level(StrEnum):
-    """How bad it is, in SARIF's words."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"  # Nothing to mend
-
-
 Configs = Mapping[str, dict[str, Any]]
 """The content of config.json by model id, for models whose spec holds none."""
-
-_Found = tuple[Level, str, Problem]
-"""Level, rule, and what is wrong with an object."""
 
 
 @dataclass(frozen=True)
@@ -57,52 +48,42 @@ class Finding:
     line: int | None = None  # Of the field in the file, from 1; None where it is not known
 
 
-def find(reading: Reading, configs: Configs, options: Options) -> list[Finding]:
+def find(reading: Reading, configs: Configs, options: Options, terms: Terms) -> list[Finding]:
     """Return what is found in objects that were read, in their order, and what could not be read.
 
-    Of the options, those count that say what podTemplate may ask for and where models may be had.
+    ``terms`` are those of the operator. Of the options, those count that say where models may be
+    had and, for captures, what podTemplate may ask for.
     """
     deployments = {each.qualified_name: each for each in reading.documents if each.kind != capture.KIND}
     captures = {each.qualified_name: each for each in reading.documents if each.kind == capture.KIND}
     found = []
     for document in reading.documents:
         if document.kind == capture.KIND:
-            problems = _in_capture(document, deployments, captures, configs, options)
+            remarks = _in_capture(document, deployments, captures, configs, options)
         else:
-            problems = _in_deployment(document, configs, options)
-        found += [_located(*problem, document) for problem in problems]
+            remarks = _in_deployment(document, configs, options, terms)
+        found += [_located(remark, document) for remark in remarks]
     return [*found, *(Finding(Level.ERROR, UNREADABLE, str(error), error.file or "") for error in reading.errors)]
 
 
-def _located(level: Level, rule: str, problem: Problem, document: Document) -> Finding:
-    """Return the finding that a problem of an object is."""
-    message = str(problem) if problem.field else problem.message
-    line = line_of(document, problem.field)
-    return Finding(level, rule, message, document.file, document, problem.field, line)
+def _located(remark: Remark, document: Document) -> Finding:
+    """Return the finding that a remark on an object is."""
+    field = remark.problem.field
+    line = line_of(document, field)
+    return Finding(remark.level, remark.rule, remark.sentence, document.file, document, field, line)
 
 
-def _in_deployment(document: Document, configs: Configs, options: Options) -> Iterator[_Found]:
+def _in_deployment(document: Document, configs: Configs, options: Options, terms: Terms) -> Iterator[Remark]:
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), configs)})
-        refuse_pod_template(spec, options.allowed)
-        known, unknown = look_up(spec, options.models)
-        for each in unknown:
-            yield Level.WARNING, MODEL_UNKNOWN, replace(each.problem, message=f"{each.why}; {_LATER}")
-        if unknown:
-            profile = check_without_models(spec, {each.field: each.source for each in unknown})
-            yield from ((Level.WARNING, PLAN_WARNING, doubt) for doubt in version_doubts(spec, profile))
-            return
-        facts = valid_facts(spec, known)
     except InvalidSpecError as error:
-        yield from _refused(error)
+        yield from refusals(error)
         return
-    tensor = spec.parallelism.tensor or spec.parallelism.draft_tensor or 1
-    # Those that have a field have a line, too.
-    doubts = {str(doubt): doubt for doubt in version_doubts(facts.spec, facts.profile)}
-    for warning in plan_warnings(facts, known, tensor):
-        yield Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning))
-    for note in plan_notes(facts):
-        yield Level.NOTE, PLAN_NOTE, Problem("", "", note)
+    known, unknown = look_up(spec, options.models)
+    for each in unknown:
+        yield Remark(Level.WARNING, MODEL_UNKNOWN, replace(each.problem, message=f"{each.why}; {_LATER}"))
+    key = Key(document.namespace or "default", document.name)
+    yield from deployment_remarks(key, spec, terms, known, unknown={each.field: each.source for each in unknown})
 
 
 def _in_capture(
@@ -111,15 +92,15 @@ def _in_capture(
     captures: Mapping[str, Document],
     configs: Configs,
     options: Options,
-) -> Iterator[_Found]:
+) -> Iterator[Remark]:
     """Whether it can be taken of its deployment is told where that one is in the files and runs."""
     try:
         spec = admitted_capture(document.body)
     except InvalidSpecError as error:
-        yield from _refused(error)
+        yield from refusals(error)
         return
-    if blocked := workload_blocked(spec):
-        yield Level.ERROR, blocked.reason, Problem("", "", blocked.message)
+    if remarks := [*capture_remarks(spec)]:
+        yield from remarks
         return
     owner = deployments.get(neighbour(document, spec.deployment))
     captured = rendered_deployment(owner, None, configs, UNCALIBRATED, options).deployment if owner else None
@@ -129,9 +110,5 @@ def _in_capture(
         body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
         render_capture(body, captured, golden_body(document, spec, captures))
     except NotRenderedError as error:
-        yield Level.WARNING if error.may_pass else Level.ERROR, error.reason, Problem("", "", str(error))
-
-
-def _refused(error: InvalidSpecError) -> Iterator[_Found]:
-    for problem in error.problems:
-        yield Level.ERROR, error.reason, problem
+        level = Level.WARNING if error.may_pass else Level.ERROR
+        yield Remark(level, error.reason, Problem("", "", str(error)))

@@ -1,0 +1,139 @@
+"""The webhook: HTTPS for the API server, from threads of its own, so that replicas that wait to lead answer as well."""
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import BoundedSemaphore, Thread, Timer
+from typing import Any, Final
+
+from specdecode_operator.admission.certificate import CertificateFolder
+from specdecode_operator.admission.metrics import AdmissionCollector
+from specdecode_operator.admission.review import NoReviewError
+from specdecode_operator.api.base import Body
+from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.documents.limits import UnreadableTextError
+
+VALIDATE: Final = "/validate"
+
+_MOST_BYTES: Final = 8 * 2**20
+"""A review has an object and what it was before; the API server takes 3 MiB of each."""
+
+_MOST_CONNECTIONS: Final = 32
+_TIMEOUT_S: Final = 10.0
+"""Of a connection, as long as the API server waits unless told otherwise."""
+
+Answer = Callable[[Any], Body]
+"""Makes the answer to an AdmissionReview, or raises NoReviewError."""
+
+_logger = logging.getLogger(__name__)
+
+
+def serve_admission(
+    port: int, certificate: CertificateFolder, answers: Mapping[str, Answer], collector: AdmissionCollector
+) -> int:
+    """Answer reviews by path until the process ends; return the port, which 0 leaves to the system."""
+    certificate.context()  # what is wrong with it is told now, not when somebody asks
+    server = _Server(port, certificate, answers, collector)
+    Thread(target=server.serve_forever, name="admission", daemon=True).start()
+    return int(server.server_port)
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, and no more of them than it can bear."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(
+        self, port: int, certificate: CertificateFolder, answers: Mapping[str, Answer], collector: AdmissionCollector
+    ) -> None:
+        super().__init__(("", port), _Answering)
+        self.answers, self.collector = answers, collector
+        self._certificate = certificate
+        self._free = BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, or close it."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection to its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Shake hands in the thread of the connection: whoever is slow there delays nobody else."""
+        request.settimeout(_TIMEOUT_S)
+        context = self._certificate.context()
+        if context is None:
+            return
+        with context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
+            # Who sends a byte now and then would stay for ever.
+            end = Timer(_TIMEOUT_S, secured.shutdown, [socket.SHUT_RDWR])
+            end.start()
+            try:
+                secured.do_handshake()
+                _Answering(secured, client_address, self)
+            finally:
+                end.cancel()
+
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
+        """Say nothing of clients that hang up, or trust another certificate."""
+
+
+class _Answering(BaseHTTPRequestHandler):
+    """One request a connection."""
+
+    timeout = _TIMEOUT_S
+    server: _Server
+
+    def do_POST(self) -> None:
+        """Answer a review. Where the operator itself fails, failurePolicy says what comes of the object."""
+        started_s, outcome = time.perf_counter(), "failed"
+        try:
+            # Read first: who is answered before it has sent all may not see the answer.
+            document = parse_json(self._body(), _MOST_BYTES)
+            status, body = HTTPStatus.OK, self._answer()(document)
+            response = body["response"]
+            outcome = "refused" if not response["allowed"] else "warned" if response.get("warnings") else "allowed"
+        except (NoReviewError, UnreadableTextError) as error:
+            status, body = HTTPStatus.BAD_REQUEST, {"error": str(error)}
+        except Exception as error:
+            _logger.exception("the operator failed on a review; please report it")
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            body = {"error": f"the operator failed on this object ({type(error).__name__}); its log tells more"}
+        self.server.collector.observe(outcome, time.perf_counter() - started_s)
+        self._send(status, body)
+
+    def _answer(self) -> Answer:
+        answers = self.server.answers
+        path = self.path.partition("?")[0]
+        if path not in answers:
+            raise NoReviewError(f"there is nothing at this path: use {', '.join(answers)}")
+        return answers[path]
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()) or int(length) > _MOST_BYTES:
+            raise NoReviewError(f"send at most {_MOST_BYTES // 2**20} MiB, and its Content-Length")
+        return self.rfile.read(int(length))
+
+    def _send(self, status: HTTPStatus, body: Body) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing of each request."""
