@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from specdecode_operator.kube.rights import OPERATOR_RIGHTS, Right, Scope
+from specdecode_operator.kube.rights import OPERATOR_RIGHTS, RELEASE, Right, Scope
 
 TEMPLATE: Final = Path(__file__).parents[1] / "charts/specdecode-operator/templates/_rights.tpl"
+_NAME: Final = '{{ include "specdecode.name" . }}'
 _WIDTH: Final = 120
 
 
@@ -30,7 +31,7 @@ def _rule(right: Right) -> str:
     name, slash, subresource = right.resource.partition("/")
     plural, _, group = name.partition(".")
     why = textwrap.fill(f"{right.why[0].upper()}{right.why[1:]}.", _WIDTH, initial_indent="# ", subsequent_indent="# ")
-    names = f"  resourceNames: [{', '.join(right.names)}]\n" if right.names else ""
+    names = f"  resourceNames: [{', '.join(right.names)}]\n".replace(RELEASE, _NAME) if right.names else ""
     groups = group or '""'
     return (
         f"{why}\n- apiGroups: [{groups}]\n  resources: [{plural}{slash}{subresource}]\n{names}"

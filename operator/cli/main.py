@@ -1,8 +1,9 @@
 """The command `specdecode`: the operator and what people run beside it."""
 
 import os
+import socket
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -16,6 +17,9 @@ from specdecode_operator.cli.options import (
     allowed_paths,
 )
 from specdecode_operator.version import __version__
+
+if TYPE_CHECKING:
+    from specdecode_operator.handlers.leadership import LeaseName
 
 
 class _Commands(LazyGroup):
@@ -68,6 +72,10 @@ def operator_command(  # noqa: PLR0913  each is an option
         Path | None, typer.Option(metavar="FOLDER", help="tls.crt and tls.key of the webhook; read again on a change.")
     ] = None,
     refuse_does_not_fit: RefuseOption = False,
+    leader_election: Annotated[
+        str | None,
+        typer.Option(metavar="LEASE", help="Work only while this Lease of the operator's namespace is held."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
@@ -87,8 +95,20 @@ def operator_command(  # noqa: PLR0913  each is an option
         webhook=None
         if webhook_port is None or webhook_certificate is None
         else Webhook(webhook_port, webhook_certificate, refuse_does_not_fit),
+        lease=None if leader_election is None else _lease(leader_election),
         verbose=verbose,
     )
+
+
+def _lease(name: str) -> "LeaseName":
+    """The Lease in the namespace of the operator's pod, asked for in the pod's name."""
+    from specdecode_operator.handlers.leadership import LeaseName  # noqa: PLC0415
+
+    namespace = os.environ.get("POD_NAMESPACE")
+    if not namespace or not name:
+        fix = "set POD_NAMESPACE, as the pod of the operator has it" if name else "name a Lease"
+        raise typer.BadParameter(f"{name or 'an empty name'}: {fix}", param_hint="--leader-election")
+    return LeaseName(namespace, name, os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}")
 
 
 def _check(prometheus: str | None, prometheus_token_file: Path | None) -> None:

@@ -96,6 +96,11 @@ class Cluster:
         except NotFoundError:
             return await self._send(_Request("POST", resource, namespace), body, query)
 
+    async def create(self, body: Body) -> Body:
+        """Create an object; one of its name that exists already is a `ConflictError`."""
+        request = _Request("POST", child_resource(body["kind"]), body["metadata"]["namespace"])
+        return await self._send(request, body, {"fieldManager": FIELD_MANAGER})
+
     async def merge(self, body: Body, patch: Body) -> Body:
         """Apply a merge patch to an object."""
         metadata = body["metadata"]

@@ -10,6 +10,7 @@ from typing import Any
 import kopf
 
 from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.handlers.leadership import Leadership
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
 from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.resources import WATCHED
@@ -63,7 +64,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR
 
 
-def serve_health(port: int, state: OperatorState) -> None:
+def serve_health(port: int, state: OperatorState, leadership: Leadership | None = None) -> None:
     """Answer the kubelet from a thread of its own, from the first moment on, until the process ends.
 
     kopf would answer in the event loop, after the start: a loop that plans for hundreds of objects, or a process that
@@ -75,7 +76,9 @@ def serve_health(port: int, state: OperatorState) -> None:
 
         def do_GET(self) -> None:
             """Answer /livez, whether the process hangs, and /readyz and /healthz, whether it works."""
-            status, words = _health(state) if self.path in _HEALTH_PATHS else (HTTPStatus.NOT_FOUND, "no such path")
+            status, words = (
+                _health(state, leadership) if self.path in _HEALTH_PATHS else (HTTPStatus.NOT_FOUND, "no such path")
+            )
             if self.path == "/livez" and status is HTTPStatus.SERVICE_UNAVAILABLE:
                 status = HTTPStatus.OK  # it starts, or the API server is away: another start would help nobody
             self.send_response(status)
@@ -90,11 +93,13 @@ def serve_health(port: int, state: OperatorState) -> None:
     Thread(target=server.serve_forever, name="health", daemon=True).start()
 
 
-def _health(state: OperatorState) -> tuple[HTTPStatus, str]:
+def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPStatus, str]:
     try:
         state.check()
     except OperatorStuckError as error:
         return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
+    if leadership is not None and leadership.stands_by:
+        return HTTPStatus.OK, "ok: another one works, and this one waits for its Lease"
     if not state.works:
         return HTTPStatus.SERVICE_UNAVAILABLE, "it has not connected yet"
     return HTTPStatus.OK, "ok"

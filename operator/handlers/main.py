@@ -15,6 +15,7 @@ from specdecode_operator.admission.server import VALIDATE, serve_admission
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.figures_source import Prometheus
 from specdecode_operator.handlers import lifecycle, watch
+from specdecode_operator.handlers.leadership import Leadership, LeaseName, end_at_once, leader_gauge, working
 from specdecode_operator.handlers.metrics import serve_metrics
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
@@ -62,6 +63,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
     pod_template: frozenset[str] = NONE_ALLOWED,
     prometheus: Prometheus | None = None,
     webhook: Webhook | None = None,
+    lease: LeaseName | None = None,
     verbose: bool = False,
 ) -> None:
     """Serve all namespaces until SIGTERM; /livez, /readyz and /metrics answer on their ports.
@@ -69,7 +71,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
     ``calibration`` is the file that corrects estimates; it may come, change and go at any time. ``host_paths`` are the
     directories of nodes that objects may have their models in, ``pod_template`` is what their podTemplate may ask for
     beyond the policy. ``prometheus`` is asked for figures, in place of engines. ``webhook`` judges objects before they
-    are stored, also while another replica leads.
+    are stored, also while another replica leads. With ``lease`` it works while it holds that Lease.
     """
     kopf.configure(verbose=verbose)
     for handler in logging.getLogger().handlers:
@@ -78,19 +80,23 @@ def run_operator(  # noqa: PLR0913  what the command line says
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
     state = OperatorState(calibration, host_paths, pod_template, prometheus)
-    lifecycle.serve_health(health_port, state)
-    collectors = state.collectors()
+    leads = leader_gauge()
+    leads.set(lease is None)
+    leadership = Leadership(lease, leads, end_at_once) if lease else None
+    lifecycle.serve_health(health_port, state, leadership)
+    collectors = (leads, *state.collectors())
     if webhook is not None:
         collectors = (*collectors, _serve_webhook(webhook, state, Terms(host_paths, pod_template)))
     port = serve_metrics(metrics_port, *collectors)
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
-    kopf.run(
-        clusterwide=True,
-        standalone=True,
-        # kopf would ask for the name of the process's user, which a container need not have.
-        identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf
-        memo=state,
-    )
+    with working(leadership):
+        kopf.run(
+            clusterwide=True,
+            standalone=True,
+            # kopf would ask for the name of the process's user, which a container need not have.
+            identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf
+            memo=state,
+        )
 
 
 def _serve_webhook(webhook: Webhook, state: OperatorState, terms: Terms) -> AdmissionCollector:

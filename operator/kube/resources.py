@@ -43,6 +43,7 @@ POD = Resource("v1", "Pod", "pods")
 PERSISTENT_VOLUME_CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Resource("v1", "Event", "events")
 NODE = Resource("v1", "Node", "nodes")
+LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB)
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
@@ -53,7 +54,7 @@ CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)
 WATCHED = (*CHILDREN, PERSISTENT_VOLUME_CLAIM, POD)
 """Kinds of children and pods; watched by our label."""
 
-_BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *CAPTURE_CHILDREN, SPECDECODE_CAPTURE)}
+_BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *CAPTURE_CHILDREN, SPECDECODE_CAPTURE, LEASE)}
 
 
 def child_resource(kind: str) -> Resource:

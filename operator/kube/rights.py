@@ -35,6 +35,9 @@ _CHILD: Final = ("get", "list", "watch", "create", "patch", "delete")
 """One is asked for by its name before it is made, so that nobody else's is taken over; server-side apply is create or
 patch; those that a changed spec no longer wants are deleted."""
 
+RELEASE: Final = "specdecode-operator"
+"""Name of what is installed; the chart puts that of its release in its place."""
+
 OPERATOR_RIGHTS: Final = (
     Right("specdecodedeployments.specdecode.io", ("list", "watch"), "what people ask for"),
     Right("specdecodedeployments.specdecode.io/status", ("patch",), "what came of it"),
@@ -60,6 +63,8 @@ OPERATOR_RIGHTS: Final = (
     Right("pods/eviction", ("create",), "a policy may start an engine anew whose drafter decayed"),
     Right("events", ("create",), "what it tells people"),
     Right("pods", ("get",), "its own pod names the image that captures run", Scope.OWN),
+    Right("leases.coordination.k8s.io", ("create",), "the Lease of the replica that works, once", Scope.OWN),
+    Right("leases.coordination.k8s.io", ("get", "patch"), "who works, and that it does", Scope.OWN, (RELEASE,)),
     Right("nodes", ("list", "watch"), "which GPUs there are", Scope.CLUSTER),
     Right(
         "customresourcedefinitions.apiextensions.k8s.io",

@@ -23,6 +23,7 @@ from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CHILDREN,
     EVENT,
+    LEASE,
     NODE,
     POD,
     SPECDECODE_CAPTURE,
@@ -33,7 +34,18 @@ from tests.support.objects import Body
 
 CRD = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 NAMESPACE = Resource("v1", "Namespace", "namespaces")
-_RESOURCES = (*CHILDREN, *CAPTURE_CHILDREN, EVENT, NODE, POD, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT, CRD, NAMESPACE)
+_RESOURCES = (
+    *CHILDREN,
+    *CAPTURE_CHILDREN,
+    EVENT,
+    LEASE,
+    NODE,
+    POD,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+    CRD,
+    NAMESPACE,
+)
 _CLUSTER_WIDE = (NODE, CRD, NAMESPACE)
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _READING = ("get ", "list ", "watch ")
@@ -206,6 +218,8 @@ class ApiServer:
             return {}
         if call.verb == "create":
             name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self._version}"
+            if (call.resource.qualified_plural, call.namespace, name) in self._objects:
+                raise RefusalError(409, f'{call.resource.plural} "{name}" already exists')
             return self.create(call.resource, {**body, "metadata": {**body["metadata"], "name": name}})
         live = self._objects.get((call.resource.qualified_plural, call.namespace, call.name))
         if live is None and (call.verb != "patch" or call.subresource or "apply" not in request.content_type):
@@ -228,6 +242,8 @@ class ApiServer:
         uid = live["metadata"]["uid"]
         if patch.get("metadata", {}).get("uid") not in (None, uid):
             raise RefusalError(409, "the UID is another")
+        if patch.get("metadata", {}).get("resourceVersion") not in (None, live["metadata"]["resourceVersion"]):
+            raise RefusalError(409, "the object has been modified")
         if call.subresource:
             merged = {**live, call.subresource: patch[call.subresource]}
         elif applies:

@@ -26,25 +26,28 @@ _STOP_DEADLINE_S = 120
 class OperatorProcess:
     """`specdecode operator`, started, watched and ended."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, pod: str | None = None) -> None:
         self.kubeconfig = kubeconfig
         self.log = log
+        self.pod = pod
+        """Name of the pod that it is taken for: it works while it has the Lease, as where it is installed."""
         self.calibration = log.with_name("calibration.json")
         self._process: subprocess.Popen[bytes] | None = None
+        self._health_port = 0
 
     def start(self) -> None:
         """Start it and wait until it is healthy."""
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "specdecode_operator", "operator"]
         command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE}
+        if self.pod:
+            command.append(f"--leader-election={SERVICE_ACCOUNT}")
+            environment |= {"POD_NAMESPACE": NAMESPACE, "POD_NAME": self.pod}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE},
-                stdout=log,
-                stderr=log,
-            )
-        eventually(lambda: self._healthy(port), "the operator is healthy")
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self._health_port = port
+        eventually(self.health, "the operator is healthy")
 
     def ensure(self) -> None:
         """Start it where a test before has left it killed.
@@ -85,16 +88,17 @@ class OperatorProcess:
         """Return the end of its log."""
         return self.log.read_text(errors="replace")[-characters:]
 
-    def _healthy(self, port: int) -> bool:
+    def health(self) -> str:
+        """Return what a healthy operator says of itself; nothing while it is not healthy."""
         assert self._process is not None
         if (status := self._process.poll()) is not None:
             raise EarlyEndError(status, self.tail())
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://127.0.0.1:{port}/healthz", timeout=5) as response:
-                return bool(response.status == 200)
+            with opener.open(f"http://127.0.0.1:{self._health_port}/healthz", timeout=5) as response:
+                return str(response.read().decode())
         except (OSError, http.client.HTTPException):  # it does not listen yet, or not fast enough
-            return False
+            return ""
 
 
 class EarlyEndError(Exception):

@@ -21,4 +21,26 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/part-of: specdecode
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- with .Values.extraLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of an object that has some of its own: (list ROOT OWN). */}}
+{{- define "specdecode.labelsWith" -}}
+{{- merge (dict) (index . 1) (include "specdecode.labels" (index . 0) | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{/* Annotations of an object, if it has any: (list ROOT OWN); its own come before those that all have. */}}
+{{- define "specdecode.annotations" -}}
+{{- with merge (dict) (index . 1) (index . 0).Values.extraAnnotations -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdecode.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
+{{- end -}}
 {{- end -}}

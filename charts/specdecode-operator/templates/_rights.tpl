@@ -64,6 +64,15 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get]
+# The Lease of the replica that works, once.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+# Who works, and that it does.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "specdecode.name" . }}]
+  verbs: [get, patch]
 {{- end -}}
 
 {{- define "specdecode.rights.cluster" -}}

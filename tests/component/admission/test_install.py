@@ -255,7 +255,15 @@ def test_chart_uses_a_service_account_that_exists() -> None:
         ("metrics.port=8080", "/metrics/port"),
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
         ("calibration.configMap=", "/calibration/configMap"),
-        ("replicas=2", "replicas"),
+        ("replicas=many", "/replicas"),
+        ("replicas=0", "/replicas"),
+        ("replicas=2,leaderElection.enabled=false", "set leaderElection.enabled to true"),
+        ("image.digest=sha256:abc", "/image/digest"),
+        ("probes.liveness.periodSeconds=0", "/probes/liveness/periodSeconds"),
+        ("podDisruptionBudget.maxUnavailable=most", "/podDisruptionBudget/maxUnavailable"),
+        ("topologySpreadConstraints[0].maxSkew=1", "/topologySpreadConstraints/0"),
+        ("extraLabels.app\\.kubernetes\\.io/name=mine", "app.kubernetes.io/name"),
+        ("resources.cpu=1", "/resources"),
     ],
 )
 def test_chart_refuses_values_that_it_does_not_know(value: str, field: str) -> None:
@@ -269,3 +277,5 @@ def test_second_release_gets_names_of_its_own() -> None:
     objects = helm(release="staging")
     names = {re.sub("-(view|edit|own)$", "", name) for _, name in objects}
     assert names == {"staging-specdecode-operator"}
+    (container,) = objects["Deployment", "staging-specdecode-operator"]["spec"]["template"]["spec"]["containers"]
+    assert "--leader-election=staging-specdecode-operator" in container["args"], "two releases of a namespace"

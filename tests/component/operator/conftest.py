@@ -21,7 +21,7 @@ def operator_process(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
     eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
     folder = tmp_path_factory.mktemp("operator")
-    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
+    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log", "pod-1")
     yield process
     assert process.stop() == 0
 
