@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 from pydantic.config import JsonDict
 
-from specdecode_operator.api.base import ApiModel, SecretKey, TlsSecret
+from specdecode_operator.api.base import ApiModel, ObjectName, SecretKey, TlsSecret
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.golden import Against
 from specdecode_operator.api.models import Models, ShortText, Target
@@ -201,6 +201,10 @@ class GateOverride(ApiModel):
 
 class Gate(Against):
     """A golden capture that the engines of a new spec are judged by before they roll out."""
+
+    capture: ObjectName
+    """A SpecDecodeCapture of one arm in this namespace that succeeded, of engines that served well. The engines of a
+    new spec are sent its workload once more, with its seed."""
 
     override: GateOverride | None = None
     """Roll out without being judged, as long as this is here."""

@@ -30,7 +30,7 @@ class Against(ApiModel):
     """A golden capture, and how much worse than it an engine may be."""
 
     capture: ObjectName
-    """A SpecDecodeCapture of this namespace that succeeded, of the same workload and seed."""
+    """A SpecDecodeCapture of one arm in this namespace that succeeded, with the workload and seed that this one has."""
 
     max_loss_percent: LossLimits = LossLimits()
     """The largest losses that pass."""

@@ -135,7 +135,8 @@ class PolicyStatus(ApiModel):
     """Whether speculation was tried again since and turned off again."""
 
     failed_arms: list[_Name] = Field(default=[], max_length=8)
-    """Arms whose engines never served here: none of them is taken again for this spec."""
+    """Arms whose engines never served here, as NAME@DIGEST of their speculation, the newest last: none of them is
+    taken again for this spec, by whatever name. An arm that was changed is another one."""
 
     restarts: list[_Moment] = Field(default=[], max_length=MOST_RESTARTS)
     """When engines were started anew in the last 24 hours."""

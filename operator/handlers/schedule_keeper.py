@@ -1,7 +1,7 @@
 """The captures that a deployment makes by itself: when they are due by its schedules, and at its gate."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from specdecode_operator.api import base, capture
@@ -15,7 +15,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.pods.gate import GateState
+from specdecode_operator.deployment.pods.gate import GateState, may_be_of_gate
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.kube.drift import is_owned
@@ -99,10 +99,20 @@ class GateKeeper:
             _logger.warning("%s: spec.rollout.gate: %s; tried again soon", parent.key, error)
 
     def _seen(self, parent: Parent, gate: Gate | None) -> GateObjects:
-        golden = None
-        if gate is not None:
-            golden = self._cache.parent(Key(parent.key.namespace, gate.capture, capture.KIND))
-        return GateObjects(self._cache.captures_of(parent.key), golden)
+        captures = self._cache.captures_of(parent.key)
+        if gate is None:
+            return GateObjects(captures)
+        golden = self._cache.parent(Key(parent.key.namespace, gate.capture, capture.KIND))
+        return GateObjects([*captures, *self._in_its_place(parent.key, captures)], golden)
+
+    def _in_its_place(self, key: Key, own: Sequence[Body]) -> Iterator[Body]:
+        """Yield captures of other objects that have the name of one which judges for this one."""
+        names = {body["metadata"]["name"] for body in own}
+        for other in self._cache.parents(capture.KIND):
+            if other.namespace == key.namespace and other.name not in names and may_be_of_gate(key, other.name):
+                body = self._cache.parent(other)
+                if body is not None:
+                    yield body
 
 
 def _gate_of(parent: Parent) -> Gate | None:

@@ -1,7 +1,7 @@
 """Whether an arm answers what the baseline answers: greedy tokens, and answers that must have a form."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from specdecode_operator.api.capture_comparison import Outputs
@@ -18,8 +18,8 @@ _BY_CHANCE: Final = 0.05
 
 def compare_outputs(baseline: Checks | None, arm: Checks | None, lossy: str | None) -> OutputsFound:
     """Return what the answers of an arm come to beside the baseline's."""
-    missing = list(_not_measured(baseline, arm))
     pairs = [] if baseline is None or arm is None else [*_pairs(baseline, arm)]
+    missing = list(_not_measured(baseline, arm, pairs))
     differences = [found for one, other in pairs if (found := _difference(one, other)) is not None]
     explained = sum(each.explained for each in differences)
     structured = tool_calls = None
@@ -55,7 +55,9 @@ def _outputs(prompts: int, differences: int, explained: int, lossy: str | None) 
 def _pairs(baseline: Checks, arm: Checks) -> Iterator[tuple[GreedyAnswer, GreedyAnswer]]:
     of_arm = {each.prompt_sha256: each for each in arm.greedy.answers}
     for each in baseline.greedy.answers:
-        if (other := of_arm.get(each.prompt_sha256)) is not None:
+        other = of_arm.get(each.prompt_sha256)
+        # Two answers without a token show nothing: an engine that says nothing would have said it of any prompt.
+        if other is not None and (each.tokens or other.tokens):
             yield each, other
 
 
@@ -114,7 +116,9 @@ def _less(parsing: Parsing | None) -> bool:
 _MOST_ASKED: Final = 64
 
 
-def _not_measured(baseline: Checks | None, arm: Checks | None) -> Iterator[str]:
+def _not_measured(
+    baseline: Checks | None, arm: Checks | None, pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]
+) -> Iterator[str]:
     if baseline is None or arm is None:
         yield f"outputs were not checked: {'the baseline' if baseline is None else 'it'} has no {CHECKS}"
         return
@@ -124,5 +128,7 @@ def _not_measured(baseline: Checks | None, arm: Checks | None) -> Iterator[str]:
         ("tool calls", baseline.tool_calls, arm.tool_calls),
     ):
         why = of_baseline.not_measured or of_arm.not_measured
+        if why is None and of_baseline is baseline.greedy and not pairs:
+            why = "no prompt has an answer with a token of both engines"
         if why is not None:
             yield f"{what} were not checked: {why}"

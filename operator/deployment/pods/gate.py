@@ -5,6 +5,7 @@ Nothing is stored: the capture that judges has a name that follows from the engi
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -62,7 +63,16 @@ def gate_capture_name(key: Key, gate: Gate, workload: Body) -> str:
     """Return the name of the capture that judges the engines of a workload: others are judged by others."""
     asked = gate.model_dump(mode="json", exclude={"override"})
     text = json.dumps([key.name, template_hash(serving_template(workload)), asked], sort_keys=True)
-    return f"{key.name[:_LONGEST_NAME].rstrip('-')}-gate-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    return f"{_prefix(key)}{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def may_be_of_gate(key: Key, name: str) -> bool:
+    """Whether a capture may have the name of one that judges the engines of an object."""
+    return re.fullmatch(rf"{re.escape(_prefix(key))}[0-9a-f]{{10}}", name) is not None
+
+
+def _prefix(key: Key) -> str:
+    return f"{key.name[:_LONGEST_NAME].rstrip('-')}-gate-"
 
 
 def held_at_gate(

@@ -10,6 +10,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_comparison import ArmVerdict, ComparedArm, ComparisonStatus, Outputs
 from specdecode_operator.api.capture_workload import CaptureWorkload
 from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.api.values import RejectionSampling
 from specdecode_operator.deployment.proof.observed import decimal
 from specdecode_operator.policy.decision import NoEvidence
 from specdecode_operator.policy.evidence import Evidence, Point, Setting
@@ -118,8 +119,9 @@ def _evidence(
     for arm in comparison.arms:
         points = _points(arm)
         if points and arm.name in speculations:
-            refused = "" if arm.name in as_asked else _refusal(arm)
-            settings.append(_setting(arm.name, points, speculations[arm.name], arm.acceptance_percent, refused))
+            its = speculations[arm.name]
+            refused = "" if arm.name in as_asked else _refusal(arm, its)
+            settings.append(_setting(arm.name, points, its, arm.acceptance_percent, refused))
     if not settings or not loads:
         return None
     if comparison.baseline in speculations:
@@ -139,8 +141,13 @@ def _points(arm: ComparedArm) -> list[Point]:
     return sorted(points, key=lambda point: point.load)
 
 
-def _refusal(arm: ComparedArm) -> str:
-    """Return why an arm is not chosen, whatever it brings: its answers may be others than were asked for."""
+def _refusal(arm: ComparedArm, its: Speculation) -> str:
+    """Return why an arm is not chosen, whatever it brings: its answers may be others than were asked for.
+
+    That a way of rejection sampling is lossy its speculation says itself, whatever the files of a capture say.
+    """
+    if its.rejection_sampling is RejectionSampling.FLY:
+        return "its answers may be others than the target's own (rejectionSampling fly)"
     if arm.verdict is ArmVerdict.INCORRECT or arm.outputs in {Outputs.DIFFERENT, Outputs.LOSSY}:
         return "its answers are others than the baseline's"
     return ""

@@ -1,10 +1,14 @@
 """What a policy remembers, read from the status and written there: it survives the operator's restart."""
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from specdecode_operator.api.policy import MOST_DECISIONS, MOST_RESTARTS, Policy, PolicyDecision, PolicyStatus
+from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.policy.evidence import Measured
 from specdecode_operator.deployment.proof.observed import decimal
@@ -24,6 +28,7 @@ from specdecode_operator.policy.window import Window
 
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
+_LONGEST_ARM: Final = 200
 _TOLD: Final = (Outcome.ADVISED, Outcome.DONE)
 CONDITION: Final = "BestInForce"
 
@@ -99,7 +104,7 @@ def judge(case: Case, seen: Seen, remembered: Remembered, fits: Fits) -> tuple[D
             acceptance_factor=1.0 if factor is None else max(factor, 0.0),
             tried_in_vain=before.tried_in_vain,
             restarts=tuple(filter(None, map(_seconds, before.restarts))),
-            failed=frozenset(before.failed_arms),
+            failed=_failed(before.failed_arms, measured),
         )
     evidence = measured.evidence if isinstance(measured, Measured) else measured
     return decide(rules_of(case.policy, rollout_paused=case.rollout_paused), evidence, seen, memory, fits)
@@ -129,7 +134,7 @@ def policy_status(case: Case, decision: Decision, memory: Memory, now: datetime)
         left=memory.left or None,
         acceptance_factor=None if memory.acceptance_factor == 1 else f"{memory.acceptance_factor:.4f}",
         tried_in_vain=memory.tried_in_vain,
-        failed_arms=sorted(memory.failed),
+        failed_arms=before.failed_arms if before else [],
         restarts=[_text(each) for each in memory.restarts][-MOST_RESTARTS:],
         decisions=_decisions(before, decision, moment),
     )
@@ -159,7 +164,8 @@ def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> 
 
 def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     """Return the status after the arm in force turned out not to serve: what the spec says is in force again."""
-    arm = status.arm or ""
+    arm, failed = status.arm or "", _entry(status)
+    earlier = [each for each in status.failed_arms if each not in failed]
     message = f"{arm} was given up, and what the spec says is in force again: {why}"[:_LONGEST]
     told = PolicyDecision(
         at=now.strftime(_TIME), action=Action.KEEP, outcome=Outcome.DONE, target=arm or None, message=message
@@ -177,9 +183,29 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
             "arm": None,
             "left": None,
             # The one that just failed is never the one that is forgotten, or it would be taken again and again.
-            "failed_arms": sorted([*sorted({*status.failed_arms} - {arm})[1 - MOST_DECISIONS :], *filter(None, [arm])]),
+            "failed_arms": [*earlier[1 - MOST_DECISIONS :], *failed],
         }
     )
+
+
+def _entry(status: PolicyStatus) -> list[str]:
+    """Return what is remembered of the arm in force when it fails: its name for people, and what it is."""
+    if not status.arm or status.speculation is None:
+        return []
+    return [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
+
+
+def _failed(entries: Sequence[str], measured: Measured | NoEvidence) -> frozenset[str]:
+    """Return the arms of the evidence whose engines never served here, whatever another capture called them."""
+    if isinstance(measured, NoEvidence):
+        return frozenset()
+    digests = {each.rpartition("@")[2] for each in entries}
+    return frozenset(name for name, its in measured.speculations.items() if _digest(its) in digests)
+
+
+def _digest(speculation: Speculation) -> str:
+    text = json.dumps(speculation.model_dump(mode="json", exclude_none=True), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def steady(new: PolicyStatus, old: PolicyStatus | None, *, due: bool) -> PolicyStatus:

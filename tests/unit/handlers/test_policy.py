@@ -286,6 +286,14 @@ async def test_a_sweep_is_no_evidence_whether_it_is_the_newest_or_named(shift: S
     assert (shift.policy["reason"], shift.done()) == ("EvidenceUnusable", [])
 
 
+async def test_an_arm_that_samples_with_loss_is_never_taken_whatever_the_files_say(shift: Shift) -> None:
+    lossy = {**pair_70b()["speculation"], "rejectionSampling": "fly", "lossy": "Accepted"}
+    body = measured_capture(arms=[{"name": "on"}, {"name": "fly", "speculation": lossy}], ratio=1.0, loads=LOADS)
+    await shift.serve(mode="Enforce", evidence=body)
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == ("BestMeasured", [])
+
+
 @pytest.mark.parametrize("said", [{"outputs": "Different"}, {"verdict": "Incorrect"}])
 async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift, said: Body) -> None:
     body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS)
@@ -320,7 +328,7 @@ async def test_an_arm_whose_engines_never_serve_is_given_up(shift: Shift) -> Non
     shift.world.start_engines(phase="Running", containerStatuses=[crashed])
     for _ in range(3):
         await shift.world.look()
-    assert shift.policy["failedArms"] == ["off"]
+    assert [name.rpartition("@")[0] for name in shift.policy["failedArms"]] == ["off"]
     assert "unrecognized arguments: --x" in shift.policy["decisions"][0]["message"]
     assert shift.world.all(DEPLOYMENT)[0]["spec"]["template"] == served
     shift.world.api.remove(POD, "llama-1")
@@ -329,6 +337,13 @@ async def test_an_arm_whose_engines_never_serve_is_given_up(shift: Shift) -> Non
     await shift.work(60, 64)
     assert shift.done() == [("TurnOff", "Done"), ("Keep", "Done")]
     assert shift.speculation() is not None
+    fewer = {"name": "off", "speculation": {**pair_70b()["speculation"], "numSpeculativeTokens": 2}}
+    for arm in ({**OFF_ARM, "name": "plain"}, fewer):
+        newer = measured_capture(arms=[{"name": "on"}, arm], ratio=1.0, loads=LOADS)
+        shift.measure(newer, finishedAt="2027-01-01T00:00:00Z")
+        await shift.work(15, 64)
+        changed = shift.done()[2:]
+        assert bool(changed) is (arm is fewer), "what failed is not taken by another name, and another arm of its is"
 
 
 async def test_an_arm_in_force_that_fits_no_more_is_given_up(shift: Shift) -> None:
@@ -381,5 +396,8 @@ async def test_words_rest_while_they_say_the_same(shift: Shift) -> None:
 def test_the_arm_that_failed_last_is_remembered_however_many_did() -> None:
     names = [f"a{number}" for number in range(8)]
     kept = {"mode": "Enforce", "action": "Change", "outcome": "Done", "reason": "BetterMeasured", "message": ""}
-    status = PolicyStatus.parse({**kept, "asked": "0", "arm": "z", "failedArms": names})
-    assert given_up(status, "it never served", datetime.now(UTC)).failed_arms == [*names[1:], "z"]
+    status = PolicyStatus.parse(
+        {**kept, "asked": "0", "arm": "z", "speculation": {"method": "none"}, "failedArms": names}
+    )
+    *earlier, newest = given_up(status, "it never served", datetime.now(UTC)).failed_arms
+    assert (earlier, newest.partition("@")[0]) == (names[1:], "z")

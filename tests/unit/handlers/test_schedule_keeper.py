@@ -17,7 +17,7 @@ from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.handlers.reporter import Reporter
-from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
+from specdecode_operator.handlers.schedule_keeper import GateKeeper, ScheduleKeeper
 from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
@@ -114,3 +114,18 @@ def test_the_status_stays_while_the_api_server_refuses() -> None:
     holder = owner("yearly", status_of="removed")
     kept = keep(FakeCluster(refuses=True), cache_with("yearly"), holder)
     assert [each.name for each in status(holder, kept)] == ["removed"]
+
+
+@pytest.mark.parametrize("name", ["llama-gate-0123456789", "llama-gate-nightly"])
+def test_a_capture_of_another_deployment_in_the_place_of_the_one_that_judges_is_seen(name: str) -> None:
+    """Else it would be said to be created for ever, while the API server refuses to change it."""
+    holder = read_parent(parent(pair_70b(rollout={"gate": {"capture": "golden"}})))
+    cache = Cache()
+    metadata = {"namespace": "default", "name": name, "uid": "u", "generation": 1, "resourceVersion": "1"}
+    cache.put_parent(capture.KIND, {"metadata": metadata, "spec": {"deployment": "other"}})
+    judging = GateKeeper(cast("Cluster", FakeCluster()), cache, Mute()).state(holder).captures
+    if name.endswith("nightly"):
+        assert judging == {}, "no capture that judges has such a name"
+    else:
+        assert judging[name].failed
+        assert judging[name].message.startswith("it was not made by this deployment")

@@ -34,7 +34,7 @@ class GateObjects:
     """What the cache holds for the gate of one object."""
 
     captures: Sequence[Body] = ()
-    """All of the object."""
+    """All of the object, and those of others that have the name of one which judges for it."""
 
     golden: Body | None = None
 

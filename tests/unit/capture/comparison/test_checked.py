@@ -57,6 +57,13 @@ class TestGreedy:
         found = compare_outputs(checks(answer([1])), checks(answer([1], prompt="b")), None)
         assert (found.outputs, found.prompts) == ("NotChecked", 0)
 
+    def test_answers_without_a_token_show_nothing_and_one_without_a_token_differs(self) -> None:
+        silent = checks(answer([]), answer([], prompt="b"))
+        found = compare_outputs(silent, silent, None)
+        assert (found.outputs, found.prompts) == ("NotChecked", 0)
+        assert found.not_measured[0].startswith("greedy outputs were not checked: no prompt has an answer with a token")
+        assert compare_outputs(checks(answer([1, 2])), silent, None).outputs == "Different"
+
     def test_what_may_answer_otherwise_is_never_called_equal(self) -> None:
         assert compare_outputs(checks(answer([1])), checks(answer([1])), "fly").outputs == "Lossy"
 
