@@ -86,7 +86,7 @@ crds: setup
     .venv/bin/specdecode crds --folder crds
     cp crds/*_*.yaml charts/specdecode-operator/crds/
 
-# Write manifests/ anew from the chart, with the values that it has by itself
+# Write anew what is made of the chart: manifests/, and what comes of its values files (tests/golden/chart)
 [group('operator')]
 manifests: setup
     @{{ python }} -m devcluster.chart

@@ -1,7 +1,8 @@
 """What Helm makes of the chart, and `manifests/` of that: whoever has no Helm installs the same objects.
 
 `python -m devcluster.chart` writes them anew: one file for each template that
-makes something with the values that the chart has by itself.
+makes something with the values that the chart has by itself. So it does with
+what comes of each values file of `examples/`, which tests compare.
 """
 
 import re
@@ -14,7 +15,9 @@ from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 
 CHART = REPOSITORY / "charts" / "specdecode-operator"
+EXAMPLES = CHART / "examples"
 MANIFESTS = REPOSITORY / "manifests"
+GOLDEN = REPOSITORY / "tests" / "golden" / "chart"
 NAMESPACE = "specdecode-system"
 RELEASE = "specdecode-operator"
 BY_HAND = frozenset({"kustomization.yaml", "namespace.yaml"})
@@ -22,6 +25,7 @@ BY_HAND = frozenset({"kustomization.yaml", "namespace.yaml"})
 
 _HEADER = "# Made of charts/specdecode-operator/templates/{name}: ./just manifests\n"
 _HELMS_OWN = re.compile(r"^ *(helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n", re.MULTILINE)
+_COPIES = ("dashboard.yaml", "prometheus-rule.yaml")
 _SOURCE = re.compile(r"# Source: [^/]+/templates/(.+)\n")
 
 
@@ -36,16 +40,39 @@ def template(*options: str, release: str = RELEASE) -> str:
 
 def manifests() -> dict[str, str]:
     """Return the generated files of `manifests/`: by name what stands in them."""
+    files = _by_template(_HELMS_OWN.sub("", template()))
+    return {name: _HEADER.format(name=name) + text for name, text in files.items()}
+
+
+def of_examples() -> dict[str, str]:
+    """Return what comes of each values file of `examples/`, but for what is only copied from `files/`."""
+    return {
+        file.name: "---\n".join(
+            f"# {name}\n{text}"
+            for name, text in sorted(_by_template(template(f"--values={file}")).items())
+            if name not in _COPIES
+        )
+        for file in sorted(EXAMPLES.glob("*.yaml"))
+    }
+
+
+def _by_template(text: str) -> dict[str, str]:
+    """Take apart what Helm prints: by file of `templates/` what it makes."""
     files: dict[str, list[str]] = defaultdict(list)
-    for document in re.split(r"^---\n", _HELMS_OWN.sub("", template()), flags=re.MULTILINE):
+    for document in re.split(r"^---\n", text, flags=re.MULTILINE):
         if source := _SOURCE.match(document):
             files[source[1]].append(document[source.end() :].rstrip() + "\n")
-    return {name: _HEADER.format(name=name) + "---\n".join(documents) for name, documents in files.items()}
+    return {name: "---\n".join(documents) for name, documents in files.items()}
 
 
-def write(folder: Path = MANIFESTS) -> None:
-    """Write the generated files, and remove those of templates that make nothing any more."""
-    files = manifests()
+def write() -> None:
+    """Write the generated files, and remove those of templates and examples that are gone."""
+    _write(MANIFESTS, manifests())
+    _write(GOLDEN, of_examples())
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)
     for file in folder.iterdir():

@@ -1,0 +1,103 @@
+"""The chart with values that people give: what comes of the files in its examples, and what each value is for."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster import chart
+from tests.support.kubectl import program
+
+NAME = chart.RELEASE
+EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def objects(*options: str) -> Objects:
+    """Objects of the chart, by kind and name."""
+    bodies = filter(None, yaml.safe_load_all(chart.template(*options)))
+    return {(body["kind"], body["metadata"]["name"]): body for body in bodies}
+
+
+def pod(found: Objects) -> dict[str, Any]:
+    template: dict[str, Any] = found["Deployment", NAME]["spec"]["template"]
+    return template
+
+
+def test_what_comes_of_the_examples_is_what_is_checked_in() -> None:
+    found = {file.name: file.read_text() for file in chart.GOLDEN.iterdir()}
+    assert found == chart.of_examples(), "look at the difference: ./just manifests writes it anew"
+
+
+@pytest.mark.parametrize("values", [None, *EXAMPLES], ids=lambda file: file.stem if file else "none")
+def test_helm_finds_nothing_to_say_of_the_chart(values: Path | None) -> None:
+    options = [f"--values={values}"] if values else []
+    command = [program("helm"), "lint", "--strict", str(chart.CHART), *options]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "[WARNING]" not in answer.stdout
+
+
+def test_every_object_has_the_labels_and_annotations_that_all_shall_have() -> None:
+    everything = [f"--values={file}" for file in EXAMPLES]
+    found = objects(*everything, "--set=extraLabels.team=serving", "--set=extraAnnotations.owner=me")
+    assert len(found) > 10
+    for key, body in found.items():
+        assert body["metadata"]["labels"]["team"] == "serving", key
+        assert body["metadata"]["annotations"]["owner"] == "me", key
+        assert body["metadata"]["labels"]["app.kubernetes.io/part-of"] == "specdecode", key
+    assert pod(found)["metadata"]["labels"]["team"] == "serving"
+    assert pod(found)["metadata"]["annotations"]["owner"] == "me"
+
+
+def test_what_an_object_has_of_its_own_comes_first() -> None:
+    """A key twice would be no YAML."""
+    given = ["extraLabels.release=all", "extraAnnotations.a=all", "podAnnotations.a=own", "podLabels.release=own"]
+    given += ["metrics.podMonitor.enabled=true", "metrics.podMonitor.labels.release=own"]
+    found = objects(*(f"--set={each}" for each in given))
+    assert found["PodMonitor", NAME]["metadata"]["labels"]["release"] == "own"
+    assert found["Deployment", NAME]["metadata"]["labels"]["release"] == "all"
+    assert pod(found)["metadata"]["labels"]["release"] == "own"
+    assert pod(found)["metadata"]["annotations"]["a"] == "own"
+
+
+def test_spread_and_disruption_budget_and_metrics_are_about_the_operators_own_pods() -> None:
+    ours = {"matchLabels": {"app.kubernetes.io/name": NAME, "app.kubernetes.io/instance": NAME}}
+    found = objects(f"--values={chart.EXAMPLES / 'ha.yaml'}", "--set=metrics.service.enabled=true")
+    assert ours["matchLabels"].items() <= pod(found)["metadata"]["labels"].items()
+    constraints = pod(found)["spec"]["topologySpreadConstraints"]
+    assert [each["labelSelector"] for each in constraints] == [ours, ours]
+    assert found["PodDisruptionBudget", NAME]["spec"]["selector"] == ours
+    service = found["Service", f"{NAME}-metrics"]["spec"]
+    assert service["selector"] == ours["matchLabels"]
+    (container,) = pod(found)["spec"]["containers"]
+    assert service["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
+
+
+def test_a_constraint_with_a_selector_keeps_it() -> None:
+    constraint = "maxSkew=1,topologySpreadConstraints[0].topologyKey=zone"
+    constraint += ",topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule"
+    constraint += ",topologySpreadConstraints[0].labelSelector.matchLabels.a=b"
+    (given,) = pod(objects(f"--set=topologySpreadConstraints[0].{constraint}"))["spec"]["topologySpreadConstraints"]
+    assert given["labelSelector"] == {"matchLabels": {"a": "b"}}
+
+
+def test_several_replicas_are_rolled_and_one_is_replaced() -> None:
+    for replicas, strategy in ((1, "Recreate"), (2, "RollingUpdate")):
+        spec = objects(f"--set=replicas={replicas}")["Deployment", NAME]["spec"]
+        assert (spec["replicas"], spec["strategy"]) == (replicas, {"type": strategy})
+
+
+def test_a_digest_comes_before_a_tag() -> None:
+    digest = "sha256:" + "0" * 64
+    (container,) = pod(objects("--set=image.repository=r.example/o", f"--set=image.digest={digest}"))["spec"][
+        "containers"
+    ]
+    assert container["image"] == f"r.example/o@{digest}"
+
+
+def test_without_leader_election_nothing_asks_for_a_lease() -> None:
+    (container,) = pod(objects("--set=leaderElection.enabled=false"))["spec"]["containers"]
+    assert not [each for each in container["args"] if each.startswith("--leader-election")]
