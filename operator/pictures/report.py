@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specdecode_operator.pictures.figures.acceptance import by_concurrency, by_context, by_position, over_time
+from specdecode_operator.pictures.figures.acceptance import (
+    by_concurrency,
+    by_context,
+    by_position,
+    by_temperature,
+    over_time,
+)
 from specdecode_operator.pictures.figures.arms import pictures_of
 from specdecode_operator.pictures.figures.budget import budgets
 from specdecode_operator.pictures.figures.bursts import step_time, tokens_per_step
@@ -105,6 +111,7 @@ def draw_all(series: Sequence[Series]) -> list[Picture | LeftOut]:
         over_time(series),
         by_concurrency(series),
         by_context(series),
+        by_temperature(series),
         distributions(series),
         by_load(series),
         client_ttft(series),

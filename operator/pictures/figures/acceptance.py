@@ -1,4 +1,4 @@
-"""Acceptance: by position, over time, by the requests in a batch, by the length of the context."""
+"""Acceptance: by position, over time, by the requests in a batch, the length of the context and the temperature."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -25,6 +25,7 @@ _POINTS_OVER_TIME: Final = 80
 _FEWEST_DRAFTED: Final = 100
 """Drafted tokens, or steps: a share of fewer is left out, as chance alone would move it by more than 10 points."""
 
+_FEW: Final = 2
 _HEADROOM: Final = 1.15
 _ACCEPTANCE: Final = "accepted drafted tokens"
 
@@ -148,6 +149,31 @@ def by_context(series: Sequence[Series]) -> Picture | LeftOut:
         ),
         share=False,
     )
+
+
+def by_temperature(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw the drafted tokens that a step got accepted by the temperature that its request asked for."""
+    title = "Acceptance against temperature"
+    known = [each for each in series if each.capture.speculates and each.capture.requests.by_temperature]
+    temperatures = sorted({at for each in known for at in each.capture.requests.by_temperature})
+    if len(temperatures) < _FEW:
+        return LeftOut(title, "no two requests with drafts have different temperatures")
+
+    def points(each: Series) -> tuple[Floats, Floats]:
+        sums = sorted(each.capture.requests.by_temperature.items())
+        return np.array([at for at, _ in sums]), np.array([tokens / bursts - 1 for _, (bursts, tokens) in sums])
+
+    picture = _against(
+        "acceptance-by-temperature",
+        title,
+        known,
+        points,
+        "temperature of the request",
+        lambda x, y: f"{y[0]:.2f} drafted tokens accepted a step at temperature {x[0]:g}, {y[-1]:.2f} at {x[-1]:g}",
+        share=False,
+    )
+    picture.figure.axes[0].set_xticks(temperatures)
+    return picture
 
 
 def _against(  # noqa: PLR0913, PLR0917  what such a picture is made of

@@ -19,6 +19,9 @@ _BATCH_GAPS: Final = 200_000
 """Bursts that are added at once: arithmetic on arrays is worth its start."""
 
 _MOST_PHASES: Final = 64
+_MOST_TEMPERATURES: Final = 16
+_HOTTEST: Final = 8.0
+"""Far above what anybody samples at."""
 _OTHER: Final = "(others)"
 
 
@@ -37,6 +40,7 @@ class RequestSums:
         self.bursts: Integers = np.zeros(LARGEST_BURST + 1, dtype=np.int64)
         self.gaps: Integers = np.zeros((LARGEST_BURST + 1, LOG_BINS), dtype=np.int64)  # by burst and length
         self.by_context = ByNumber(CONTEXT_BINS - 1, 2)  # bursts, tokens; by bins of `context_tokens`
+        self.by_temperature: dict[float, tuple[int, int]] = {}  # bursts, tokens; without the last one of a request
         self.by_time = ByTime(2)  # bursts, tokens
         self._pending: list[RecordedRequest] = []
         self._pending_gaps = 0
@@ -62,10 +66,21 @@ class RequestSums:
             column.append(max(-(2**62), min(value, 2**62)))
         name = request.phase if request.phase in self.phases or len(self.phases) < _MOST_PHASES else _OTHER
         self.phase.append(self.phases.setdefault(name, len(self.phases)))
+        self._add_temperature(request)
         self._pending.append(request)
         self._pending_gaps += len(request.gaps_ms)
         if self._pending_gaps >= _BATCH_GAPS:
             self.flush()
+
+    def _add_temperature(self, request: RecordedRequest) -> None:
+        """Add the bursts of a request but its last one, which the end of the answer may cut short."""
+        at, inner = request.temperature, request.chunk_tokens[1:-1]
+        if at is None or not inner or not 0 <= at <= _HOTTEST:
+            return
+        if at not in self.by_temperature and len(self.by_temperature) == _MOST_TEMPERATURES:
+            return
+        bursts, tokens = self.by_temperature.get(at, (0, 0))
+        self.by_temperature[at] = bursts + len(inner), tokens + sum(inner)
 
     def flush(self) -> None:
         """Add what waits to the sums: to be called once all requests are in."""

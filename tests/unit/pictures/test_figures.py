@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdecode_operator.pictures.figures.acceptance import by_context, over_time
+from specdecode_operator.pictures.figures.acceptance import by_context, by_temperature, over_time
 from specdecode_operator.pictures.figures.budget import budgets
 from specdecode_operator.pictures.figures.bursts import step_time
 from specdecode_operator.pictures.figures.cache import cache_use
-from specdecode_operator.pictures.figures.drawing import Picture, Series, series_of
+from specdecode_operator.pictures.figures.drawing import LeftOut, Picture, Series, series_of
 from specdecode_operator.pictures.figures.latency import by_load, client_ttft, distributions
 from specdecode_operator.pictures.figures.timeline import timelines
 from specdecode_operator.pictures.measures import Measure, measures_of
@@ -87,6 +87,19 @@ def test_a_step_has_its_quantiles_and_its_time_a_token(drawn: list[Series]) -> N
 
 def test_what_a_step_got_accepted_is_without_the_targets_own_token(drawn: list[Series]) -> None:
     assert list(picture(by_context(drawn)).figure.axes[0].lines[0].get_ydata()) == pytest.approx([1.5])
+
+
+def test_each_temperature_has_what_its_steps_got_accepted(tmp_path: Path, drawn: list[Series]) -> None:
+    cold = record(temperature=0, output_tokens=14, itl_tokens=[5, 5, 3], itl_ms=[10.0, 10.0, 10.0])
+    records = [cold, record(temperature=0.8), record(temperature=1e300), record()]
+    write_trace(tmp_path / "trace.jsonl", records)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest()))
+    made = picture(by_temperature(series_of([read_capture(tmp_path)])))
+    temperatures, accepted = made.figure.axes[0].lines[0].get_data()
+    # The last step of an answer may be cut short, and does not count.
+    assert (list(temperatures), list(accepted)) == ([0, 0.8], [4, 2])
+    assert made.sentences == ("4.00 drafted tokens accepted a step at temperature 0, 2.00 at 0.8.",)
+    assert isinstance(by_temperature(drawn), LeftOut), "its requests say no temperature"
 
 
 def test_quantiles_are_those_of_what_the_axis_says(drawn: list[Series]) -> None:
