@@ -1,9 +1,10 @@
 """The command `specdecode`: the operator and what people run beside it."""
 
 import os
+import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
@@ -15,11 +16,17 @@ from specdecode_operator.cli.options import (
     RefuseOption,
     allowed_names,
     allowed_paths,
+    fail,
 )
+from specdecode_operator.problems import printable
 from specdecode_operator.version import __version__
 
 if TYPE_CHECKING:
     from specdecode_operator.handlers.leadership import LeaseName
+    from specdecode_operator.kube.nodes import NodeFacts
+
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class _Commands(LazyGroup):
@@ -76,6 +83,16 @@ def operator_command(  # noqa: PLR0913  each is an option
         str | None,
         typer.Option(metavar="LEASE", help="Work only while this Lease of the operator's namespace is held."),
     ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(help="Namespace to serve; may be given several times. Absent: all, which takes a ClusterRole."),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="With --namespace: the nodes to plan for, as kubectl get nodes -o yaml writes them."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
@@ -85,6 +102,8 @@ def operator_command(  # noqa: PLR0913  each is an option
 
     _check(prometheus, prometheus_token_file)
     _check_webhook(webhook_port, webhook_certificate, refuses=refuse_does_not_fit)
+    namespaces = tuple(dict.fromkeys(namespace or ()))
+    _check_namespaces(namespaces, nodes)
     run_operator(
         health_port=health_port,
         metrics_port=metrics_port,
@@ -96,6 +115,8 @@ def operator_command(  # noqa: PLR0913  each is an option
         if webhook_port is None or webhook_certificate is None
         else Webhook(webhook_port, webhook_certificate, refuse_does_not_fit),
         lease=None if leader_election is None else _lease(leader_election),
+        namespaces=namespaces,
+        nodes=None if nodes is None else _given_nodes(nodes),
         verbose=verbose,
     )
 
@@ -125,6 +146,28 @@ def _check_webhook(port: int | None, certificate: Path | None, *, refuses: bool)
         raise typer.BadParameter("goes with --webhook-certificate: give both or neither", param_hint="--webhook-port")
     if port is None and refuses:
         raise typer.BadParameter("is for the webhook: add --webhook-port", param_hint="--refuse-does-not-fit")
+
+
+def _check_namespaces(namespaces: tuple[str, ...], nodes: str | None) -> None:
+    for each in namespaces:
+        if not _NAMESPACE.fullmatch(each):
+            message = (
+                f"{printable(each)}: must be the name of one namespace; for several give --namespace several times"
+            )
+            raise typer.BadParameter(message, param_hint="--namespace")
+    if nodes is not None and not namespaces:
+        message = "is for --namespace alone: an operator of the whole cluster sees its nodes: remove it"
+        raise typer.BadParameter(message, param_hint="--nodes")
+
+
+def _given_nodes(file: str) -> "tuple[NodeFacts, ...]":
+    from specdecode_operator.cli.input_files import read_nodes  # noqa: PLC0415  other commands need neither
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+
+    try:
+        return read_nodes(file)
+    except DocumentError as error:
+        fail(str(error))
 
 
 def _print_version(*, wanted: bool) -> None:

@@ -154,6 +154,10 @@ class Cache:
         """Nodes with GPUs, by name."""
         return tuple(self._nodes[name][0] for name in sorted(self._nodes))
 
+    def give_nodes(self, nodes: Iterable[NodeFacts]) -> None:
+        """Take nodes from the operator's configuration, where it may not look at those of the cluster."""
+        self._nodes = {node.name: (node, 0) for node in nodes}
+
     def retain_parents(self, kind: str, listed: Iterable[Body], version: int) -> None:
         """Drop the objects of a kind that a full list of this version lacks: their deletion was missed."""
         present = {_uid(body) for body in listed}

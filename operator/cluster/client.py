@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -35,17 +35,21 @@ _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota
 class Cluster:
     """Reads and writes objects; every failure becomes a `ClusterError`."""
 
-    def __init__(self, api: client.ApiClient) -> None:
+    def __init__(self, api: client.ApiClient, namespaces: Sequence[str] = ()) -> None:
         self._api = api
+        self._namespaces = namespaces
 
     @classmethod
-    async def connect(cls) -> "Cluster":
-        """Connect as the pod's service account, or as KUBECONFIG says outside a cluster."""
+    async def connect(cls, namespaces: Sequence[str] = ()) -> "Cluster":
+        """Connect as the pod's service account, or as KUBECONFIG says outside a cluster.
+
+        With ``namespaces`` nothing is listed but what lies in these.
+        """
         if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config()
         else:
             await config.load_kube_config()
-        return cls(client.ApiClient())
+        return cls(client.ApiClient(), namespaces)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -59,10 +63,15 @@ class Cluster:
             return None
 
     async def list(self, resource: Resource, label_selector: str | None = None) -> tuple[list[Body], int]:
-        """Return all objects of a kind in the cluster, or those with the labels, and the list's version."""
+        """Return all objects of a kind in the cluster, or those with the labels, and the list's version.
+
+        In named namespaces it is that of the oldest list: what came after it may be in none.
+        """
         query = {"labelSelector": label_selector} if label_selector else {}
-        answer = await self._send(_Request("GET", resource), query=query)
-        return answer["items"], int(answer["metadata"]["resourceVersion"])
+        places = self._namespaces or (None,)
+        answers = [await self._send(_Request("GET", resource, place), query=query) for place in places]
+        versions = [int(answer["metadata"]["resourceVersion"]) for answer in answers]
+        return [item for answer in answers for item in answer["items"]], min(versions)
 
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields."""

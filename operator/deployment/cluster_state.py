@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.pods.gate import UNGATED, GateState
 from specdecode_operator.deployment.pods.rollback import LastGood
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 
@@ -34,6 +34,7 @@ class ClusterState:
     pod_template: frozenset[str] = NONE_ALLOWED
     """What podTemplate may ask for beyond `kube/pod_policy.py`, by name."""
 
+    nodes_from: NodesFrom = NodesFrom.CLUSTER
     has_leader_worker_sets: bool = False
     operator_image: str | None = None
     """The image that this operator runs from, for replays; None where it cannot tell."""

@@ -106,7 +106,13 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
         if unknown := _unknown_models(spec, known):
             return _read_first(parent, spec, unknown, cluster.model_pods)
         facts = replace(valid_facts(spec, known, cluster.calibration), operator_image=cluster.operator_image)
-        plan = make_plan(facts, cluster.nodes, parent.status.plan, groups=cluster.has_leader_worker_sets)
+        plan = make_plan(
+            facts,
+            cluster.nodes,
+            parent.status.plan,
+            groups=cluster.has_leader_worker_sets,
+            nodes_from=cluster.nodes_from,
+        )
         if isinstance(plan, Blocked):
             return _wait_for_nodes(parent, facts, plan)
         refuse_group_name(parent.key, facts.takes_pods_of(plan))

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Final
 
 from specdecode_operator.api.base import GROUP, VERSION, Body
-from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.doctor.findings import Finding, Grade, Reading, Unreadable, fail, listed, ok, unknown, warn
+from specdecode_operator.kube.untyped import mapping, objects, texts
 from specdecode_operator.version import __version__
 
 OLDEST_MINOR: Final = 30
@@ -87,17 +88,42 @@ def _installed_crd_finding(expected: Body, body: Body) -> Finding:
 
 
 def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
-    """Judge whether one operator runs, and its version."""
+    """Judge whether an operator runs, and its version; of several the first with which something is wrong."""
     subject = "operator"
     if isinstance(deployments, Unreadable):
         return unknown(subject, deployments)
     if not deployments:
         fix = "install it: kubectl apply --server-side -k manifests, or the chart specdecode-operator"
         return fail(subject, "is not installed", fix)
-    if len(deployments) > 1:
-        places = ", ".join(_place(each) for each in deployments)
-        return fail(subject, f"runs more than once: {places}", "remove all but one: they undo each other's work")
-    (body,) = deployments
+    if both := _meeting(deployments):
+        where = f"runs more than once: {_place(both[0])} and {_place(both[1])} serve the same namespaces"
+        return fail(subject, where, "remove one, or have each serve namespaces of its own (watchNamespaces)")
+    findings = [_one_operator_finding(each) for each in deployments]
+    return next((each for each in findings if each.grade is not Grade.OK), findings[0])
+
+
+def served_namespaces(body: Body) -> frozenset[str]:
+    """Return the namespaces that an operator's Deployment names; none where it serves the whole cluster."""
+    prefix = "--namespace="
+    return frozenset(argument.removeprefix(prefix) for argument in _arguments(body) if argument.startswith(prefix))
+
+
+def _arguments(body: Body) -> Sequence[str]:
+    containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
+    return texts(containers[0], "args") if containers else ()
+
+
+def _meeting(deployments: Sequence[Body]) -> tuple[Body, Body] | None:
+    """Return two operators that would undo each other's work."""
+    for first, second in combinations(deployments, 2):
+        served, also = served_namespaces(first), served_namespaces(second)
+        if served & also or not (served or also):
+            return first, second
+    return None
+
+
+def _one_operator_finding(body: Body) -> Finding:
+    subject = "operator"
     containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
     image = str(containers[0].get("image")) if containers else "unknown"
     if not mapping(body, "status").get("availableReplicas"):

@@ -19,23 +19,22 @@ _RETRY_S = 5
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 
 
-@kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) -> None:
     """Set up kopf, connect and begin to work."""
     configure(settings)
+    # In named namespaces nothing is asked of the cluster as a whole: kinds that come later are listed, not watched.
+    settings.scanning.disabled = bool(memo.namespaces)
     try:
         await memo.start()
     except ClusterError as error:
         raise kopf.TemporaryError(str(error), delay=_RETRY_S) from error
 
 
-@kopf.on.cleanup()
 async def stop(memo: OperatorState, **_: Any) -> None:
     """End the work."""
     await memo.stop()
 
 
-@kopf.on.login()
 def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     """Log in as the pod's service account, or as KUBECONFIG says outside a cluster."""
     account = kopf.login_with_service_account(**kwargs)
@@ -45,6 +44,13 @@ def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return dataclasses.replace(account, server=server)
+
+
+def register(registry: kopf.OperatorRegistry) -> None:
+    """Have all of them called."""
+    kopf.on.startup(registry=registry)(start)
+    kopf.on.cleanup(registry=registry)(stop)
+    kopf.on.login(registry=registry)(login)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

@@ -18,11 +18,9 @@ from specdecode_operator.handlers import lifecycle, watch
 from specdecode_operator.handlers.leadership import Leadership, LeaseName, end_at_once, leader_gauge, working
 from specdecode_operator.handlers.metrics import serve_metrics
 from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.problems import printable
-
-HANDLERS = (lifecycle, watch)
-"""Modules whose import registers the handlers."""
 
 _CHATTY_LOGGERS = ("kopf.objects", "aiohttp.access", "httpx")
 """They speak of every watch event and every request; what changed is logged by the reconciler."""
@@ -64,14 +62,17 @@ def run_operator(  # noqa: PLR0913  what the command line says
     prometheus: Prometheus | None = None,
     webhook: Webhook | None = None,
     lease: LeaseName | None = None,
+    namespaces: tuple[str, ...] = (),
+    nodes: tuple[NodeFacts, ...] | None = None,
     verbose: bool = False,
 ) -> None:
-    """Serve all namespaces until SIGTERM; /livez, /readyz and /metrics answer on their ports.
+    """Serve these namespaces, or all, until SIGTERM; /livez, /readyz and /metrics answer on their ports.
 
     ``calibration`` is the file that corrects estimates; it may come, change and go at any time. ``host_paths`` are the
     directories of nodes that objects may have their models in, ``pod_template`` is what their podTemplate may ask for
     beyond the policy. ``prometheus`` is asked for figures, in place of engines. ``webhook`` judges objects before they
-    are stored, also while another replica leads. With ``lease`` it works while it holds that Lease.
+    are stored, also while another replica leads. With ``lease`` it works while it holds that Lease. ``nodes`` are those
+    to plan for where namespaces are named: then nothing is asked of the cluster as a whole.
     """
     kopf.configure(verbose=verbose)
     for handler in logging.getLogger().handlers:
@@ -79,7 +80,10 @@ def run_operator(  # noqa: PLR0913  what the command line says
     if not verbose:
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
-    state = OperatorState(calibration, host_paths, pod_template, prometheus)
+    state = OperatorState(calibration, host_paths, pod_template, prometheus, namespaces=namespaces, nodes=nodes)
+    registry = kopf.OperatorRegistry()
+    lifecycle.register(registry)
+    watch.register(registry, nodes=not namespaces)
     leads = leader_gauge()
     leads.set(lease is None)
     leadership = Leadership(lease, leads, end_at_once) if lease else None
@@ -91,7 +95,9 @@ def run_operator(  # noqa: PLR0913  what the command line says
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     with working(leadership):
         kopf.run(
-            clusterwide=True,
+            registry=registry,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
             standalone=True,
             # kopf would ask for the name of the process's user, which a container need not have.
             identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf

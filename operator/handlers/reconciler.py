@@ -52,6 +52,7 @@ from specdecode_operator.handlers.reporter import Reporter
 from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
 from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.labels import MODEL_FACTS_NAME
+from specdecode_operator.kube.nodes import NodesFrom
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import CONFIG_MAP, POD
 from specdecode_operator.problems import InvalidSpecError
@@ -114,6 +115,7 @@ class Reconciler:
         pod_template: frozenset[str] = NONE_ALLOWED,
         operator_image: str | None = None,
         figures: FiguresReader | None = None,
+        nodes_from: NodesFrom = NodesFrom.CLUSTER,
     ) -> None:
         self._figures = figures or FiguresReader()
         self._cluster = cluster
@@ -127,7 +129,7 @@ class Reconciler:
         self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), now)
         self._now = now
         self._host_paths, self._pod_template = host_paths, pod_template
-        self._operator_image = operator_image
+        self._operator_image, self._nodes_from = operator_image, nodes_from
         self._records: dict[Key, _Record] = {}
 
     async def reconcile(self, key: Key) -> None:
@@ -206,6 +208,7 @@ class Reconciler:
         """Return what a decision for an object depends on; of what lies in ConfigMaps only what the operator wrote."""
         return ClusterState(
             nodes=self._cache.nodes(),
+            nodes_from=self._nodes_from,
             model_facts=self._model_facts(parent),
             model_pods=self._model_pods(parent),
             downloads=read_downloads(self._believed(parent, downloads_name(parent.key))),

@@ -32,6 +32,7 @@ from specdecode_operator.handlers.own_image import own_image
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconciler import Reconciler
 from specdecode_operator.kube.labels import OWNED_SELECTOR
+from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import (
     LEADER_WORKER_SET,
@@ -59,14 +60,19 @@ class OperatorStuckError(Exception):
 class OperatorState:
     """Cache, queue and connections, from start-up to clean-up."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what the command line says
         self,
         calibration: Path | None = None,
         host_paths: tuple[str, ...] = (),
         pod_template: frozenset[str] = NONE_ALLOWED,
         prometheus: Prometheus | None = None,
+        *,
+        namespaces: tuple[str, ...] = (),
+        nodes: tuple[NodeFacts, ...] | None = None,
     ) -> None:
         self.cache = Cache()
+        self.namespaces, self._nodes = namespaces, nodes
+        """Those that it serves; none: all."""
         self.calibration = CalibrationFile(calibration)
         self.host_paths, self.pod_template = host_paths, pod_template
         self.figures = FiguresReader(prometheus)
@@ -93,7 +99,7 @@ class OperatorState:
             When the cluster cannot be reached or looked at; may be called again.
         """
         await self._connections.aclose()
-        cluster = await Cluster.connect()
+        cluster = await Cluster.connect(self.namespaces)
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
@@ -110,6 +116,7 @@ class OperatorState:
             pod_template=self.pod_template,
             operator_image=image,
             figures=self.figures,
+            nodes_from=self._nodes_from,
         )
         captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, self.ended_captures, image)
 
@@ -151,6 +158,12 @@ class OperatorState:
             raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s, and nothing was done")
 
     @property
+    def _nodes_from(self) -> NodesFrom:
+        if not self.namespaces:
+            return NodesFrom.CLUSTER
+        return NodesFrom.NOWHERE if self._nodes is None else NodesFrom.FILE
+
+    @property
     def works(self) -> bool:
         """Whether it has connected and begun to work."""
         return bool(self._tasks)
@@ -183,10 +196,13 @@ class OperatorState:
         because a watch that starts anew does not tell what was deleted
         meanwhile.
         """
-        nodes, version = await cluster.list(NODE)
-        for node in nodes:
-            self.cache.put_node(node)
-        self.cache.retain_nodes(nodes, version)
+        if self._nodes_from is NodesFrom.CLUSTER:
+            nodes, version = await cluster.list(NODE)
+            for node in nodes:
+                self.cache.put_node(node)
+            self.cache.retain_nodes(nodes, version)
+        else:
+            self.cache.give_nodes(self._nodes or ())
         for resource in WATCHED:
             if resource != LEADER_WORKER_SET:
                 await self._list_children(cluster, resource)

@@ -18,14 +18,12 @@ from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
 from specdecode_operator.kube.resources import WATCHED
 
 
-@kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL)
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at an object that appeared, changed or went away."""
     key = _seen(event, deployment.KIND, memo)
     memo.add_related(key)
 
 
-@kopf.on.event(base.GROUP, base.VERSION, capture.PLURAL)
 async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at a capture that appeared, changed or went away, and at the deployment that may lend it its GPUs."""
     key = _seen(event, capture.KIND, memo)
@@ -49,7 +47,6 @@ def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key:
     return key
 
 
-@kopf.on.event("nodes")
 async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Plan anew when the GPUs of the cluster changed."""
     body: dict[str, Any] = dict(event["object"])
@@ -70,8 +67,12 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
         memo.add_all(body["metadata"]["namespace"])
 
 
-for _resource in WATCHED:
-    kopf.on.event(
-        *filter(None, [_resource.group, _resource.api_version.rpartition("/")[2], _resource.plural]),
-        labels={MANAGED_BY_LABEL: MANAGER},
-    )(on_child)
+def register(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
+    """Have all of them called; of nodes where they may be looked at."""
+    kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL, registry=registry)(on_deployment)
+    kopf.on.event(base.GROUP, base.VERSION, capture.PLURAL, registry=registry)(on_capture)
+    if nodes:
+        kopf.on.event("nodes", registry=registry)(on_node)
+    for resource in WATCHED:
+        names = filter(None, [resource.group, resource.api_version.rpartition("/")[2], resource.plural])
+        kopf.on.event(*names, labels={MANAGED_BY_LABEL: MANAGER}, registry=registry)(on_child)

@@ -7,6 +7,7 @@ internal/lm/{resource,mig-strategy}.go.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
@@ -23,6 +24,17 @@ _MIG_RESOURCE: Final = re.compile(r"nvidia\.com/mig-\S+")
 
 _MIG_PRODUCT: Final = re.compile(r"(?P<product>.+)-MIG-(?P<profile>.+?)(-SHARED)?")
 _SHARED_PRODUCT: Final = re.compile(r"(?P<product>.+)-SHARED")
+
+
+class NodesFrom(Enum):
+    """Where the operator knows nodes from."""
+
+    CLUSTER = auto()
+    FILE = auto()
+    """Its configuration: one that serves named namespaces may not look at nodes."""
+
+    NOWHERE = auto()
+    """The same without a file."""
 
 
 @dataclass(frozen=True)

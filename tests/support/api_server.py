@@ -82,6 +82,8 @@ class ApiServer:
         """What was asked, in order, such as ``patch services llama``."""
         self.used: set[str] = set()
         """Rights that were used, such as ``patch services``."""
+        self.places: set[str] = set()
+        """Namespaces that were asked about; an empty text is the whole cluster."""
         self.granted: frozenset[str] | None = None
         """Rights that there are; None where everything may be done."""
         self.refusals: dict[str, tuple[int, str]] = {}
@@ -185,6 +187,7 @@ class ApiServer:
         try:
             call = self._call(request, parts)
             self.requests.append(f"{call.permission} {call.name}".rstrip())
+            self.places.add(call.namespace)
             if act := self.before.pop(call.permission, None):
                 act()
             self._authorize(call.permission)
@@ -286,7 +289,8 @@ class ApiServer:
             while (told := await queue.get()) is not None:
                 event, body = told
                 is_new = int(body["metadata"]["resourceVersion"]) > since
-                if is_new and body["kind"] == call.resource.kind and _matches(body, selector):
+                is_here = call.namespace in ("", body["metadata"].get("namespace", ""))
+                if is_new and is_here and body["kind"] == call.resource.kind and _matches(body, selector):
                     await response.write(json.dumps({"type": event, "object": body}).encode() + b"\n")
         finally:
             self._watches.remove(queue)

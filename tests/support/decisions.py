@@ -37,11 +37,14 @@ def desired_state(
 
 
 def decide(
-    body: dict[str, Any], observation: Observation | None = None, nodes: tuple[NodeFacts, ...] = (H100_NODE, H200_NODE)
+    body: dict[str, Any],
+    observation: Observation | None = None,
+    nodes: tuple[NodeFacts, ...] = (H100_NODE, H200_NODE),
+    **cluster: Any,
 ) -> tuple[DesiredState, SpecDecodeDeploymentStatus, dict[str, Condition]]:
     """Return what an object comes to there, its status, and that one's conditions by type."""
     owner = read_parent(body)
-    desired = desired_state(owner, nodes)
+    desired = desired_state(owner, nodes, **cluster)
     status = compose_status(owner, desired, observation or Observation(), NOW)
     return desired, status, {condition.type: condition for condition in status.conditions}
 

@@ -28,7 +28,7 @@ class EmbeddedOperator:
 
 @asynccontextmanager
 async def embedded_operator(
-    monkeypatch: pytest.MonkeyPatch, calibration: Path | None = None
+    monkeypatch: pytest.MonkeyPatch, calibration: Path | None = None, **more: Any
 ) -> AsyncIterator[EmbeddedOperator]:
     """Run it until the block ends; it must end well."""
     arguments: dict[str, Any] = {}
@@ -37,7 +37,7 @@ async def embedded_operator(
     (port,) = free_ports(1)
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
-    run_operator(health_port=port, metrics_port=0, calibration=calibration)
+    run_operator(health_port=port, metrics_port=0, calibration=calibration, **more)
     settings = kopf.OperatorSettings()
     settings.queueing.idle_timeout = 0.05  # kopf waits so long for each of its workers when it stops
     running, ready = EmbeddedOperator(arguments, port), asyncio.Event()

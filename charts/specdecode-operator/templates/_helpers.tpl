@@ -44,3 +44,20 @@ annotations:
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The fleet as a list of Nodes. */}}
+{{- define "specdecode.fleet" -}}
+{{- $nodes := list -}}
+{{- range $node := .Values.fleet.nodes -}}
+{{- range $number := until (int (default 1 $node.count)) -}}
+{{- $metadata := dict "name" (printf "%s-%d" $node.name $number) "labels" (dict "nvidia.com/gpu.product" $node.product) -}}
+{{- $status := dict "allocatable" (dict "nvidia.com/gpu" (toString $node.gpus)) -}}
+{{- $nodes = append $nodes (dict "apiVersion" "v1" "kind" "Node" "metadata" $metadata "status" $status) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson (dict "apiVersion" "v1" "kind" "List" "items" $nodes) -}}
+{{- end -}}
+
+{{- define "specdecode.fleetName" -}}
+{{- printf "%s-fleet-%s" (include "specdecode.name" .) (include "specdecode.fleet" . | sha256sum | trunc 8) -}}
+{{- end -}}

@@ -15,6 +15,7 @@ from specdecode_operator.doctor.install import (
     operator_finding,
     optional_findings,
     rights_finding,
+    served_namespaces,
     version_finding,
 )
 from specdecode_operator.doctor.namespace import (
@@ -104,19 +105,24 @@ async def _operators(cluster: ClusterView) -> Reading[list[Body]]:
 
 
 async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) -> list[Finding]:
-    if isinstance(deployments, Unreadable) or len(deployments) != 1:
+    """Judge the rights of each operator."""
+    if isinstance(deployments, Unreadable):
         return []
-    (body,) = deployments
-    space = str(mapping(body, "metadata").get("namespace"))
-    pod = mapping(mapping(mapping(body, "spec"), "template"), "spec")
-    account = f"{space}/{pod.get('serviceAccountName', 'default')}"
-    return [rights_finding(f"service account {account}", await _missing(cluster, account))]
+    findings = []
+    for body in deployments:
+        space = str(mapping(body, "metadata").get("namespace"))
+        pod = mapping(mapping(mapping(body, "spec"), "template"), "spec")
+        account = f"{space}/{pod.get('serviceAccountName', 'default')}"
+        missing = await _missing(cluster, account, served_namespaces(body))
+        findings.append(rights_finding(f"service account {account}", missing))
+    return findings
 
 
-async def _missing(cluster: ClusterView, account: str) -> Reading[list[str]]:
+async def _missing(cluster: ClusterView, account: str, served: frozenset[str]) -> Reading[list[str]]:
     """Rights that a service account lacks, such as ``patch deployments.apps``."""
     own = account.partition("/")[0]
-    places = ((Scope.SERVED, ""), (Scope.CLUSTER, ""), (Scope.OWN, own))
+    places = [(Scope.SERVED, each) for each in sorted(served)] or [(Scope.SERVED, ""), (Scope.CLUSTER, "")]
+    places.append((Scope.OWN, own))
     asked = [(permission, space) for scope, space in places for permission in permissions(scope)]
     user = f"system:serviceaccount:{account.replace('/', ':')}"
     answers = await _read(asyncio.gather(*(cluster.review(_REVIEW, _review(user, *each)) for each in asked)))

@@ -10,7 +10,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.plan.changed_spec import admitted
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.base.errors import SizingError
@@ -52,7 +52,12 @@ def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts
 
 
 def make_plan(
-    facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool = False
+    facts: Facts,
+    nodes: tuple[NodeFacts, ...],
+    previous: PlanStatus | None,
+    *,
+    groups: bool = False,
+    nodes_from: NodesFrom = NodesFrom.CLUSTER,
 ) -> Plan | Blocked:
     """Return the plan for a spec, or why no node of the cluster can be planned for yet.
 
@@ -72,14 +77,16 @@ def make_plan(
         return plan_on_cpu(own, memory_bytes, kv_cache_bytes, facts.spec.parallelism.tensor or 1)
     if facts.replay is not None:
         nodes, groups = assumed_nodes(facts), True
-    return _kept_plan(facts, nodes, previous, groups=groups) or _new_plan(facts, nodes, groups=groups)
-
-
-def _new_plan(facts: Facts, nodes: tuple[NodeFacts, ...], *, groups: bool) -> Plan | Blocked:
-    """Return a plan on the nodes that take pods, on one node if any fits."""
     pools = _pools(facts, [node for node in nodes if node.schedulable])
+    if kept := _kept_plan(facts, nodes, previous, groups=groups):
+        return kept
     if not pools:
-        return Blocked("NoMatchingNodes", _no_node_message(facts, nodes))
+        return Blocked("NoMatchingNodes", _no_node_message(facts, nodes, nodes_from))
+    return _new_plan(facts, pools, groups=groups)
+
+
+def _new_plan(facts: Facts, pools: list[GpuPool], *, groups: bool) -> Plan | Blocked:
+    """Return a plan on the nodes that take pods, on one node if any fits."""
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
@@ -253,12 +260,22 @@ def _names(names: list[str]) -> str:
     return f"nodes {named} and {more} more" if more > 0 else f"nodes {named}"
 
 
-def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
+def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: NodesFrom) -> str:
     wanted = ", ".join(facts.spec.accelerator.product or known_products())
     missing = "spec.accelerator.perNode" if facts.spec.accelerator.product else "spec.accelerator.product and perNode"
+    if nodes_from is NodesFrom.NOWHERE:
+        return (
+            f"this operator serves named namespaces and may not look at nodes: set {missing}, or have its administrator"
+            " name the nodes (fleet.nodes of the chart, --nodes)"
+        )
     present = ", ".join(sorted({node.product for node in nodes if node.product})) or "none"
-    refused = passed_over(facts, nodes)
+    refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
+    if nodes_from is NodesFrom.FILE:
+        return (
+            f"none of the nodes that this operator was given (fleet.nodes of the chart, --nodes) has one of: {wanted}"
+            f" (GPUs given: {present}); for nodes that are not among them set {missing}{refused}"
+        )
     return (
         f"no schedulable node has the label nvidia.com/gpu.product with one of: {wanted} (GPUs seen: {present});"
-        f" waits for one; for node pools that scale from zero set {missing}{f'; {refused}' if refused else ''}"
+        f" waits for one; for node pools that scale from zero set {missing}{refused}"
     )

@@ -11,8 +11,13 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from devcluster import chart
+from devcluster.host.errors import ClusterError
+from specdecode_operator.cli.input_files import read_nodes
 from specdecode_operator.cli.main import app
+from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.rights import Scope, permissions
 from specdecode_operator.version import __version__
+from tests.support.api_server import role_rights
 from tests.support.kubectl import program
 
 ROOT = Path(__file__).parents[3]
@@ -123,6 +128,37 @@ def test_operator_has_no_more_rights_than_listed() -> None:
     assert ("specdecode.io", "specdecodecaptures", "delete") in granted, "those whose time is over"
     (subject,) = objects["ClusterRoleBinding", NAME]["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+
+
+TEAMS = ("--set=watchNamespaces={team-a,team-b}",)
+FLEET = '--set-json=fleet.nodes=[{"name":"h","product":"NVIDIA-H200","gpus":8,"count":2}]'
+
+
+def test_named_namespaces_take_a_role_in_each_and_nothing_in_the_cluster() -> None:
+    printed = chart.template(*TEAMS, "--set=userRoles.create=false")
+    objects = [each for each in yaml.safe_load_all(printed) if each]
+    assert not [each["kind"] for each in objects if "namespace" not in each["metadata"]]
+    roles = {each["metadata"]["namespace"]: role_rights(each["rules"]) for each in objects if each["kind"] == "Role"}
+    served = {*permissions(Scope.SERVED)}
+    assert roles == {"team-a": served, "team-b": served, NAMESPACE: {*permissions(Scope.OWN)}}
+    bound = {each["metadata"]["namespace"] for each in objects if each["kind"] == "RoleBinding"}
+    assert bound == roles.keys()
+    (pod,) = (each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment")
+    given = [each for each in pod["containers"][0]["args"] if each.startswith(("--namespace", "--nodes"))]
+    assert given == ["--namespace=team-a", "--namespace=team-b"]
+
+
+def test_the_fleet_of_the_values_is_what_the_operator_reads(tmp_path: Path) -> None:
+    objects = helm(*TEAMS, FLEET)
+    (config_map,) = (each for (kind, _), each in objects.items() if kind == "ConfigMap")
+    (tmp_path / "nodes.json").write_text(config_map["data"]["nodes.json"])
+    assert read_nodes(str(tmp_path / "nodes.json")) == tuple(NodeFacts(f"h-{i}", "NVIDIA-H200", 8) for i in range(2))
+    pod = objects["Deployment", NAME]["spec"]["template"]["spec"]
+    assert {"name": "fleet", "configMap": {"name": config_map["metadata"]["name"]}} in pod["volumes"]
+    (mount,) = (each for each in operator_container(objects)["volumeMounts"] if each["name"] == "fleet")
+    assert f"--nodes={mount['mountPath']}/nodes.json" in operator_container(objects)["args"]
+    with pytest.raises(ClusterError, match=r"fleet\.nodes: is for watchNamespaces alone"):
+        chart.template(FLEET)
 
 
 def test_users_get_their_rights_with_the_usual_roles() -> None:
@@ -264,6 +300,8 @@ def test_chart_uses_a_service_account_that_exists() -> None:
         ("topologySpreadConstraints[0].maxSkew=1", "/topologySpreadConstraints/0"),
         ("extraLabels.app\\.kubernetes\\.io/name=mine", "app.kubernetes.io/name"),
         ("resources.cpu=1", "/resources"),
+        ("watchNamespaces={Team}", "/watchNamespaces/0"),
+        ("fleet.nodes[0].name=h", "/fleet/nodes/0"),
     ],
 )
 def test_chart_refuses_values_that_it_does_not_know(value: str, field: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from tests.support.decisions import H100_NODE, H200_NODE, decide, summary
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
@@ -55,6 +55,18 @@ def test_without_a_matching_node_it_waits_and_says_what_for() -> None:
     assert desired.children == []
     assert summary(conditions) == ("Unknown", "NoMatchingNodes", "True", "False")
     assert "nvidia.com/gpu.product" in conditions["Planned"].message
+
+
+def test_an_operator_of_named_namespaces_says_where_nodes_come_from() -> None:
+    for nodes_from, nodes, told in (
+        (NodesFrom.NOWHERE, (), "may not look at nodes: set spec.accelerator.product and perNode, or have its"),
+        (NodesFrom.FILE, (NodeFacts("a", "NVIDIA-A10", 4),), "(fleet.nodes of the chart, --nodes) has one of"),
+    ):
+        desired, _, conditions = decide(parent(pair_70b()), nodes=nodes, nodes_from=nodes_from)
+        assert desired.children == []
+        assert summary(conditions) == ("Unknown", "NoMatchingNodes", "True", "False")
+        assert told in conditions["Planned"].message
+        assert told in conditions["Ready"].message
 
 
 def test_node_pools_that_scale_from_zero_are_planned_from_the_spec() -> None:

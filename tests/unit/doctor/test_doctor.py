@@ -1,5 +1,6 @@
 """What doctor makes of what it is shown: each finding in both states."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -79,8 +80,10 @@ def test_a_crd_that_may_not_be_read_is_told_by_what_is_served(own: dict[str, Any
     check(install.crd_finding(own, DENIED, DENIED), WARN, "you may not look")
 
 
-def operator(image: str = f"r.io/operator:v{__version__}", available: int = 1, name: str = "o") -> dict[str, Any]:
-    containers = [{"image": image}]
+def operator(
+    image: str = f"r.io/operator:v{__version__}", available: int = 1, name: str = "o", served: Sequence[str] = ()
+) -> dict[str, Any]:
+    containers = [{"image": image, "args": ["operator", *(f"--namespace={each}" for each in served)]}]
     return {
         "metadata": {"name": name, "namespace": "specdecode-system"},
         "spec": {"template": {"spec": {"containers": containers}}},
@@ -95,6 +98,9 @@ def test_the_operator() -> None:
     check(install.operator_finding([operator(available=0)]), FAIL, "not available", "kubectl describe")
     check(install.operator_finding([]), FAIL, "not installed", "chart")
     check(install.operator_finding([operator(), operator(name="p")]), FAIL, "more than once", "specdecode-system/p")
+    serving = {name: operator(name=name, served=name.split("-")) for name in ("a", "b", "a-c")}
+    check(install.operator_finding([operator(), serving["a"], serving["b"]]), OK)
+    check(install.operator_finding([serving["a"], serving["b"], serving["a-c"]]), FAIL, "specdecode-system/a-c serve")
     check(install.operator_finding(DENIED), WARN, "you may not look")
 
 

@@ -24,6 +24,7 @@ from specdecode_operator.kube.labels import (
     SCHEDULE_LABEL,
 )
 from specdecode_operator.kube.manifests import child_labels, owned, owner_reference
+from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.resources import (
     CHILDREN,
     DEPLOYMENT,
@@ -40,7 +41,7 @@ from specdecode_operator.kube.rights import Scope, permissions
 from tests.support.api_server import ApiServer, role_rights
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until
-from tests.support.objects import H100, Body, tiny_cpu
+from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu
 from tests.unit.deployment.pods.groups import WIDE, spec_at
 from tests.unit.deployment.spec.test_model_facts import undescribed
 
@@ -173,6 +174,34 @@ def test_the_roles_grant_exactly_the_rights_that_are_listed() -> None:
     granted = {body["kind"]: role_rights(body["rules"]) for body in bodies if "rules" in body}
     everywhere, own = permissions(Scope.SERVED, Scope.CLUSTER), permissions(Scope.OWN)
     assert granted == {"ClusterRole": {*everywhere}, "Role": {*own}}
+
+
+async def test_in_named_namespaces_it_asks_about_nothing_else(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_nodes(api)
+    fleet = (NodeFacts("given", H200, 8),)
+    add(api, "here", pair_70b())
+    elsewhere = {"metadata": {**metadata("elsewhere")["metadata"], "namespace": "others"}}
+    api.create(SPECDECODE_DEPLOYMENT, {**elsewhere, "spec": tiny_cpu()})
+    async with embedded_operator(monkeypatch, namespaces=("team",), nodes=fleet) as operator:
+        await until(lambda: "here" in api.names(DEPLOYMENT), lambda: f"its engines: {ready(api, 'here')}")
+        add(api, "later", tiny_cpu())
+        await until(lambda: "later" in api.names(DEPLOYMENT), lambda: "a watch tells of what comes")
+        api.create(SPECDECODE_DEPLOYMENT, {**elsewhere, "metadata": {**elsewhere["metadata"], "name": "too"}})
+        assert {key.namespace for key in operator.state.cache.parents()} == {"team"}
+    assert api.places == {"team"}
+    assert api.used <= {*permissions(Scope.SERVED)}
+    assert not ready(api, "elsewhere")
+
+
+async def test_a_deletion_that_no_watch_told_of_is_seen_in_named_namespaces(api: ApiServer) -> None:
+    state = OperatorState(namespaces=("others", "team"))
+    add(api, "llama", tiny_cpu(suspend=True))
+    await state.start()
+    assert [key.name for key in state.cache.parents()] == ["llama"]
+    api.remove(SPECDECODE_DEPLOYMENT, "llama")
+    await state.start()
+    assert not state.cache.parents()
+    await state.stop()
 
 
 def answer(port: int, path: str) -> tuple[int, str]:

@@ -193,7 +193,9 @@ class TestBelongings:
 
 
 def test_every_kind_that_belongs_to_an_object_is_watched_by_our_label() -> None:
-    handlers = kopf.get_default_registry()._watching.get_all_handlers()
+    registry = kopf.OperatorRegistry()
+    watch.register(registry, nodes=True)
+    handlers = registry._watching.get_all_handlers()
     found = {
         (str(each.selector.group or ""), each.selector.any_name or each.selector.plural): each.labels
         for each in handlers

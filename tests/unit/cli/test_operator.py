@@ -1,0 +1,46 @@
+"""What the command line of the operator refuses, before anything is started."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specdecode_operator.handlers import main
+from specdecode_operator.kube.nodes import NodeFacts
+from tests.support.objects import H100
+from tests.unit.cli.conftest import Specdecode
+
+NODE = {
+    "kind": "Node",
+    "metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H100}},
+    "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--namespace", "a,b"], "a,b: must be the name of one namespace; for several give --namespace several times"),
+        (["--namespace", "../kube-system"], "../kube-system: must be the name of one namespace"),
+        (["--nodes", "nodes.yaml"], "is for --namespace alone"),
+        (["--namespace", "team", "--nodes", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_namespaces_and_nodes_that_cannot_be_meant(specdecode: Specdecode, options: list[str], told: str) -> None:
+    done = specdecode("operator", *options)
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert told in said
+
+
+def test_named_namespaces_are_served_with_the_nodes_of_a_file(
+    specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: dict[str, object] = {}
+    monkeypatch.setattr(main, "run_operator", lambda **given: started.update(given))
+    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [NODE]}))
+    options = ("--namespace=a", "--namespace=b", "--namespace=a", f"--nodes={tmp_path / 'nodes.yaml'}")
+    assert specdecode("operator", *options).exit_code == 0
+    assert (started["namespaces"], started["nodes"]) == (("a", "b"), (NodeFacts("n", H100, 8),))
+    assert specdecode("operator").exit_code == 0
+    assert (started["namespaces"], started["nodes"]) == ((), None)
