@@ -47,6 +47,7 @@ class _Commands(LazyGroup):
         "schema": "outputs.schema:schema_command",
         "completion": "completion:completion_command",
         "operator": "main:operator_command",
+        "webhook-certificate": "webhook_certificate:webhook_certificate_command",
         "models": "models:models_app",
         "capture": "capture.commands:capture_app",
         "replay": "replay.commands:replay_app",

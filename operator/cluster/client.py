@@ -77,6 +77,10 @@ class Cluster:
         """Create or change a child by server-side apply, and take over its fields."""
         return await self._apply(child_resource(body["kind"]), body)
 
+    async def apply_to(self, resource: Resource, body: Body) -> Body:
+        """Create or change an object that is no child by server-side apply."""
+        return await self._apply(resource, body)
+
     async def take_over_fields(self, body: Body, kept_managers: Collection[str]) -> None:
         """Take over what others have written of a child, so that the next apply removes what it does not hold."""
         metadata, left = body["metadata"], _TRIES
@@ -145,7 +149,7 @@ class Cluster:
     async def _apply(self, resource: Resource, body: Body, subresource: str | None = None) -> Body:
         metadata = body["metadata"]
         return await self._send(
-            _Request("PATCH", resource, metadata["namespace"], metadata["name"], subresource),
+            _Request("PATCH", resource, metadata.get("namespace"), metadata["name"], subresource),
             body,
             query={"fieldManager": FIELD_MANAGER, "force": "true"},
             content_type="application/apply-patch+yaml",
