@@ -151,6 +151,7 @@ COMBINED: dict[str, tuple[EngineSettings, Verdict]] = {
         Refused("does not support: batch-sharded sampling"),
     ),
     "traces on V1": (extra("--enable-trace-replay", base=ON_V1), Refused("trace replay requires Model Runner V2")),
+    "tools that nobody parses": (extra("--enable-auto-tool-choice"), Refused("requires --tool-call-parser")),
     "no generation": (
         extra("--runner", "pooling"),
         Ours("vllm/config/model.py: the engine then answers no completion, which is all that is asked here"),

@@ -2,93 +2,156 @@
 
 import json
 import os
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from specdecode_operator.capture.comparison.result import Comparison
+from specdecode_operator.api.capture_comparison import ArmVerdict
+from specdecode_operator.capture.comparison.result import Arm, Comparison
 from specdecode_operator.capture.files.checks import Checks
 from specdecode_operator.capture.validation.validate import validate_capture
 from tests.engine.engine_process import QUIET, Engine
 from tests.engine.recorder_server import NGRAM, Line
 from tests.support.arm_pods import ArmPod, arm, free_port
 
-# Four starts of an engine are a ninth of the run that is held to fifteen minutes.
+# Starts of engines one after the other: too many for a run that is held to fifteen minutes.
 pytestmark = pytest.mark.long
 
 RECORD = {"tokenIds": False, "stepStats": True}
 CHECKS = {"greedyPrompts": 3, "structuredRequests": 2}
-PROMPT_TOKENS, OUTPUT_TOKENS = 40, 160
+REPETITIONS, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 2, 32, 40, 96
 VOCAB = 1024
 NO_SPACES = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})
 """A model of random weights may answer nothing else."""
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=xlam")
+"""A call is the JSON of its schema here. Others want a form of their own, to whose end random weights do not come."""
+
+WORKLOAD = {
+    "prompts": {"synthetic": {"promptTokens": PROMPT_TOKENS, "outputTokens": OUTPUT_TOKENS}},
+    "phases": [{"name": "closed", "pattern": "Closed", "concurrency": 2, "requests": REQUESTS}],
+    "warmupRequests": 4,
+}
 
 
-def workload(requests: int) -> Line:
-    synthetic = {"promptTokens": PROMPT_TOKENS, "outputTokens": OUTPUT_TOKENS}
-    phases = [{"name": "closed", "pattern": "Closed", "concurrency": 2, "requests": requests}]
-    return {"prompts": {"synthetic": synthetic}, "phases": phases, "warmupRequests": 4}
-
-
-def real_arm(engine: Engine, target: Path, bundle: Path, port: int, speculation: Line | None) -> Line:
+def real_arm(engine: Engine, target: Path, bundle: Path, port: int, *options: str) -> Line:
     """Return how vLLM is an arm's engine."""
     command = [str(engine.python), "-m", "vllm.entrypoints.cli.main", "serve", str(target), "--host=127.0.0.1"]
     command += [f"--port={port}", "--served-model-name=tiny", "--enforce-eager", "--max-model-len=512"]
     command += ["--max-num-seqs=8", "--enable-logging-iteration-details", f"--structured-outputs-config={NO_SPACES}"]
-    command += [f"--chat-template={TEMPLATE}"]
-    command += [f"--speculative-config={json.dumps(speculation)}"] if speculation else []
+    command += [f"--chat-template={TEMPLATE}", *options]
     path = os.pathsep.join(str(each) for each in (bundle, engine.packages) if each)
     env = QUIET | {"PYTHONPATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"}
     address = {"url": f"http://127.0.0.1:{port}", "model": "tiny", "max_model_len": 512, "vocab_size": VOCAB}
     return {"command": command, "env": env, "engine": address, "start_seconds": 400}
 
 
-def measure(
-    engine: Engine,
-    target: Path,
-    root: Path,
-    speculation: dict[str, Line | None],
-    **changes: Any,
-) -> tuple[ArmPod, Comparison]:
-    """Return the pod of a capture that is published, and what its arms come to."""
-    port = free_port()
-    bundle = root / "uid-1" / "bundle"
-    arms = [arm(name, port, **real_arm(engine, target, bundle, port, config)) for name, config in speculation.items()]
-    pod = ArmPod(root, **{"arms": arms, "record": RECORD, "deadline_seconds": 600, "checks": CHECKS, **changes})
+def speculating(config: Line) -> str:
+    return f"--speculative-config={json.dumps(config)}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A capture that is published, and what its arms come to."""
+
+    pod: ArmPod
+    comparison: Comparison
+
+    def arm(self, name: str) -> Arm:
+        return next(each for each in self.comparison.arms if each.name == name)
+
+    def checks(self, name: str) -> Checks:
+        folder = self.pod.volume / f"team/demo/{name}/1"
+        return msgspec.json.decode((folder / "checks.json").read_bytes(), type=Checks)
+
+
+@pytest.fixture(scope="module")
+def measured(engine: Engine, heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """A model that repeats itself: without speculation, with lookup, and with a draft that never agrees."""
+    root, port = tmp_path_factory.mktemp("arms"), free_port()
+    real = partial(real_arm, engine, heads / "target", root / "uid-1" / "bundle", port)
+    stranger = {"method": "draft_model", "model": str(heads / "stranger"), "num_speculative_tokens": 5}
+    arms = {
+        "off": real(*TOOLS),
+        "ngram": real(speculating(NGRAM), *TOOLS),
+        "stranger": real(speculating(stranger)),
+    }
+    pod = ArmPod(
+        root,
+        arms=[arm(name, port, **found) for name, found in arms.items()],
+        record=RECORD,
+        checks=CHECKS,
+        workload=WORKLOAD,
+        repetitions=REPETITIONS,
+        deadline_seconds=600,
+    )
     with pod.containers():
         pod.job.run()
     comparison = pod.job.compare()
     assert comparison is not None
-    return pod, comparison
+    return Measured(pod, comparison)
 
 
-def checks(pod: ArmPod, name: str) -> Checks:
-    return msgspec.json.decode((pod.volume / f"team/demo/{name}/1/checks.json").read_bytes(), type=Checks)
+def test_a_draft_that_never_agrees_does_not_pay(measured: Measured) -> None:
+    stranger = measured.arm("stranger")
+    assert stranger.drafting is not None
+    assert stranger.drafting.acceptance < 0.02
+    (load,) = stranger.loads
+    assert load.compared is not None
+    assert load.compared.high is not None
+    assert load.compared.high < 1
+    assert stranger.verdict == ArmVerdict.DOES_NOT_PAY, stranger.message
 
 
-def test_lookup_answers_what_the_target_answers(engine: Engine, heads: Path, tmp_path: Path) -> None:
-    """Both arms have counters of their own, their greedy answers agree token for token, and forms are whole."""
-    arms = {"off": None, "ngram": NGRAM}
-    pod, comparison = measure(engine, heads / "target", tmp_path, arms, repetitions=1, workload=workload(12))
-    assert pod.published() == ["ngram/1", "off/1"]
-    for name in arms:
-        assert validate_capture(pod.volume / f"team/demo/{name}/1").problems == []
-        counters = pod.manifest(name, 1).engine_counters
-        assert counters is not None
-        assert counters.generation_tokens == 12 * OUTPUT_TOKENS
-        assert (counters.draft_tokens is not None) == (name == "ngram")
-        found = checks(pod, name)
-        assert [len(each.tokens) for each in found.greedy.answers] == [128] * 3
-        assert all(margin is not None and margin >= 0 for each in found.greedy.answers for margin in each.top2_margin)
-        assert (found.structured.asked, found.structured.parsed) == (2, 2)
-        assert found.tool_calls.not_measured is not None
-        assert "--tool-call-parser" in found.tool_calls.not_measured
-    _, ngram = comparison.arms
+def test_what_lookup_brings_has_an_interval(measured: Measured) -> None:
+    """Most drafts are right, and yet it need not pay: what drafting adds is as long as a step of a tiny model."""
+    ngram = measured.arm("ngram")
     assert ngram.drafting is not None
     assert ngram.drafting.acceptance > 0.5
-    assert ngram.outputs is not None
-    assert (ngram.outputs.outputs, ngram.outputs.prompts, ngram.outputs.equal) == ("Equal", 3, 3)
+    (load,) = ngram.loads
+    assert load.compared is not None
+    assert load.compared.ratio is not None
+    assert load.compared.low is not None
+    assert load.compared.high is not None
+    assert load.compared.low < load.compared.ratio < load.compared.high
+
+
+@pytest.mark.parametrize("name", ["ngram", "stranger"])
+def test_greedy_answers_are_those_of_the_target(measured: Measured, name: str) -> None:
+    outputs = measured.arm(name).outputs
+    assert outputs is not None
+    assert (outputs.outputs, outputs.prompts, outputs.equal) == ("Equal", 3, 3)
+
+
+@pytest.mark.parametrize("name", ["off", "ngram", "stranger"])
+def test_each_arm_has_counters_of_its_own(measured: Measured, name: str) -> None:
+    for repetition in range(1, REPETITIONS + 1):
+        assert validate_capture(measured.pod.volume / f"team/demo/{name}/{repetition}").problems == []
+        counters = measured.pod.manifest(name, repetition).engine_counters
+        assert counters is not None
+        assert counters.generation_tokens == REQUESTS * OUTPUT_TOKENS
+        assert (counters.draft_tokens is None) == (name == "off")
+
+
+@pytest.mark.parametrize("name", ["off", "ngram", "stranger"])
+def test_forms_are_whole_and_margins_known(measured: Measured, name: str) -> None:
+    found = measured.checks(name)
+    assert [len(each.tokens) for each in found.greedy.answers] == [OUTPUT_TOKENS] * 3
+    assert all(margin is not None and margin >= 0 for each in found.greedy.answers for margin in each.top2_margin)
+    assert (found.structured.asked, found.structured.parsed) == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["off", "ngram"])
+def test_tools_are_called_in_their_form(measured: Measured, name: str) -> None:
+    calls = measured.checks(name).tool_calls
+    assert (calls.asked, calls.parsed, calls.not_measured) == (2, 2, None)
+
+
+def test_an_engine_that_knows_no_tools_says_so(measured: Measured) -> None:
+    not_measured = measured.checks("stranger").tool_calls.not_measured
+    assert not_measured is not None
+    assert "--tool-call-parser" in not_measured

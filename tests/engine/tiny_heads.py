@@ -22,6 +22,8 @@ NOISE = 0.01
 HEADS = 3
 """Of Medusa: one for each token that is drafted."""
 
+STRANGER_LAYERS = 2 * tiny.TARGET_LAYERS
+
 Weights = dict[str, torch.Tensor]
 Config = dict[str, object]
 
@@ -42,6 +44,7 @@ def main(folder: Path) -> None:
     ):
         write_model(folder / name, head, config)
     tiny.write_model(folder / "draft", draft_weights(generator, walk), tiny.DRAFT_LAYERS, tokenizer)
+    tiny.write_model(folder / "stranger", stranger_weights(), STRANGER_LAYERS, tokenizer)
     tiny.write_model(folder / "pard", draft_weights(generator, walk), tiny.DRAFT_LAYERS, tokenizer)
     tiny.write_json(folder / "pard" / "config.json", tiny.model_config(tiny.DRAFT_LAYERS) | {"pard_token": 7})
     tiny.write_model(folder / "mimo", walk | mimo_extras(generator), tiny.TARGET_LAYERS, tokenizer)
@@ -95,6 +98,19 @@ def draft_weights(generator: torch.Generator, walk: Weights) -> Weights:
     """Return a whole model that walks on from the last token."""
     tables = {name: each.clone() for name, each in walk.items() if ".layers." not in name}
     return tables | passing_layer(generator, "model.layers.0")
+
+
+def stranger_weights() -> Weights:
+    """Return a draft that never agrees: it costs more than the target and has nothing in common with it."""
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        "model.embed_tokens.weight": tiny.random_matrix(generator, tiny.VOCAB, tiny.HIDDEN),
+        "model.norm.weight": ones(),
+        "lm_head.weight": tiny.random_matrix(generator, tiny.VOCAB, tiny.HIDDEN),
+    }
+    for index in range(STRANGER_LAYERS):
+        weights |= tiny.layer_weights(generator, index, 1.0)
+    return weights
 
 
 def eagle_weights(generator: torch.Generator, walk: Weights) -> Weights:
