@@ -40,6 +40,7 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_replay_problems(settings, profile, on),
         *_stage_problems(settings, profile, on),
         *_runner_problems(on),
+        *_tool_problems(on),
         *(_metrics_problems(on) if speculation is None else _drafting_problems(settings, speculation, profile, on)),
     ]
 
@@ -115,6 +116,13 @@ def _runner_problems(on: dict[str, Option]) -> Iterator[Problem]:
     option = on.get("--runner")
     if option is not None and option.value not in _GENERATES:
         yield _problem(option, "turns generation off, which all else here is about; remove it")
+
+
+def _tool_problems(on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/entrypoints/launchers/cli_args.py, validate_parsed_serve_args: it takes a parser."""
+    option = on.get("--enable-auto-tool-choice")
+    if option is not None and "--tool-call-parser" not in on:
+        yield _problem(option, "needs --tool-call-parser NAME, the form of the model's calls; add it, or remove this")
 
 
 def _metrics_problems(on: dict[str, Option]) -> Iterator[Problem]:

@@ -224,6 +224,7 @@ FEATURES = [
     (NGRAM, ("--override-generation-config", '{"min_p": 0.1}'), {}, "spec.engine.extraArgs[0]", "leave min_p out"),
     (NGRAM, ("--override-generation-config.min_p=0.1",), {}, "spec.engine.extraArgs[0]", "leave min_p out"),
     (None, ("--per-request-spec-decode-metrics=summary",), {}, "spec.engine.extraArgs[0]", "no speculation"),
+    (None, ("--enable-auto-tool-choice",), {}, "spec.engine.extraArgs[0]", "needs --tool-call-parser NAME"),
 ]
 
 
@@ -286,6 +287,7 @@ def test_dflash_carries_a_watermark_since_0_33() -> None:
         (EAGLE3, ("--override-generation-config", '{"top_p": 0.1}')),
         (EAGLE3, ("--per-request-spec-decode-metrics", "summary")),
         (None, ("--per-request-spec-decode-metrics", "none")),
+        (EAGLE3, ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")),
     ],
 )
 def test_features_that_go_with_it_pass(speculation: SpeculationSettings | None, extra: tuple[str, ...]) -> None:
