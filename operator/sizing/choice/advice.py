@@ -18,7 +18,7 @@ from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.choice.precision_rules import served_precision
 from specdecode_operator.sizing.kv.capacity import pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
-from specdecode_operator.sizing.kv.prefix_cache import Loss, prefix_tax_of
+from specdecode_operator.sizing.kv.prefix_cache import Loss, prefix_tax_of, unread_layers
 from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.memory.overhead import runtime_overrun_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, without_speculation
@@ -232,6 +232,14 @@ def _prefix_cache(case: _Case) -> Iterator[Advice]:
             f"of each prompt that begins like an earlier one, the last block of {tax.block_tokens} tokens that agrees "
             f"is computed again: {case.pair.method} needs hidden states there",
             (("lost_tokens", tax.block_tokens),),
+            sources.DROPPED_BLOCK,
+        )
+    if kinds := unread_layers(case.pair, case.split):
+        yield Advice(
+            "prefix-cache-unknown",
+            f"{case.pair.method} may have tokens computed again of each prompt that begins like an earlier one; how "
+            f"many is not known for a model with {kinds}: a capture with two arms measures it",
+            (),
             sources.DROPPED_BLOCK,
         )
 

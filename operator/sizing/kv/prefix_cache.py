@@ -4,12 +4,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.kv.layers import CacheKind
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
 from specdecode_operator.vocabulary import Method
+
+_UNREAD: Final[Mapping[CacheKind, str]] = {
+    CacheKind.STATE: "states of a fixed size (Mamba, linear attention)",
+    CacheKind.CHUNKED: "chunked attention",
+}
+"""Layers for which a prefix is found by rules of their own."""
 
 
 class Loss(StrEnum):
@@ -72,13 +79,26 @@ def prefix_tax(version: str, method: str, block_tokens: int, chained_tokens: int
     return PrefixTax(loss, block_tokens, chained_tokens if loss is Loss.HASHES_AHEAD else 0)
 
 
+def unread_layers(pair: Pair, split: Parallelism) -> str:
+    """Return the layers whose rules for prefixes were not read, where a pair may lose some by them; else nothing."""
+    usual = prefix_tax(pair.limits.engine_version, pair.method, block_tokens=1)
+    # Without attention no prefixes are cached by default.
+    caches = pair.limits.prefix_caching and bool(pair.target.attentions)
+    if usual is None or usual.loss is None or not caches:
+        return ""
+    return " and ".join(_UNREAD[kind] for kind in _unread(pair, split))
+
+
+def _unread(pair: Pair, split: Parallelism) -> list[CacheKind]:
+    kinds = {group.kind for stage in cache_layout(pair, split) for group in stage.groups}
+    return [kind for kind in _UNREAD if kind in kinds]
+
+
 def prefix_tax_of(pair: Pair, split: Parallelism) -> PrefixTax | None:
     """Return what a pair costs; None without prefix caching, and for states and chunks, whose rules were not read."""
-    if not pair.limits.prefix_caching:
+    if not pair.limits.prefix_caching or _unread(pair, split):
         return None
     groups = [group for stage in cache_layout(pair, split) for group in stage.groups]
-    if any(group.kind in {CacheKind.STATE, CacheKind.CHUNKED} for group in groups):
-        return None
     # Where groups have blocks of several sizes, all of them begin anew at their least common multiple alone
     # (v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
     block_tokens = math.lcm(*(group.block_size for group in groups))

@@ -10,6 +10,7 @@ from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.base.sources import Source
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.choice.advice import Advice, Workload, advise
+from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.memory.budget import Pair
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import effective_batch
@@ -132,6 +133,29 @@ def test_a_block_of_each_prefix_that_a_draft_has_computed_again_is_told(
     assert (advice is not None) == is_told
     if advice is not None:
         assert "the last block of 16 tokens that agrees is computed again" in advice.sentence
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "words"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "mtp", "states of a fixed size"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "ngram", ""),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "ngram", ""),
+        ("Qwen/Qwen3-8B", "eagle3", ""),
+    ],
+    ids=["states", "no hidden states", "chunks and no hidden states", "every token"],
+)
+def test_what_was_not_read_of_prefixes_is_called_unknown(
+    make_pair: PairFactory, model: str, method: str, words: str
+) -> None:
+    target = find_geometry(model)
+    assert target is not None
+    pair = make_pair("BF16", "BF16" if method == "eagle3" else None, engine_version="0.33.0")
+    pair = replace(pair, target=target, method=method, num_speculative_tokens=2)
+    advice = _advice(pair).get("prefix-cache-unknown")
+    assert (advice is not None) == bool(words)
+    if advice is not None:
+        assert f"not known for a model with {words}" in advice.sentence
 
 
 def test_eight_bits_before_four_on_the_target(make_pair: PairFactory) -> None:
