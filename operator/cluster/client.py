@@ -62,12 +62,15 @@ class Cluster:
         except NotFoundError:
             return None
 
-    async def list(self, resource: Resource, label_selector: str | None = None) -> tuple[list[Body], int]:
-        """Return all objects of a kind in the cluster, or those with the labels, and the list's version.
+    async def list(
+        self, resource: Resource, label_selector: str | None = None, *, name: str | None = None
+    ) -> tuple[list[Body], int]:
+        """Return all objects of a kind in the cluster, or those with the labels or of the name, and the list's version.
 
         In named namespaces it is that of the oldest list: what came after it may be in none.
         """
         query = {"labelSelector": label_selector} if label_selector else {}
+        query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         places = self._namespaces or (None,)
         answers = [await self._send(_Request("GET", resource, place), query=query) for place in places]
         versions = [int(answer["metadata"]["resourceVersion"]) for answer in answers]

@@ -1,6 +1,8 @@
 """Runs the operator until it is told to stop."""
 
 import logging
+import os
+import socket
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +82,9 @@ def run_operator(  # noqa: PLR0913  what the command line says
     if not verbose:
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
-    state = OperatorState(calibration, host_paths, pod_template, prometheus, namespaces=namespaces, nodes=nodes)
+    state = OperatorState(
+        calibration, host_paths, pod_template, prometheus, namespaces=namespaces, nodes=nodes, identity=_identity(lease)
+    )
     registry = kopf.OperatorRegistry()
     lifecycle.register(registry)
     watch.register(registry, nodes=not namespaces)
@@ -103,6 +107,13 @@ def run_operator(  # noqa: PLR0913  what the command line says
             identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf
             memo=state,
         )
+
+
+def _identity(lease: LeaseName | None) -> str:
+    """Return by what operators know each other: the replicas of one installation are one."""
+    if lease is not None:
+        return f"{lease.namespace}/{lease.name}"
+    return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _serve_webhook(webhook: Webhook, state: OperatorState, terms: Terms) -> AdmissionCollector:

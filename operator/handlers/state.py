@@ -20,6 +20,7 @@ from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, Not
 from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.claims import Claims
 from specdecode_operator.handlers.metrics import (
     CaptureCollector,
     DeploymentCollector,
@@ -68,11 +69,11 @@ class OperatorState:
         prometheus: Prometheus | None = None,
         *,
         namespaces: tuple[str, ...] = (),
+        identity: str = "",
         nodes: tuple[NodeFacts, ...] | None = None,
     ) -> None:
         self.cache = Cache()
-        self.namespaces, self._nodes = namespaces, nodes
-        """Those that it serves; none: all."""
+        self.namespaces, self._identity, self._nodes = namespaces, identity, nodes
         self.calibration = CalibrationFile(calibration)
         self.host_paths, self.pod_template = host_paths, pod_template
         self.figures = FiguresReader(prometheus)
@@ -103,6 +104,9 @@ class OperatorState:
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
+        claims = Claims(cluster, self.namespaces, self._identity)
+        self._connections.push_async_callback(claims.release)
+        await claims.look()
         await self._list_everything(cluster)
         image = await own_image(cluster)
         reconciler = Reconciler(
@@ -121,13 +125,15 @@ class OperatorState:
         captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, self.ended_captures, image)
 
         async def reconcile(key: Key) -> None:
+            if not claims.serves(key.namespace):
+                return
             with self.reconcile_times.measured(key.kind):
                 await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
 
         self._beat()
         self._tasks = [
             asyncio.create_task(self.queue.run(reconcile)),
-            asyncio.create_task(self._resync(cluster)),
+            asyncio.create_task(self._resync(cluster, claims)),
         ]
 
     async def stop(self) -> None:
@@ -236,10 +242,11 @@ class OperatorState:
         self._last_beat_s = time.monotonic()
         self._next_beat = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
-    async def _resync(self, cluster: Cluster) -> None:
+    async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
         for round_ in itertools.count(1):
             await asyncio.sleep(_RESYNC_S)
+            await claims.look()
             try:
                 if round_ % _ROUNDS_TO_RELIST == 0:
                     await self._list_everything(cluster)

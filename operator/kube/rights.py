@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+SERVES: Final = "specdecode-serves"
+"""Lease of a namespace that an operator serves by its name; the chart makes it."""
+
 
 class Scope(StrEnum):
     """Where a right is held."""
 
     SERVED = "namespaces that it serves"
     OWN = "its own namespace"
+    NAMED = "namespaces that it is told to serve"
     CLUSTER = "the cluster"
 
 
@@ -65,6 +69,8 @@ OPERATOR_RIGHTS: Final = (
     Right("pods", ("get",), "its own pod names the image that captures run", Scope.OWN),
     Right("leases.coordination.k8s.io", ("create",), "the Lease of the replica that works, once", Scope.OWN),
     Right("leases.coordination.k8s.io", ("get", "patch"), "who works, and that it does", Scope.OWN, (RELEASE,)),
+    Right("leases.coordination.k8s.io", ("get", "patch"), "that it serves this namespace", Scope.NAMED, (SERVES,)),
+    Right("leases.coordination.k8s.io", ("list",), "who serves single namespaces", Scope.CLUSTER, (SERVES,)),
     Right("nodes", ("list", "watch"), "which GPUs there are", Scope.CLUSTER),
     Right(
         "customresourcedefinitions.apiextensions.k8s.io",

@@ -75,7 +75,20 @@
   verbs: [get, patch]
 {{- end -}}
 
+{{- define "specdecode.rights.named" -}}
+# That it serves this namespace.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [specdecode-serves]
+  verbs: [get, patch]
+{{- end -}}
+
 {{- define "specdecode.rights.cluster" -}}
+# Who serves single namespaces.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [specdecode-serves]
+  verbs: [list]
 # Which GPUs there are.
 - apiGroups: [""]
   resources: [nodes]

@@ -15,7 +15,7 @@ from devcluster.host.errors import ClusterError
 from specdecode_operator.cli.input_files import read_nodes
 from specdecode_operator.cli.main import app
 from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.kube.rights import Scope, permissions
+from specdecode_operator.kube.rights import SERVES, Scope, permissions
 from specdecode_operator.version import __version__
 from tests.support.api_server import role_rights
 from tests.support.kubectl import program
@@ -139,7 +139,8 @@ def test_named_namespaces_take_a_role_in_each_and_nothing_in_the_cluster() -> No
     objects = [each for each in yaml.safe_load_all(printed) if each]
     assert not [each["kind"] for each in objects if "namespace" not in each["metadata"]]
     roles = {each["metadata"]["namespace"]: role_rights(each["rules"]) for each in objects if each["kind"] == "Role"}
-    served = {*permissions(Scope.SERVED)}
+    served = {*permissions(Scope.SERVED, Scope.NAMED)}
+    assert [each["metadata"]["name"] for each in objects if each["kind"] == "Lease"] == [SERVES, SERVES]
     assert roles == {"team-a": served, "team-b": served, NAMESPACE: {*permissions(Scope.OWN)}}
     bound = {each["metadata"]["namespace"] for each in objects if each["kind"] == "RoleBinding"}
     assert bound == roles.keys()

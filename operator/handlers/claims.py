@@ -1,0 +1,88 @@
+"""Which namespaces this operator serves where there are several: nobody's work is undone by another's.
+
+An operator of named namespaces holds a Lease in each of them. One of the whole cluster leaves these alone, and of two
+that name the same namespace the one works there that has its Lease.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.handlers.leadership import LEASE_S, Candidate, LeaseName
+from specdecode_operator.kube.resources import LEASE
+from specdecode_operator.kube.rights import SERVES
+from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.problems import printable
+
+_NOBODY: Final = ""
+_logger = logging.getLogger(__name__)
+
+
+class Claims:
+    """Leases of namespaces, as they are at the last look."""
+
+    def __init__(
+        self, cluster: Cluster, namespaces: Sequence[str], identity: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster, self._identity, self._clock = cluster, identity, clock
+        self._candidates = {each: Candidate(cluster, LeaseName(each, SERVES, identity), clock) for each in namespaces}
+        self._seen: dict[str, tuple[str, float]] = {}
+        """Version of the Lease of each namespace that another claims, and since when it has it."""
+        self._others: dict[str, str] = {}
+        """Who serves namespaces that this one leaves alone."""
+
+    def serves(self, namespace: str) -> bool:
+        """Whether objects of a namespace are this operator's to carry out."""
+        return namespace not in self._others
+
+    async def look(self) -> None:
+        """Renew the claims, or see those of others; what cannot be told stays as it was."""
+        others = await (self._claim() if self._candidates else self._claimed_by_others())
+        for namespace, holder in others.items():
+            if self._others.get(namespace) != holder:
+                _logger.warning("namespace %s is left alone: %s serves it (Lease %s)", namespace, holder, SERVES)
+        for namespace in self._others.keys() - others.keys():
+            _logger.info("namespace %s is served from now on", namespace)
+        self._others = others
+
+    async def release(self) -> None:
+        """Give the claims back, so that another need not wait for their end."""
+        for candidate in self._candidates.values():
+            try:
+                await candidate.release()
+            except ClusterError as error:
+                _logger.warning("the claim of a namespace ends by itself: %s", error)
+
+    async def _claim(self) -> dict[str, str]:
+        """Return the namespaces whose Lease another has; each is asked for, whatever comes of the others."""
+        found = {}
+        for namespace, candidate in self._candidates.items():
+            try:
+                if not await candidate.take():
+                    found[namespace] = candidate.holder
+            except ClusterError as error:
+                _logger.warning("whether another operator serves namespace %s cannot be told now: %s", namespace, error)
+                if namespace in self._others:
+                    found[namespace] = self._others[namespace]
+        return found
+
+    async def _claimed_by_others(self) -> dict[str, str]:
+        """Return who renews the Lease of a namespace: how long ago is measured here, for clocks may differ."""
+        try:
+            bodies, _ = await self._cluster.list(LEASE, name=SERVES)
+        except ClusterError as error:
+            _logger.warning("who serves single namespaces cannot be told now: %s", error)
+            return self._others
+        found, seen = {}, {}
+        for body in bodies:
+            namespace, version = body["metadata"]["namespace"], str(body["metadata"]["resourceVersion"])
+            holder = printable(str(mapping(body, "spec").get("holderIdentity") or _NOBODY))
+            known = self._seen.get(namespace, ("", 0.0))
+            seen[namespace] = known if known[0] == version else (version, self._clock())
+            if holder not in (_NOBODY, self._identity) and self._clock() - seen[namespace][1] < LEASE_S:
+                found[namespace] = holder
+        self._seen = seen
+        return found
