@@ -22,22 +22,24 @@ if _is_stand_in:
 _KUBERNETES: Final[Mapping[str, Callable[..., Any]]] = {
     "isSorted": lambda items: items == sorted(items),
     "sum": sum,
+    "split": lambda text, separator: text.split(separator),
+    "join": lambda items, separator: separator.join(items),
 }
-"""Functions of lists that the API server has and CEL has not."""
+"""Functions of lists and texts that the API server has and CEL has not."""
 
 
 class CelError(Exception):
     """An expression that cannot be read, or has no value."""
 
 
-def evaluator(self: Any) -> Callable[[str], Any]:
-    """Return what evaluates expressions; ``self`` is what their variable of that name stands for.
+def evaluator(self: Any = None, /, **others: Any) -> Callable[[str], Any]:
+    """Return what evaluates expressions; ``self``, and others, are what their variables of these names stand for.
 
     It raises CelError where one is no CEL, or has no value: a field is missing, for example, which ``has`` is there to
     ask.
     """
     # It takes longer to hand over a value than to evaluate most expressions.
-    context = cel.Context({"self": self}, dict(_KUBERNETES))
+    context = cel.Context({"self": self, **others}, dict(_KUBERNETES))
 
     def evaluate(text: str) -> Any:
         try:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,7 +14,12 @@ from specdecode_operator.cli.terminal import say_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from specdecode_operator.admission.policies import Policies
     from specdecode_operator.cli.lint.findings import Finding
+
+_POLICY_HELP: Final = (
+    "ValidatingAdmissionPolicies with bindings, ConfigMaps and Namespaces: what helm template prints, or kubectl get."
+)
 
 
 class Form(StrEnum):
@@ -36,6 +41,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     allow_host_path: options.AllowHostPathOption = None,
     allow_pod_template: options.AllowPodTemplateOption = None,
     refuse_does_not_fit: options.RefuseOption = False,
+    admission_policy: Annotated[str | None, typer.Option(metavar="FILE", help=_POLICY_HELP)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings.")] = False,
     output: Annotated[Form, typer.Option("--output", "-o", help="text, json or sarif.")] = Form.TEXT,
 ) -> None:
@@ -66,6 +72,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         refuse_unused(configs, reading.documents)
         fleet = None if nodes is None else read_nodes(nodes)
         corrected = read_calibration(calibration)
+        policies = None if admission_policy is None else _policies(admission_policy)
     except DocumentError as error:
         fail(error)
     asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub))
@@ -76,12 +83,25 @@ def lint_command(  # noqa: PLR0913  each is an option
         nodes=fleet,
         calibration=corrected,
     )
-    findings = find(reading, configs, asked, terms)
+    findings = find(reading, configs, asked, terms, policies)
     _print(findings, len(reading.documents), output)
     levels = {finding.level for finding in findings}
     if Level.ERROR in levels:
         raise typer.Exit(ExitCode.INVALID)
     raise typer.Exit(ExitCode.TIGHT if strict and Level.WARNING in levels else ExitCode.OK)
+
+
+def _policies(file: str) -> "Policies":
+    from specdecode_operator.admission.policies import Policies  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import Document, read_all  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+
+    found = Policies.of([each.body for each in read_all(file) if isinstance(each, Document)])
+    if not found.bindings or not found.policies:
+        raise DocumentError(
+            f"{file}: holds no ValidatingAdmissionPolicy with its binding: write what helm template prints"
+        )
+    return found
 
 
 def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:

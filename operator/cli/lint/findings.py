@@ -12,7 +12,9 @@ from specdecode_operator.admission.judgement import (
     deployment_remarks,
     refusals,
 )
-from specdecode_operator.api import capture
+from specdecode_operator.admission.policies import Policies
+from specdecode_operator.api import capture, deployment
+from specdecode_operator.api.crd.admission import as_stored
 from specdecode_operator.api.key import Key
 from specdecode_operator.cli.input_files import Document, Reading, with_configs
 from specdecode_operator.cli.lint.positions import line_of
@@ -48,11 +50,13 @@ class Finding:
     line: int | None = None  # Of the field in the file, from 1; None where it is not known
 
 
-def find(reading: Reading, configs: Configs, options: Options, terms: Terms) -> list[Finding]:
+def find(
+    reading: Reading, configs: Configs, options: Options, terms: Terms, policies: Policies | None = None
+) -> list[Finding]:
     """Return what is found in objects that were read, in their order, and what could not be read.
 
-    ``terms`` are those of the operator. Of the options, those count that say where models may be
-    had and, for captures, what podTemplate may ask for.
+    ``terms`` are those of the operator, ``policies`` those of the cluster. Of the options, those count that say where
+    models may be had and, for captures, what podTemplate may ask for.
     """
     deployments = {each.qualified_name: each for each in reading.documents if each.kind != capture.KIND}
     captures = {each.qualified_name: each for each in reading.documents if each.kind == capture.KIND}
@@ -61,7 +65,7 @@ def find(reading: Reading, configs: Configs, options: Options, terms: Terms) -> 
         if document.kind == capture.KIND:
             remarks = _in_capture(document, deployments, captures, configs, options)
         else:
-            remarks = _in_deployment(document, configs, options, terms)
+            remarks = _in_deployment(document, configs, options, terms, policies)
         found += [_located(remark, document) for remark in remarks]
     return [*found, *(Finding(Level.ERROR, UNREADABLE, str(error), error.file or "") for error in reading.errors)]
 
@@ -73,12 +77,16 @@ def _located(remark: Remark, document: Document) -> Finding:
     return Finding(remark.level, remark.rule, remark.sentence, document.file, document, field, line)
 
 
-def _in_deployment(document: Document, configs: Configs, options: Options, terms: Terms) -> Iterator[Remark]:
+def _in_deployment(
+    document: Document, configs: Configs, options: Options, terms: Terms, policies: Policies | None
+) -> Iterator[Remark]:
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), configs)})
     except InvalidSpecError as error:
         yield from refusals(error)
         return
+    if policies is not None:
+        yield from policies.remarks({**document.body, "spec": as_stored(spec)}, deployment.PLURAL)
     known, unknown = look_up(spec, options.models)
     for each in unknown:
         yield Remark(Level.WARNING, MODEL_UNKNOWN, replace(each.problem, message=f"{each.why}; {_LATER}"))

@@ -1,0 +1,145 @@
+"""Limits of namespaces: what the chart's ValidatingAdmissionPolicy says on a real API server, lint says offline."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from devcluster.chart import template
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.kubectl import Answer
+from devcluster.host.errors import ClusterError
+from specdecode_operator.api.base import Body
+from specdecode_operator.cli.main import app
+from tests.support.admission_cases import deployment
+from tests.support.kubectl import Kubectl
+from tests.support.limit_cases import OPEN, REFUSED, SMALL, TAKEN, TOLD, VALUES
+from tests.support.waiting import eventually
+
+NAMESPACE = "specdecode-system"
+
+
+def rendered(folder: Path, values: Body) -> str:
+    """What the chart makes of limits: the policy, its ConfigMaps and bindings."""
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ConfigMap")
+    return yaml.safe_dump_all(
+        each for each in yaml.safe_load_all(template(f"--values={file}")) if each["kind"] in kinds
+    )
+
+
+class Limited:
+    """A cluster with limits, and the file that lint reads them from."""
+
+    def __init__(self, admin: Kubectl, folder: Path) -> None:
+        self.admin, self.folder, self.policy = admin, folder, folder / "policy.yaml"
+        self.policy.write_text(rendered(folder, VALUES))
+
+    def dry_run(self, namespace: str, spec: Body) -> Answer:
+        body = json.dumps(self.object(namespace, spec))
+        return self.admin("apply", "--dry-run=server", "--filename=-", f"--namespace={namespace}", stdin=body)
+
+    def linted(self, namespace: str, spec: Body) -> Sequence[Body]:
+        file = self.folder / "object.json"
+        file.write_text(json.dumps(self.object(namespace, spec)))
+        options = (f"--admission-policy={self.policy}", "--allow-host-path=/", "--output=json")
+        result = CliRunner().invoke(app, ["lint", str(file), *options])
+        found = json.loads(result.stdout)["findings"]
+        return [each for each in found if each["rule"] == "AdmissionPolicy"]
+
+    @staticmethod
+    def object(namespace: str, spec: Body) -> Body:
+        body = deployment(spec)
+        return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
+
+
+@pytest.fixture(scope="module")
+def limited(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Limited:
+    admin = Kubectl(crds.kubeconfig, NAMESPACE)
+    for name in (NAMESPACE, OPEN, SMALL):
+        admin("create", "namespace", name)
+    limited = Limited(admin, tmp_path_factory.mktemp("limits"))
+    admin.must("apply", "--filename=-", stdin=limited.policy.read_text())
+    first = next(iter(REFUSED.values()))
+    eventually(lambda: first[2] in limited.dry_run(*first[:2]).stderr, "the policy is asked")
+    elsewhere = REFUSED["a directory elsewhere"]
+    eventually(lambda: limited.dry_run(*elsewhere[:2]).returncode != 0, "so is its last binding")
+    return limited
+
+
+def test_what_is_within_the_limits_passes_both(limited: Limited) -> None:
+    for name, (namespace, spec) in TAKEN.items():
+        assert limited.dry_run(namespace, spec).returncode == 0, name
+        assert limited.linted(namespace, spec) == [], name
+
+
+def test_what_is_beyond_them_is_refused_by_both_in_the_same_words(limited: Limited) -> None:
+    for name, (namespace, spec, words) in REFUSED.items():
+        answer = limited.dry_run(namespace, spec)
+        assert answer.returncode != 0, name
+        assert words in answer.stderr, name
+        found = [each["message"] for each in limited.linted(namespace, spec) if each["level"] == "error"]
+        # The API server tells the first that does not hold.
+        assert found, name
+        assert any(each in answer.stderr for each in found), name
+
+
+def test_a_limit_may_only_warn(limited: Limited) -> None:
+    namespace, spec, words = TOLD
+    answer = limited.dry_run(namespace, spec)
+    assert answer.returncode == 0
+    assert answer.stderr.startswith("Warning: ")
+    assert words in answer.stderr
+    (found,) = limited.linted(namespace, spec)
+    assert found["level"] == "warning"
+    assert found["message"] in answer.stderr
+
+
+def test_objects_from_before_the_limits_stay_until_their_spec_changes(limited: Limited) -> None:
+    _, spec, words = REFUSED["another product"]
+    users = Kubectl(limited.admin.kubeconfig, "limits-later")
+    users.must("create", "namespace", users.namespace)
+    body = limited.object(users.namespace, spec)
+    users.must("apply", "--filename=-", stdin=json.dumps(body))
+    values = {"limits": [{**VALUES["limits"][0], "name": "later"}]}
+    values["limits"][0]["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": users.namespace}}
+    limited.admin.must("apply", "--filename=-", stdin=rendered(limited.folder, values))
+    other = {**body, "metadata": {**body["metadata"], "name": "other"}}
+    later = lambda: users("apply", "--dry-run=server", "--filename=-", stdin=json.dumps(other)).stderr  # noqa: E731
+    eventually(lambda: words in later(), "the limits hold for new objects")
+    users.must("label", "sdd", "chat", "team=serving")
+    patch = json.dumps({"spec": {"replicas": 2}})
+    assert words in users("patch", "sdd", "chat", "--type=merge", f"--patch={patch}").stderr
+    # Who deletes the ConfigMap does not lift the limits.
+    limited.admin.must("delete", "configmap", "specdecode-operator-limits-later")
+    eventually(lambda: "no params found" in later(), "without its limits nothing passes")
+    users.must("delete", "sdd", "chat", "--wait=false")
+
+
+def test_an_api_server_without_such_policies_is_told_before_anything_is_made() -> None:
+    with pytest.raises(ClusterError, match=r"requires kubeVersion: >=1\.30"):
+        template("--kube-version=1.29.0")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "a"},
+        {"name": "A", "maxGpus": 1},
+        {"name": "a", "maxGpus": 0},
+        {"name": "a", "maxGpus": "4"},
+        {"name": "a", "products": ["x,y"]},
+        {"name": "a", "hostPaths": ["mnt"]},
+        {"name": "a", "images": []},
+        {"name": "a", "maxGpus": 1, "action": "Allow"},
+        {"name": "a", "maxGpu": 1},
+    ],
+    ids=str,
+)
+def test_limits_that_mean_nothing_are_refused(entry: Body, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="/limits/0"):
+        rendered(tmp_path, {"limits": [entry]})

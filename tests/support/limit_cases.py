@@ -1,0 +1,107 @@
+"""Limits of two namespaces as the chart has them, and what they refuse."""
+
+from typing import Any
+
+from specdecode_operator.api.base import Body
+from tests.support.objects import H100, H200, pair_70b, tiny_cpu
+
+OPEN, SMALL = "limits-open", "limits-small"
+"""Namespaces."""
+
+
+def of(namespace: str) -> Body:
+    """Return what selects a namespace."""
+    return {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+
+
+VALUES: Body = {
+    "limits": [
+        {"name": "small", "namespaceSelector": of(SMALL), "products": [H100], "maxGpus": 4, "hostPaths": []},
+        {
+            "name": "images",
+            "namespaceSelector": of(SMALL),
+            "images": ["registry.example.org/engines/", "docker.io/vllm/vllm-openai"],
+        },
+        {"name": "paths", "namespaceSelector": of(OPEN), "hostPaths": ["/mnt/models"]},
+        {"name": "told", "namespaceSelector": of(OPEN), "products": [H100, H200], "action": "Warn"},
+    ]
+}
+
+_H100: Body = {"accelerator": {"product": [H100]}}
+_IMAGE: Body = {"engine": {"image": "registry.example.org/engines/vllm:1"}}
+
+
+def small(**changes: Any) -> Body:
+    """Return a spec that the small namespace takes, with changes."""
+    spec = pair_70b(**{"parallelism": {"tensor": 4}, **_H100, **_IMAGE, **changes})
+    return {field: value for field, value in spec.items() if value is not None}
+
+
+def with_pod(**spec: Any) -> Body:
+    """Return a spec that the small namespace would take without this in its podTemplate."""
+    return small(podTemplate={"spec": spec})
+
+
+def on_nodes(path: str) -> Body:
+    """Return a spec with models in a directory of the nodes."""
+    return pair_70b(models={"volume": {"hostPath": {"path": path}}}, **_H100)
+
+
+TAKEN: dict[str, tuple[str, Body]] = {
+    "all as allowed": (SMALL, small()),
+    "the image of vLLM itself": (SMALL, small(engine={})),
+    "two replicas of two GPUs": (SMALL, small(replicas=2, parallelism={"tensor": 2})),
+    "no GPU": (SMALL, tiny_cpu(engine=_IMAGE["engine"])),
+    "an image beside": (
+        SMALL,
+        with_pod(containers=[{"name": "side", "image": "registry.example.org/engines/a@sha256:1"}]),
+    ),
+    "a directory inside": (OPEN, on_nodes("/mnt/models/llama")),
+}
+
+REFUSED: dict[str, tuple[str, Body, str]] = {
+    "another product": (
+        SMALL,
+        small(accelerator={"product": [H100, H200]}),
+        f"spec.accelerator.product: {H100}, {H200}: in this namespace engines run on {H100}: name one or more of these",
+    ),
+    "any product": (SMALL, small(accelerator={}), "spec.accelerator.product: nothing: in this namespace"),
+    "too many replicas": (
+        SMALL,
+        small(replicas=2),
+        "spec.parallelism.tensor: 4: with spec.replicas 2 takes 8 GPUs, and in this namespace an object takes at most",
+    ),
+    "too many stages": (SMALL, small(parallelism={"tensor": 4, "pipeline": 2}, speculation=None), "takes 8 GPUs"),
+    "too many copies": (SMALL, small(parallelism={"tensor": 4, "data": 3}), "takes 12 GPUs"),
+    "who knows how many": (SMALL, small(parallelism={}), "spec.parallelism.tensor: nothing: in this namespace"),
+    "another image": (
+        SMALL,
+        small(engine={"image": "docker.io/other/vllm:1"}),
+        "spec.engine.image: docker.io/other/vllm:1: in this namespace images are from registry.example.org/engines/, ",
+    ),
+    "an image whose name begins alike": (
+        SMALL,
+        small(engine={"image": "docker.io/vllm/vllm-openai-fork:1"}),
+        "spec.engine.image: docker.io/vllm/vllm-openai-fork:1: in this namespace",
+    ),
+    "another image beside": (
+        SMALL,
+        with_pod(initContainers=[{"name": "side", "image": "evil:1"}]),
+        "spec.podTemplate: evil:1: in this namespace images are from",
+    ),
+    "any directory": (
+        SMALL,
+        small(models={"volume": {"hostPath": {"path": "/mnt/models"}}}),
+        "spec.models.volume.hostPath.path: /mnt/models: in this namespace directories of nodes are from none",
+    ),
+    "a directory elsewhere": (OPEN, on_nodes("/etc"), "spec.models.volume.hostPath.path: /etc: in this namespace"),
+    "a directory whose name begins alike": (OPEN, on_nodes("/mnt/models-of-others"), "/mnt/models-of-others: in this"),
+    "a directory elsewhere beside": (
+        OPEN,
+        pair_70b(**_H100, podTemplate={"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/var"}}]}}),
+        "/var: in this namespace directories of nodes are from /mnt/models",
+    ),
+}
+
+TOLD: tuple[str, Body, str] = (OPEN, pair_70b(), "spec.accelerator.product: nothing: in this namespace engines run on")
+"""What is a warning by its action."""
