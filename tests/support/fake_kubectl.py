@@ -4,7 +4,7 @@ The folder `FAKE_CLUSTER` holds `objects.json` (``{"KIND/NAME": body}``), the vo
 `calls.jsonl`. A list of bodies is what one `get` after the other sees; null is an API server that is away.
 `cut_bytes` in objects.json ends each stream after so many bytes, as connections do; `away_after` lets no stream bring
 what is beyond that place of a file. `FAKE_REFUSES` is a verb that finds no API server. `FAKE_SAYS` is what every call
-complains of instead of doing anything.
+complains of instead of doing anything. `log` in objects.json is what containers print.
 """
 
 import json
@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
             return 0
         case _:
             sys.stdin.read() if words[0] == "create" else None
+            sys.stdout.write(state.get("log", "") if words[0] == "logs" else "")
             return 0
 
 

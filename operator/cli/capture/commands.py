@@ -29,6 +29,7 @@ from specdecode_operator.cli.capture.watch import (
     CaptureError,
     Timeouts,
     get_capture,
+    how_far,
     message_of,
     names_here,
     phase_of,
@@ -154,6 +155,8 @@ def status(
             say_line("no captures here")
         for capture in captures:
             say_line(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {message_of(capture)}")
+            if load := how_far(kubectl, capture):
+                say_line(f"  {load}")
             if verdict := verdict_of(capture):
                 say_line(f"  {verdict}")
             if where := _where(capture):

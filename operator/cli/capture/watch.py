@@ -1,12 +1,15 @@
 """Watches a capture on its way, and tells what is new."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.terminal import say_line
@@ -30,6 +33,7 @@ _OUTAGE_S: Final = 120.0
 _NOT_FOUND: Final = "DeploymentNotFound"
 _NEEDS_ANOTHER_SPEC: Final = frozenset({"DeploymentNotPlanned", "DeploymentRolledBack"})
 _LOAD_CONTAINER: Final = "load"
+_LONGEST_LOG_BYTES: Final = 2**25
 _FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s")
 _NUMBER: Final = int | float | None
 
@@ -202,16 +206,39 @@ def progress(kubectl: Kubectl, capture: Body) -> Iterator[dict[str, Any]]:
         return
     stream = kubectl.stream("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}", "--follow")
     try:
-        for line in stream.stdout or ():
-            try:
-                found = parse_json(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict) and _is_progress(found):
-                yield found
+        yield from filter(_is_progress, _told(stream.stdout or ()))
     finally:
         stream.terminate()
         stream.communicate()
+
+
+def how_far(kubectl: Kubectl, capture: Body) -> str | None:
+    """Return how far the load of a capture is; None where there is none, or nobody may read what it tells."""
+    job = capture.get("status", {}).get("job")
+    if phase_of(capture) is not CapturePhase.LOADING or not job:
+        return None
+    try:
+        asked = SpecDecodeCaptureSpec.parse(capture["spec"], newer=True)
+        command = ("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}")
+        told = [*_told(kubectl.short_text(*command, most_bytes=_LONGEST_LOG_BYTES).splitlines())]
+    except (KubectlError, ValidationError):
+        return None
+    runs = max(1, len(asked.arms)) * asked.starts
+    ended = [place for place, line in enumerate(told) if "published" in line]
+    of_this_one = [line for line in told[ended[-1] + 1 if ended else 0 :] if _is_progress(line)]
+    load = progress_text(of_this_one[-1]) if of_this_one else "no request of the next one yet"
+    return load if runs == 1 else f"{len(ended)} of {runs} runs are published; {load}"
+
+
+def _told(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """Yield what a load generator's log has for programs."""
+    for line in lines:
+        try:
+            found = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
 
 
 def _is_progress(line: dict[str, Any]) -> bool:

@@ -104,3 +104,34 @@ def test_the_verdict_is_told_beside_what_became_of_it(cluster: Cluster, run: Cal
     assert "  DoesNotPay: ngram against plain: goodput -9 %" in run("status", "demo").stdout
     cluster.holds(capture(conditions=[{**pays, "status": "Unknown", "reason": "NotCompared"}]))
     assert "NotCompared" not in run("status", "demo").stdout
+
+
+def figures(sent: int) -> str:
+    return json.dumps(
+        {"phase": "closed-2", "sent": sent, "recorded": sent, "completed": sent, "failed": 0, "rate": 2.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ([], "  0 of 4 runs are published; no request of the next one yet"),
+        ([figures(3)], "  0 of 4 runs are published; closed-2        sent      3"),
+        ([figures(3), '{"published": "team/demo/plain/1"}'], "  1 of 4 runs are published; no request of the next one"),
+        (['{"published": "team/demo/plain/1"}', "no JSON", "[]", figures(5)], "  1 of 4 runs are published; closed-2"),
+    ],
+)
+def test_status_says_how_far_several_arms_are(
+    cluster: Cluster, run: Callable[..., Result], log: list[str], said: str
+) -> None:
+    measured = capture(phase="Loading", job="demo-capture")
+    measured["spec"]["arms"] = [{"name": "plain", "speculation": {"method": "none"}}, {"name": "deployed"}]
+    cluster.holds(measured, streams={"log": "\n".join(log)})
+    assert said in run("status", "demo").stdout
+
+
+def test_status_says_how_far_the_load_of_one_engine_is(cluster: Cluster, run: Callable[..., Result]) -> None:
+    cluster.holds(capture(phase="Loading", job="demo-capture"), streams={"log": figures(7)})
+    assert "  closed-2        sent      7" in run("status", "demo").stdout
+    cluster.holds(capture(phase="Succeeded", job="demo-capture"), streams={"log": figures(7)})
+    assert "sent" not in run("status", "demo").stdout
