@@ -84,7 +84,7 @@ uninstall: setup
 [group('operator')]
 crds: setup
     .venv/bin/specdecode crds --folder crds
-    cp crds/*_*.yaml charts/specdecode-operator/crds/
+    cp crds/*_*.yaml charts/specdecode-crds/files/
 
 # Write anew what is made of the chart: manifests/, and what comes of its values files (tests/golden/chart)
 [group('operator')]

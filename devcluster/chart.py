@@ -15,6 +15,7 @@ from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 
 CHART = REPOSITORY / "charts" / "specdecode-operator"
+CRDS = REPOSITORY / "charts" / "specdecode-crds"
 EXAMPLES = CHART / "examples"
 MANIFESTS = REPOSITORY / "manifests"
 GOLDEN = REPOSITORY / "tests" / "golden" / "chart"

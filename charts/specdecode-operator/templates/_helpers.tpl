@@ -61,3 +61,14 @@ annotations:
 {{- define "specdecode.fleetName" -}}
 {{- printf "%s-fleet-%s" (include "specdecode.name" .) (include "specdecode.fleet" . | sha256sum | trunc 8) -}}
 {{- end -}}
+
+{{/* Two operators for all namespaces would undo each other's work. Helm would say whose the binding is, and not why. */}}
+{{- define "specdecode.refuseAnotherForAll" -}}
+{{- with lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" .Chart.Name -}}
+{{- $release := dig "annotations" "meta.helm.sh/release-name" "" .metadata -}}
+{{- $namespace := (first .subjects).namespace -}}
+{{- if or (ne $release $.Release.Name) (ne $namespace $.Release.Namespace) -}}
+{{- fail (printf "the operator of namespace %s (%s) serves all namespaces already, and two would undo each other's work: upgrade or remove that one" $namespace ($release | default "installed without Helm")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -40,10 +40,9 @@ def test_helm_finds_nothing_to_say_of_the_chart(values: Path | None) -> None:
     assert "[WARNING]" not in answer.stdout
 
 
-def test_every_object_has_the_labels_and_annotations_that_all_shall_have() -> None:
-    everything = [f"--values={file}" for file in EXAMPLES]
-    found = objects(*everything, "--set=extraLabels.team=serving", "--set=extraAnnotations.owner=me")
-    assert len(found) > 10
+@pytest.mark.parametrize("values", EXAMPLES, ids=lambda file: str(file.stem))
+def test_every_object_has_the_labels_and_annotations_that_all_shall_have(values: Path) -> None:
+    found = objects(f"--values={values}", "--set=extraLabels.team=serving", "--set=extraAnnotations.owner=me")
     for key, body in found.items():
         assert body["metadata"]["labels"]["team"] == "serving", key
         assert body["metadata"]["annotations"]["owner"] == "me", key
@@ -84,20 +83,9 @@ def test_a_constraint_with_a_selector_keeps_it() -> None:
     assert given["labelSelector"] == {"matchLabels": {"a": "b"}}
 
 
-def test_several_replicas_are_rolled_and_one_is_replaced() -> None:
-    for replicas, strategy in ((1, "Recreate"), (2, "RollingUpdate")):
-        spec = objects(f"--set=replicas={replicas}")["Deployment", NAME]["spec"]
-        assert (spec["replicas"], spec["strategy"]) == (replicas, {"type": strategy})
-
-
 def test_a_digest_comes_before_a_tag() -> None:
     digest = "sha256:" + "0" * 64
     (container,) = pod(objects("--set=image.repository=r.example/o", f"--set=image.digest={digest}"))["spec"][
         "containers"
     ]
     assert container["image"] == f"r.example/o@{digest}"
-
-
-def test_without_leader_election_nothing_asks_for_a_lease() -> None:
-    (container,) = pod(objects("--set=leaderElection.enabled=false"))["spec"]["containers"]
-    assert not [each for each in container["args"] if each.startswith("--leader-election")]

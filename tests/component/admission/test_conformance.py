@@ -14,7 +14,7 @@ from tests.support.conformance import complaints, write_schemas
 from tests.support.kubectl import Kubectl, program
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("tests/golden", "examples", "crds", "charts/specdecode-operator/crds")
+FOLDERS = ("tests/golden", "examples", "crds")
 FILES = sorted(
     path for folder in FOLDERS for path in (ROOT / folder).glob("*.yaml") if path.name != "kustomization.yaml"
 )

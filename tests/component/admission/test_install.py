@@ -89,15 +89,18 @@ def test_every_object_is_labelled() -> None:
         assert labels["app.kubernetes.io/managed-by"] != NAME, key
 
 
-def test_chart_carries_the_crds_and_the_version() -> None:
-    names = {file.name for file in (ROOT / "crds").glob("*_*.yaml")}
-    assert names == {file.name for file in (CHART / "crds").iterdir()}
-    for name in names:
-        assert (CHART / "crds" / name).read_text() == (ROOT / "crds" / name).read_text(), (
-            f"stale: cp crds/{name} charts/specdecode-operator/crds/"
-        )
-    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (metadata["version"], metadata["appVersion"]) == (__version__, __version__)
+def test_charts_carry_the_crds_and_the_version() -> None:
+    from_chart = render(program("helm"), "template", "crds", chart.CRDS, "--set=extraLabels.a=b,extraAnnotations.c=d")
+    from_folder = kustomize("crds")
+    assert set(from_chart) == set(from_folder)
+    for key, crd in from_chart.items():
+        metadata = crd.pop("metadata")
+        assert crd.items() <= from_folder[key].items(), "stale: ./just crds"
+        assert from_folder[key]["metadata"]["labels"].items() | {("a", "b")} <= metadata["labels"].items()
+        assert metadata["annotations"] == {"helm.sh/resource-policy": "keep", "c": "d"}
+    for folder in (chart.CRDS, CHART):
+        metadata = yaml.safe_load((folder / "Chart.yaml").read_text())
+        assert (metadata["version"], metadata["appVersion"]) == (__version__, __version__)
 
 
 def test_crds_folder_is_a_kustomization() -> None:
@@ -294,7 +297,6 @@ def test_chart_uses_a_service_account_that_exists() -> None:
         ("calibration.configMap=", "/calibration/configMap"),
         ("replicas=many", "/replicas"),
         ("replicas=0", "/replicas"),
-        ("replicas=2,leaderElection.enabled=false", "set leaderElection.enabled to true"),
         ("image.digest=sha256:abc", "/image/digest"),
         ("probes.liveness.periodSeconds=0", "/probes/liveness/periodSeconds"),
         ("podDisruptionBudget.maxUnavailable=most", "/podDisruptionBudget/maxUnavailable"),
@@ -314,6 +316,7 @@ def test_chart_refuses_values_that_it_does_not_know(value: str, field: str) -> N
 
 def test_second_release_gets_names_of_its_own() -> None:
     objects = helm(release="staging")
+    assert objects.pop(("ClusterRoleBinding", NAME)), "of one name, for a cluster has one operator for all namespaces"
     names = {re.sub("-(view|edit|own)$", "", name) for _, name in objects}
     assert names == {"staging-specdecode-operator"}
     (container,) = objects["Deployment", "staging-specdecode-operator"]["spec"]["template"]["spec"]["containers"]
