@@ -8,14 +8,13 @@ from typing import Any, Final
 import msgspec
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.files.manifest import AccountingEntry, Manifest
 from specdecode_operator.capture.files.publish import file_entry
-from specdecode_operator.capture.recorder.lines import EngineConfig
 from specdecode_operator.replay.emulated.acceptance import from_rates
 from specdecode_operator.replay.emulated.step_time import StepTime
 from specdecode_operator.replay.synth.arrivals import parse_arrivals
 from specdecode_operator.replay.synth.given import GivenBehaviour
 from specdecode_operator.replay.synth.run import VirtualRun
+from tests.support.manifests import published_manifest
 from tests.support.synthetic import LIMITS, PROMPTS, RATES, STEP_TIME
 
 REQUESTS: Final = 480
@@ -66,38 +65,13 @@ def with_step_time(factor: float) -> ServedEngine:
 
 def published(folder: Path, workload: Mapping[str, Any], seed: int = 0) -> Path:
     """Give a record the manifest of a published capture."""
-    counts = dict.fromkeys(
-        ("sent", "http_rejected", "never_admitted", "records", "not_sent", "warmup", "mismatches"), 0
-    )
-    manifest = Manifest(
-        namespace="default",
+    manifest = published_manifest(
         capture=folder.parents[1].name,
         arm=folder.parent.name,
         repetition=int(folder.name),
-        attempt="uid",
-        specdecode="0",
-        vllm="0.33.0",
-        model="model",
-        gpu="H100",
-        host="node",
-        config=EngineConfig(),
-        node=None,
-        context={},
         workload=dict(workload),
         seed=seed,
-        record={},
-        zero_monotonic_s=0.0,
-        zero_wall_s=0.0,
-        published_wall_s=0.0,
-        config_hash="",
-        engine_hash="",
-        accounting=msgspec.convert({**counts, "engine": {}, "equation": "0 sent"}, AccountingEntry),
-        engine_counters=None,
         files={name: file_entry(folder / name) for name in ("trace.jsonl", "step-stats.jsonl")},
-        gates={},
-        segments=[],
-        notes=[],
-        summary={},
     )
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     return folder

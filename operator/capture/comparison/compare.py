@@ -29,7 +29,7 @@ from specdecode_operator.capture.comparison.judged import judge
 from specdecode_operator.capture.comparison.precisions import lossy_of, precision_notes
 from specdecode_operator.capture.comparison.reading.blocks import sends_at_a_rate
 from specdecode_operator.capture.comparison.reading.folders import ArmFolders, find_arms, not_comparable, read_checks
-from specdecode_operator.capture.comparison.result import COMPARISON, Arm, Comparison, Load
+from specdecode_operator.capture.comparison.result import COMPARISON, Arm, Comparison, Load, OutputsFound
 from specdecode_operator.capture.comparison.sentences import arm_verdict, crossover, sentence
 from specdecode_operator.capture.files.formats import PART_SUFFIX
 from specdecode_operator.evidence.series import DEFAULT_LEVEL
@@ -133,19 +133,34 @@ def _read(folders: ArmFolders, phases: Sequence[Phase]) -> dict[str, ArmSums]:
 
 def _baseline(sums: ArmSums, phases: Sequence[Phase], price: float | None) -> Arm:
     loads = [load_of(sums, sums, phase, price) for phase in phases]
+    return _measured(sums, sums, loads, "what the others are compared with")
+
+
+def _measured(  # noqa: PLR0913  what is said of it
+    own: ArmSums,
+    baseline: ArmSums,
+    loads: list[Load],
+    message: str,
+    *,
+    verdict: str | None = None,
+    lossy: str | None = None,
+    crossing: float | None = None,
+    outputs: OutputsFound | None = None,
+) -> Arm:
+    """Return an arm of which there are files."""
     return Arm(
-        name=sums.name,
-        verdict=None,
-        message="what the others are compared with",
-        lossy=None,
-        repetitions=[each.number for each in sums.repetitions],
-        engine=engine_of(sums.manifest),
+        name=own.name,
+        verdict=verdict,
+        message=message,
+        lossy=lossy,
+        repetitions=[each.number for each in own.repetitions],
+        engine=engine_of(own.manifest),
         loads=loads,
-        crossover_running=None,
-        drafting=drafting_of(sums, sums),
-        prefix_cache=prefix_cache_of(sums, sums),
-        kv_cache=kv_cache_of(sums),
-        outputs=None,
+        crossover_running=crossing,
+        drafting=drafting_of(own, baseline),
+        prefix_cache=prefix_cache_of(own, baseline),
+        kv_cache=kv_cache_of(own),
+        outputs=outputs,
     )
 
 
@@ -176,19 +191,9 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
         if experiment.repetitions < FEWEST_STARTS
         else None
     )
-    return Arm(
-        name=name,
-        verdict=verdict.value,
-        message=sentence(verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, experiment.repetitions, why),
-        lossy=lossy,
-        repetitions=[each.number for each in own.repetitions],
-        engine=engine_of(own.manifest),
-        loads=loads,
-        crossover_running=crossing,
-        drafting=drafting_of(own, baseline),
-        prefix_cache=prefix_cache_of(own, baseline),
-        kv_cache=kv_cache_of(own),
-        outputs=outputs,
+    message = sentence(verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, experiment.repetitions, why)
+    return _measured(
+        own, baseline, loads, message, verdict=verdict.value, lossy=lossy, crossing=crossing, outputs=outputs
     )
 
 

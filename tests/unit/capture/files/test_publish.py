@@ -15,12 +15,7 @@ import pytest
 
 from specdecode_operator.capture.files import publish as publishing
 from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.manifest import (
-    AccountingEntry,
-    FileEntry,
-    Manifest,
-    PartialManifest,
-)
+from specdecode_operator.capture.files.manifest import FileEntry, Manifest, PartialManifest
 from specdecode_operator.capture.files.publish import (
     file_entry,
     finish_publication,
@@ -30,55 +25,14 @@ from specdecode_operator.capture.files.publish import (
     seal,
     verify,
 )
-from specdecode_operator.capture.recorder.lines import EngineConfig
+from tests.support.manifests import published_manifest
 
 NAMES = ("trace.jsonl", "step-stats.jsonl", "client.jsonl")
 PARTIAL = PartialManifest(namespace="team", capture="demo", attempt="uid-1", reason="Unfinished", message="runs")
 
 
 def manifest(files: dict[str, FileEntry], capture_uid: str = "capture-1") -> Manifest:
-    accounting = AccountingEntry(
-        sent=0,
-        http_rejected=0,
-        never_admitted=0,
-        engine={},
-        records=0,
-        not_sent=0,
-        warmup=0,
-        mismatches=0,
-        equation="0 sent",
-    )
-    return Manifest(
-        namespace="team",
-        capture="demo",
-        arm="as-deployed",
-        repetition=1,
-        capture_uid=capture_uid,
-        attempt="uid-1",
-        specdecode="0",
-        vllm="0.32.0",
-        model=None,
-        gpu=None,
-        host="h",
-        config=EngineConfig(),
-        node=None,
-        context={},
-        workload={},
-        seed=0,
-        record={},
-        zero_monotonic_s=0.0,
-        zero_wall_s=0.0,
-        published_wall_s=0.0,
-        config_hash="",
-        engine_hash="",
-        accounting=accounting,
-        engine_counters=None,
-        files=files,
-        gates={},
-        segments=[],
-        notes=[],
-        summary={},
-    )
+    return published_manifest(files=files, capture_uid=capture_uid)
 
 
 def attempt(folder: Path) -> Path:
