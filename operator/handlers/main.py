@@ -94,7 +94,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
     lifecycle.serve_health(health_port, state, leadership)
     collectors = (leads, *state.collectors())
     if webhook is not None:
-        collectors = (*collectors, _serve_webhook(webhook, state, Terms(host_paths, pod_template)))
+        collectors = (*collectors, _serve_webhook(webhook, state, Terms(host_paths, pod_template, nodes=nodes or None)))
     port = serve_metrics(metrics_port, *collectors)
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     with working(leadership):
