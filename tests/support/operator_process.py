@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -26,8 +27,9 @@ _STOP_DEADLINE_S = 120
 class OperatorProcess:
     """`specdecode operator`, started, watched and ended."""
 
-    def __init__(self, kubeconfig: Path, log: Path, pod: str | None = None) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, pod: str | None = None, arguments: Sequence[str] = ()) -> None:
         self.kubeconfig = kubeconfig
+        self.arguments = arguments
         self.log = log
         self.pod = pod
         """Name of the pod that it is taken for: it works while it has the Lease, as where it is installed."""
@@ -39,7 +41,7 @@ class OperatorProcess:
         """Start it and wait until it is healthy."""
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "specdecode_operator", "operator"]
-        command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
+        command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}", *self.arguments]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE}
         if self.pod:
             command.append(f"--leader-election={SERVICE_ACCOUNT}")
@@ -113,9 +115,9 @@ def may(kubectl: Kubectl, verb: str, resource: str) -> bool:
     return answer.stdout.strip() == "yes"
 
 
-def service_account_kubeconfig(kubectl: Kubectl, destination: Path) -> Path:
+def service_account_kubeconfig(kubectl: Kubectl, destination: Path, account: str = SERVICE_ACCOUNT) -> Path:
     """Write a kubeconfig of the operator's own service account, with the rights that it is installed with."""
-    token = kubectl.must("create", "token", SERVICE_ACCOUNT, f"--namespace={NAMESPACE}", "--duration=3h").strip()
+    token = kubectl.must("create", "token", account, f"--namespace={NAMESPACE}", "--duration=3h").strip()
     config = yaml.safe_load(kubectl.kubeconfig.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     destination.write_text(yaml.safe_dump(config))
