@@ -22,7 +22,7 @@ from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.field_managers import foreign_managers
 from specdecode_operator.kube.manifests import with_new_hash
-from specdecode_operator.kube.resources import DEPLOYMENT, JOB
+from specdecode_operator.kube.resources import DEPLOYMENT, JOB, SERVICE
 
 _ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
@@ -119,7 +119,8 @@ def objects_to_delete(
     if not launched and _waits_with_what_there_is(desired):
         return []
     wanted = {identity(child) for child in desired.children}
-    unwanted = [child for child in live if identity(child) not in wanted]
+    # A Service has the object's own name for as long as that lives, and goes with it: no other is ours to delete.
+    unwanted = [child for child in live if identity(child) not in wanted and child["kind"] != SERVICE.kind]
     if not launched:
         return [child for child in unwanted if child["kind"] == JOB.kind]
     may_replace = _may_replace(desired, successor, pods)

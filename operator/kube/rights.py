@@ -53,7 +53,7 @@ OPERATOR_RIGHTS: Final = (
     ),
     Right("specdecodecaptures.specdecode.io/status", ("patch",), "what came of them"),
     Right("configmaps", _CHILD, "plan, last good template, facts of models, what captures need; a capture's dataset"),
-    Right("services", _CHILD, "how engines are reached"),
+    Right("services", _CHILD[:-1], "how engines are reached; each goes with its object"),
     Right("deployments.apps", _CHILD, "engines"),
     Right("leaderworkersets.leaderworkerset.x-k8s.io", _CHILD, "engines over several nodes, where this kind exists"),
     Right("jobs.batch", _CHILD, "captures, and reading and downloading of models"),

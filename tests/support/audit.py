@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
 
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.control_plane import audit_log
@@ -16,7 +18,15 @@ class Asked:
 
     namespace: str
     allowed: bool
+    made: bool
+    """Whether an object was made, which server-side apply asks for as a patch."""
     user: str
+
+    @property
+    def rights(self) -> set[str]:
+        """What RBAC must have granted for it."""
+        created = f"create {self.permission.partition(' ')[2]}"
+        return {self.permission, created} if self.made else {self.permission}
 
     @property
     def named(self) -> str:
@@ -31,7 +41,7 @@ def asked(cluster: Cluster) -> list[Asked]:
     return [_asked(event) for event in events if "objectRef" in event]
 
 
-def _asked(event: dict[str, dict[str, str]]) -> Asked:
+def _asked(event: dict[str, Any]) -> Asked:
     about, verdict = event["objectRef"], event["annotations"].get("authorization.k8s.io/decision")
     group = f".{about['apiGroup']}" if about.get("apiGroup") else ""
     subresource = f"/{about['subresource']}" if about.get("subresource") else ""
@@ -39,5 +49,6 @@ def _asked(event: dict[str, dict[str, str]]) -> Asked:
         f"{event['verb']} {about['resource']}{group}{subresource}",
         about.get("namespace", ""),
         verdict == "allow",
+        event.get("responseStatus", {}).get("code") == HTTPStatus.CREATED,
         event["user"]["username"],
     )

@@ -21,10 +21,10 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
-# How engines are reached.
+# How engines are reached; each goes with its object.
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # Engines.
 - apiGroups: [apps]
   resources: [deployments]

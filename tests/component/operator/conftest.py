@@ -34,6 +34,17 @@ def operator(operator_process: OperatorProcess, kubectl: Kubectl) -> Iterator[Op
     kubectl.must("delete", "sdc,sdd", "--all", "--wait=false")
 
 
+@pytest.fixture(scope="session")
+def asked_elsewhere() -> set[str]:
+    """What the operator asked API servers of single modules for, for the test of its rights."""
+    return set()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Look at what the operator asked for when it has asked for everything."""
+    items.sort(key=lambda item: item.path == Path(__file__).with_name("test_rights.py"))
+
+
 @pytest.fixture
 def rest(kubectl: Kubectl) -> Rest:
     """What tells whether the operator leaves the test's namespace alone."""

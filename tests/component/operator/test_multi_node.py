@@ -6,10 +6,12 @@ import yaml
 
 from devcluster.builds import binaries
 from devcluster.cluster.cluster import Cluster
+from tests.component.operator.conftest import MANIFESTS
+from tests.support.audit import asked
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, pair_70b
-from tests.support.operator_process import OperatorProcess
+from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
 from tests.support.waiting import eventually
 
 GROUPS = "leaderworkersets.leaderworkerset.x-k8s.io"
@@ -22,15 +24,21 @@ SPEC = pair_70b(
 )
 
 
-def test_the_operator_notices_that_they_come(bare_cluster: Cluster, tmp_path: Path) -> None:
+def test_the_operator_notices_that_they_come(bare_cluster: Cluster, tmp_path: Path, asked_elsewhere: set[str]) -> None:
     kubectl = Kubectl(bare_cluster.kubeconfig)
     kubectl.install_crds()
-    operator = OperatorProcess(bare_cluster.kubeconfig, tmp_path / "log")
+    admin = Kubectl(bare_cluster.kubeconfig, NAMESPACE)
+    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
+    operator = OperatorProcess(service_account_kubeconfig(admin, tmp_path / "kubeconfig"), tmp_path / "log")
     operator.start()
     try:
         _comes_and_is_used(kubectl)
     finally:
         assert operator.stop() == 0
+    seen = asked(bare_cluster)
+    assert not [each.named for each in seen if not each.allowed]
+    asked_elsewhere.update(*(each.rights for each in seen))
 
 
 def _comes_and_is_used(kubectl: Kubectl) -> None:
@@ -51,3 +59,11 @@ def _comes_and_is_used(kubectl: Kubectl) -> None:
     # Somebody changes it, which is undone.
     kubectl.must("patch", GROUPS, "wide-lws", "--type=merge", '--patch={"spec":{"replicas":7}}')
     eventually(lambda: kubectl.object(GROUPS, "wide-lws")["spec"]["replicas"] == 1, "drift is undone")
+
+    # A model that one node holds takes a Deployment; without engines there is nothing to wait for.
+    small = {**SPEC, "replicas": 0, "target": pair_70b()["target"], "parallelism": {"tensor": 8}}
+    assert kubectl.apply(yaml.safe_dump({**body, "spec": small})).returncode == 0
+    eventually(lambda: not kubectl.objects(GROUPS), "the group is gone")
+    assert [each["metadata"]["name"] for each in kubectl.objects("deployments", OURS)] == ["wide"]
+    assert kubectl.apply(yaml.safe_dump({**body, "spec": {**SPEC, "replicas": 0}})).returncode == 0
+    eventually(lambda: not kubectl.objects("deployments", OURS), "the Deployment is gone")

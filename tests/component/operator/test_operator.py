@@ -193,6 +193,14 @@ def test_pods_that_a_quota_refuses_are_told(kubectl: Kubectl) -> None:
     assert "no-pods" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
 
 
+def test_pods_that_a_limit_range_refuses_are_told(kubectl: Kubectl) -> None:
+    limits = {"limits": [{"type": "Container", "min": {"memory": "1Ti"}}]}
+    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "large-only"}, "spec": limits}
+    assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
+    apply(kubectl, "tiny", tiny_cpu())
+    assert "minimum memory usage per Container is 1Ti" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
+
+
 def test_pods_that_pod_security_refuses_are_told_with_the_field_and_ours_are_let_in(
     kubectl: Kubectl,
 ) -> None:

@@ -1,0 +1,32 @@
+"""What the operator asked real API servers for while all other tests of this folder ran: it comes after them."""
+
+import pytest
+
+from devcluster.cluster.cluster import Cluster
+from specdecode_operator.kube.rights import Scope, permissions
+from tests.support.audit import asked
+from tests.support.operator_process import USER
+
+ELSEWHERE = {
+    "get pods": "its own, which names its image: here it runs in none",
+    "delete configmaps": "commits of models, where an object no longer downloads any",
+    "create leases.coordination.k8s.io": "no replica waits for another here: tests of leader election",
+    "get leases.coordination.k8s.io": "the same",
+    "patch leases.coordination.k8s.io": "the same",
+}
+"""Rights that are not used here, but where the operator runs against an API server in memory."""
+
+TAKEN_AWAY = {"get services"}
+"""By the test of a right that is missing."""
+
+
+def test_nothing_was_denied_and_nothing_granted_went_unused(
+    request: pytest.FixtureRequest, crds: Cluster, asked_elsewhere: set[str]
+) -> None:
+    seen = [each for each in asked(crds) if each.user == USER]
+    used = asked_elsewhere.union(*(each.rights for each in seen if each.allowed))
+    assert {each.permission for each in seen if not each.allowed} <= TAKEN_AWAY
+    listed = {*permissions(Scope.SERVED, Scope.CLUSTER, Scope.OWN)}
+    assert used <= listed
+    if {each.path for each in request.session.items} >= {*request.path.parent.glob("test_*.py")}:
+        assert listed - used <= ELSEWHERE.keys()
