@@ -259,7 +259,8 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
             "user": container_user(spec, name),
             "command": [
                 *("hf", "download", model, "--local-dir", model_path(model)),
-                *(("--revision", revision) if revision else ()),
+                # In one word: one that begins with - would be an option.
+                *((f"--revision={revision}",) if revision else ()),
             ],
         }
         for (model, revision), name in models.items()

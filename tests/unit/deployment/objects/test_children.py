@@ -72,7 +72,7 @@ def test_command_lines_reach_the_containers_literally(text: str) -> None:
     secret = {"HF_TOKEN": "hf_secret", "VLLM_API_KEY": "sk-secret"}
     pod = pod_spec(spec)
     download = as_the_kubelet_starts_it(pod["initContainers"][0]["command"], secret)
-    assert download[-2:] == ["--revision", text]
+    assert download[-1] == f"--revision={text}"
     engine = as_the_kubelet_starts_it(pod["containers"][0]["command"], secret)
     assert f"--chat-template={text}" in engine
 
