@@ -1,0 +1,18 @@
+{{/* Egress to whoever answers names: clusters have them in pods, on nodes and outside. */}}
+{{- define "specdecode.dnsEgress" -}}
+- ports:
+  - {port: 53, protocol: UDP}
+  - {port: 53, protocol: TCP}
+{{- end -}}
+
+{{/* Pods of one namespace that may be one engine together: leaders and those that compute for them. */}}
+{{- define "specdecode.groupPeers" -}}
+- podSelector:
+    matchLabels: {app.kubernetes.io/managed-by: specdecode-operator}
+    matchExpressions:
+    - {key: specdecode.io/deployment, operator: Exists}
+- podSelector:
+    matchLabels: {app.kubernetes.io/managed-by: specdecode-operator}
+    matchExpressions:
+    - {key: specdecode.io/computes-for, operator: Exists}
+{{- end -}}

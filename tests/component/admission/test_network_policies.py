@@ -1,0 +1,164 @@
+"""Who reaches whom under the NetworkPolicies of the chart, as they are written: nothing here enforces them."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster import chart
+from devcluster.host.errors import ClusterError
+from specdecode_operator.kube.labels import selector_labels, worker_labels
+from tests.support.kubectl import Kubectl
+from tests.support.network_policies import Connection, Peer, refused
+
+OPERATOR_NAMESPACE = "specdecode-system"
+OURS = {"app.kubernetes.io/managed-by": "specdecode-operator"}
+ENGINE_PORTS = {"http": 8000}
+
+OPERATOR = Peer(
+    "10.0.0.1",
+    OPERATOR_NAMESPACE,
+    {"app.kubernetes.io/name": "specdecode-operator", "app.kubernetes.io/instance": "specdecode-operator"},
+    {"health": 8080, "metrics": 8081},
+)
+ENGINE = Peer("10.0.0.2", "team", selector_labels("llama"), ENGINE_PORTS)
+WORKER = Peer("10.0.0.3", "team", worker_labels("llama"))
+CAPTURE = Peer("10.0.0.4", "team", OURS | {"specdecode.io/capture": "demo"}, ENGINE_PORTS)
+MODEL_JOB = Peer("10.0.0.5", "team", OURS | {"specdecode.io/reads-model-for": "llama"})
+CLIENT = Peer("10.0.0.6", "team", {"app": "chat"})
+STRANGER = Peer("10.0.0.7", "other", {"app": "chat"})
+PROMETHEUS = Peer("10.0.0.8", "monitoring", {"app": "prometheus"}, {"web": 9090})
+NODE = Peer("192.168.0.1", is_node=True)
+API_SERVER = Peer("192.168.0.9")
+HUB = Peer("203.0.113.7")
+DNS = Peer("10.0.0.53", "kube-system", {"k8s-app": "kube-dns"})
+
+SCRAPED = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+def policies(tmp_path: Path, others: Mapping[str, Any] = MappingProxyType({}), **values: Any) -> list[dict[str, Any]]:
+    """The chart's policies for one namespace."""
+    file = tmp_path / "values.yaml"
+    network = {"enabled": True, "namespaces": ["team"], **values}
+    prometheus = {"url": "http://p.monitoring:9090"}
+    file.write_text(yaml.safe_dump({"networkPolicy": network, "prometheus": prometheus, **others}))
+    documents = yaml.safe_load_all(chart.template(f"--values={file}"))
+    return [each for each in documents if each and each["kind"] == "NetworkPolicy"]
+
+
+LET_THROUGH = {
+    "requests of the namespace": (CLIENT, ENGINE, 8000),
+    "metrics, read by the operator": (OPERATOR, ENGINE, 8000),
+    "metrics, read by Prometheus": (PROMETHEUS, ENGINE, 8000),
+    "metrics of the operator": (PROMETHEUS, OPERATOR, 8081),
+    "figures, asked of Prometheus": (OPERATOR, PROMETHEUS, 9090),
+    "probes of the operator": (NODE, OPERATOR, 8080),
+    "probes of engines": (NODE, ENGINE, 8000),
+    "the API server": (OPERATOR, API_SERVER, 6443),
+    "a leader to its worker": (ENGINE, WORKER, 29500),
+    "a worker to its leader": (WORKER, ENGINE, 29500),
+    "a model's download": (MODEL_JOB, HUB, 443),
+}
+HELD = {
+    "requests of another namespace": (STRANGER, ENGINE, 8000),
+    "what engines open beside their API": (CLIENT, ENGINE, 29500),
+    "the operator, from anywhere": (CLIENT, OPERATOR, 8081),
+    "workers, by clients": (CLIENT, WORKER, 29500),
+    "captures, by clients": (CLIENT, CAPTURE, 8000),
+    "captures, by the operator": (OPERATOR, CAPTURE, 8000),
+    "a model's reader, by anybody": (CLIENT, MODEL_JOB, 80),
+    "the hub, by engines": (ENGINE, HUB, 443),
+    "the hub, by captures": (CAPTURE, HUB, 443),
+    "the hub, by the operator on another port": (OPERATOR, HUB, 80),
+    "the API server, by engines": (ENGINE, API_SERVER, 6443),
+    "the API server, by what reads a model": (MODEL_JOB, API_SERVER, 6443),
+    "other pods, by engines": (ENGINE, CLIENT, 80),
+    "other pods, by captures": (CAPTURE, CLIENT, 80),
+    "other pods, by the operator": (OPERATOR, CLIENT, 80),
+    "the metadata of the cloud": (ENGINE, Peer("169.254.169.254"), 80),
+}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return policies(tmp_path_factory.mktemp("values"), scrapers=[SCRAPED])
+
+
+@pytest.mark.parametrize("case", LET_THROUGH)
+def test_what_is_needed_is_let_through(usual: list[dict[str, Any]], case: str) -> None:
+    source, destination, port = LET_THROUGH[case]
+    assert refused(usual, Connection(source, destination, port)) == []
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_what_is_not_is_held(usual: list[dict[str, Any]], case: str) -> None:
+    source, destination, port = HELD[case]
+    assert refused(usual, Connection(source, destination, port)) != []
+
+
+@pytest.mark.parametrize("pod", [OPERATOR, ENGINE, WORKER, CAPTURE, MODEL_JOB], ids=lambda pod: pod.address)
+def test_all_of_them_may_ask_for_names(usual: list[dict[str, Any]], pod: Peer) -> None:
+    assert refused(usual, Connection(pod, DNS, 53, "UDP")) == []
+
+
+def test_values_open_what_a_cluster_needs_beside_that(tmp_path: Path) -> None:
+    gateway = Peer("10.0.0.9", "gateways", {"app": "envoy"})
+    found = policies(
+        tmp_path,
+        clients=[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}],
+        hub={"ports": [8443], "to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}], "fromEngines": True},
+        engineEgress=[{"ports": [{"port": 4317}], "to": [{"podSelector": {"matchLabels": {"app": "chat"}}}]}],
+        apiServer={"cidrs": ["192.168.0.9/32"], "ports": [6443]},
+    )
+    assert refused(found, Connection(gateway, ENGINE, 8000)) == []
+    assert refused(found, Connection(CLIENT, ENGINE, 8000)) == ["team/specdecode-engines"]
+    assert refused(found, Connection(CAPTURE, HUB, 8443)) == []
+    assert refused(found, Connection(MODEL_JOB, HUB, 443)) == ["team/specdecode-model-jobs"]
+    assert refused(found, Connection(ENGINE, CLIENT, 4317)) == []
+    assert refused(found, Connection(OPERATOR, HUB, 6443)) == ["specdecode-system/specdecode-operator"]
+
+
+def test_the_api_server_reaches_the_webhook(tmp_path: Path) -> None:
+    asked = Connection(API_SERVER, OPERATOR, 9443)
+    assert refused(policies(tmp_path), asked) == ["specdecode-system/specdecode-operator"]
+    assert refused(policies(tmp_path, others={"webhook": {"enabled": True}}), asked) == []
+
+
+def test_the_namespaces_that_are_watched_are_those_that_are_closed(tmp_path: Path) -> None:
+    watched = {"watchNamespaces": ["one", "two"]}
+    found = policies(tmp_path, namespaces=[], others=watched)
+    assert {each["metadata"]["namespace"] for each in found} == {OPERATOR_NAMESPACE, "one", "two"}
+
+
+def test_without_namespaces_the_operator_alone_is_held(tmp_path: Path) -> None:
+    (only,) = policies(tmp_path, namespaces=[])
+    assert only["metadata"] == only["metadata"] | {"name": "specdecode-operator", "namespace": OPERATOR_NAMESPACE}
+
+
+def test_an_api_server_takes_them(kubectl: Kubectl, usual: list[dict[str, Any]]) -> None:
+    found = [deepcopy(each) for each in usual if each["metadata"]["namespace"] == "team"]
+    for each in found:
+        del each["metadata"]["namespace"]
+    answer = kubectl("apply", "--server-side", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump_all(found))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("serverside-applied") == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("networkPolicy.enabled=yes please", "enabled"),
+        ("networkPolicy.namespaces={Team}", "namespaces"),
+        ("networkPolicy.apiServer.cidrs={kubernetes.default}", "cidrs"),
+        ("networkPolicy.apiServer.ports={https}", "ports"),
+        ("networkPolicy.clients=null", "clients"),
+        ("networkPolicy.hubs.ports={443}", "hubs"),
+    ],
+)
+def test_values_of_another_form_are_refused(value: str, said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        chart.template(f"--set={value}")
