@@ -13,6 +13,7 @@ from typing import Any
 from devcluster.builds import binaries
 from devcluster.cluster.api import is_established
 from devcluster.host.errors import ClusterError
+from devcluster.host.processes import GO_SETTINGS
 
 _DEADLINE_S = 120
 _ADDRESS_DEADLINE_S = 120
@@ -48,7 +49,7 @@ class Kubectl:
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = _DEADLINE_S) -> Answer:
         """Return exit status, output and errors of ``kubectl ARGUMENTS``."""
         options = [f"--namespace={self.namespace}"]
-        environment = dict(os.environ)
+        environment = GO_SETTINGS | os.environ
         if self.context:
             options.append(f"--context={self.context}")
         if self.kubeconfig:

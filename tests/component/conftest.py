@@ -47,7 +47,7 @@ def crds(api_server: Cluster) -> Cluster:
 def namespace(api_server: Cluster) -> str:
     """A namespace that no other test uses. It goes with the cluster."""
     name = f"test-{next(_numbers)}"
-    Kubectl(api_server.kubeconfig).must("create", "namespace", name)
+    Kubectl(api_server.kubeconfig, name).create_namespace()
     return name
 
 

@@ -4,21 +4,20 @@ The scheduler speaks of a pod that is bound to no node again and again, whenever
 Whoever binds it has the last word. There is no Node object: the scheduler would take its absence of room for reasons.
 """
 
-import json
-import subprocess
 import threading
 from contextlib import suppress
 from typing import Any, Self
 
 from devcluster.cluster.kubectl import Kubectl
 from devcluster.host.errors import ClusterError
-from tests.support.api_reader import api_reader
+from tests.support.api_client import api_client
 
 NAME = "played"
-_LOOKS_EVERY_S = 0.2
-_NOT_NOW = (ClusterError, subprocess.TimeoutExpired)
-"""A pod that went meanwhile, or an API server that is slow: the next look tells."""
-_SCHEDULED = json.dumps({"status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}})
+_WATCHES_S = 1
+"""So long it may take to leave the node."""
+_PAUSE_S = 0.2
+"""Before an API server is asked again that is slow, or whose watch has ended."""
+_SCHEDULED = {"status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}}
 
 
 class PlayedNode:
@@ -26,8 +25,7 @@ class PlayedNode:
 
     def __init__(self, kubectl: Kubectl) -> None:
         assert kubectl.kubeconfig
-        self._kubectl = kubectl
-        self._reader = api_reader(kubectl.kubeconfig)
+        self._client = api_client(kubectl.kubeconfig)
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._play, daemon=True)
 
@@ -40,25 +38,24 @@ class PlayedNode:
         self._thread.join()
 
     def _play(self) -> None:
-        while not self._left.wait(_LOOKS_EVERY_S):
-            with suppress(*_NOT_NOW):
-                pods = self._reader.objects("", "pods", field_selector=f"spec.nodeName={NAME}")
-                for pod in pods:
-                    with suppress(*_NOT_NOW):
+        while not self._left.wait(_PAUSE_S):
+            with suppress(ClusterError):
+                for pod in self._client.watch("pods", f"spec.nodeName={NAME}", _WATCHES_S):
+                    with suppress(ClusterError):  # it went meanwhile
                         self._tend(pod)
 
     def _tend(self, pod: dict[str, Any]) -> None:
-        name, kubectl = pod["metadata"]["name"], self._kubectl.within(pod["metadata"]["namespace"])
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
         if "deletionTimestamp" in pod["metadata"]:
-            kubectl.must("delete", "pod", name, "--force", "--grace-period=0", "--ignore-not-found", "--wait=false")
+            self._client.delete(namespace, "pods", name, grace_period_s=0)
         elif conditions.get("PodScheduled") == "False":  # the scheduler was about to say it when the pod was bound
-            kubectl.must("patch", "pod", name, "--subresource=status", f"--patch={_SCHEDULED}")
+            self._client.patch(namespace, "pods", f"{name}/status", _SCHEDULED, by_key=True)
 
 
 def bind(kubectl: Kubectl, pod: str) -> None:
     """Put a pod on the node, as a scheduler does."""
+    assert kubectl.kubeconfig
     target = {"apiVersion": "v1", "kind": "Node", "name": NAME}
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
-    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/binding"
-    kubectl.must("create", f"--raw={path}", "--filename=-", stdin=json.dumps(binding))
+    api_client(kubectl.kubeconfig).create(kubectl.namespace, "pods", binding, f"/{pod}/binding")

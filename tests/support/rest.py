@@ -62,7 +62,7 @@ class Rest:
         for _ in range(_SETTLED_TWICE):
             spec = tiny_cpu(suspend=True, replicas=next(_numbers) % 16)
             marker = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _MARKER}, "spec": spec}
-            answer = self._markers.apply(yaml.safe_dump_all([namespace, marker]))
+            answer = self._markers.write(yaml.safe_dump_all([namespace, marker]))
             assert answer.returncode == 0, answer.stderr
             eventually(lambda: condition(self._markers, _MARKER, "Ready")[1] == "Suspended", "the marker was looked at")
 

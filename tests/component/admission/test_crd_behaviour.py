@@ -19,7 +19,7 @@ HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD.keys())
 def test_good_spec_is_taken_and_parses(kubectl: Kubectl, spec: str) -> None:
-    answer = kubectl.apply(sdd(spec))
+    answer = kubectl.write(sdd(spec))
     assert answer.returncode == 0, answer.stderr
     stored = kubectl.object("sdd", "good")["spec"]
     parsed = SpecDecodeDeploymentSpec.model_validate(stored)
@@ -28,7 +28,7 @@ def test_good_spec_is_taken_and_parses(kubectl: Kubectl, spec: str) -> None:
 
 
 def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
-    kubectl.apply(sdd(MINIMAL))
+    kubectl.write(sdd(MINIMAL))
     assert kubectl.object("sdd", "good")["spec"] == {
         "target": {"model": "org/target", "quantization": "AsCheckpoint"},
         "accelerator": {"type": "GPU"},
@@ -52,7 +52,7 @@ def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
 
 
 def test_defaults_complete_an_object_that_is_given_in_part(kubectl: Kubectl) -> None:
-    kubectl.apply(sdd(MINIMAL + "\nserving: {port: 9000}"))
+    kubectl.write(sdd(MINIMAL + "\nserving: {port: 9000}"))
     assert kubectl.object("sdd", "good")["spec"]["serving"]["maxNumSeqs"] == 256
 
 
@@ -78,7 +78,7 @@ def test_apply_without_replicas_leaves_them_to_the_autoscaler(kubectl: Kubectl, 
 
 
 def test_scale_reports_pods_and_selector(kubectl: Kubectl) -> None:
-    kubectl.apply(sdd(MINIMAL))
+    kubectl.write(sdd(MINIMAL))
     kubectl.patch_status("good", {"replicas": 2, "selector": "specdecode.io/deployment=good"})
     path = f"/apis/specdecode.io/v1alpha1/namespaces/{kubectl.namespace}/specdecodedeployments/good/scale"
     scale = json.loads(kubectl("get", "--raw", path).stdout)
@@ -87,7 +87,7 @@ def test_scale_reports_pods_and_selector(kubectl: Kubectl) -> None:
 
 
 def test_get_prints_what_a_person_asks_first(kubectl: Kubectl) -> None:
-    kubectl.apply(sdd(LLAMA))
+    kubectl.write(sdd(LLAMA))
     kubectl.patch_status("good", status())
     header, row = kubectl("get", "sdd").stdout.splitlines()
     assert header.split() == ["NAME", "READY", "PLAN", "METHOD", "K", "TP", "ACCEPTANCE", "AGE"]
@@ -108,12 +108,12 @@ def test_get_prints_what_a_person_asks_first(kubectl: Kubectl) -> None:
 
 @pytest.mark.parametrize("kind", ["specdecodedeployment", "sdd", "specdecode", "all"])
 def test_object_is_found_by_its_names_and_categories(kubectl: Kubectl, kind: str) -> None:
-    kubectl.apply(sdd(MINIMAL))
+    kubectl.write(sdd(MINIMAL))
     assert "specdecodedeployment.specdecode.io/good" in kubectl("get", kind, "-o", "name").stdout
 
 
 def test_status_is_written_apart_and_keeps_the_frameworks_state(kubectl: Kubectl) -> None:
-    kubectl.apply(sdd(MINIMAL))
+    kubectl.write(sdd(MINIMAL))
     given = {**status(), "kopf": {"progress": {"reconcile": {"retries": 1}}}}
     kubectl.patch_status("good", given)
     stored = kubectl.object("sdd", "good")

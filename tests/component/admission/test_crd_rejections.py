@@ -13,7 +13,7 @@ from tests.support.kubectl import Kubectl
 def refusing(crds: Cluster) -> Kubectl:
     """kubectl in a namespace that all tests here may share, for nothing gets into it."""
     kubectl = Kubectl(crds.kubeconfig, "refusals")
-    kubectl.must("create", "namespace", kubectl.namespace)
+    kubectl.create_namespace()
     kubectl.must("apply", "--dry-run=server", "--filename=-", stdin=sdd("good", {"target": {"model": "org/target"}}))
     return kubectl
 
@@ -21,7 +21,7 @@ def refusing(crds: Cluster) -> Kubectl:
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_bad_spec_is_refused_with_field_and_fix(refusing: Kubectl, bad: Bad) -> None:
     spec = {"target": {"model": "org/target"}} | yaml.safe_load(bad.spec)
-    answer = refusing.apply(sdd("bad", spec))
+    answer = refusing.create(sdd("bad", spec))
     assert answer.returncode != 0, "the API server took it"
     complaint = [line for line in answer.stderr.splitlines() if f"{bad.field}:" in line]
     assert complaint, f"{bad.field} is not named in: {answer.stderr}"
@@ -30,7 +30,7 @@ def test_bad_spec_is_refused_with_field_and_fix(refusing: Kubectl, bad: Bad) -> 
 
 @pytest.mark.parametrize("name", ["1st", "a" * 53, "a.b"])
 def test_name_that_cannot_name_a_service_is_refused(refusing: Kubectl, name: str) -> None:
-    answer = refusing.apply(sdd(name, {"target": {"model": "org/target"}}))
+    answer = refusing.create(sdd(name, {"target": {"model": "org/target"}}))
     assert answer.returncode != 0, "the API server took it"
     assert "metadata.name" in answer.stderr
     assert "use at most 52 of a-z, 0-9 and -" in answer.stderr

@@ -26,7 +26,7 @@ def graphs(**serving: object) -> str:
 
 @pytest.mark.parametrize("mode", CudagraphMode)
 def test_every_mode_of_vllm_is_taken(kubectl: Kubectl, mode: CudagraphMode) -> None:
-    answer = kubectl.apply(graphs(cudagraphMode=mode.value))
+    answer = kubectl.write(graphs(cudagraphMode=mode.value))
     assert answer.returncode == 0, answer.stderr
     assert kubectl.object("sdd", "graphs")["spec"]["serving"]["cudagraphMode"] == mode.value
 
@@ -35,6 +35,6 @@ def test_every_mode_of_vllm_is_taken(kubectl: Kubectl, mode: CudagraphMode) -> N
 def test_what_contradicts_the_mode_is_refused(
     kubectl: Kubectl, serving: dict[str, object], field: str, fix: str
 ) -> None:
-    answer = kubectl.apply(graphs(**serving))
+    answer = kubectl.create(graphs(**serving))
     assert answer.returncode != 0
     assert any(f"spec.serving.{field}:" in line and fix in line for line in answer.stderr.splitlines()), answer.stderr

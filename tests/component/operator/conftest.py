@@ -31,7 +31,7 @@ def operator(operator_process: OperatorProcess, kubectl: Kubectl) -> Iterator[Op
     """The operator, running whatever tests before have done to it; objects of ours go with the test."""
     operator_process.ensure()
     yield operator_process
-    kubectl.must("delete", "sdc,sdd", "--all", "--wait=false")
+    kubectl.remove("sdc,sdd")
 
 
 @pytest.fixture(scope="session")

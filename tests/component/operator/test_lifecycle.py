@@ -30,7 +30,7 @@ def apply(kubectl: Kubectl, **changes: Any) -> None:
         "metadata": {"name": "tiny"},
         "spec": tiny_cpu(**changes),
     }
-    answer = kubectl.apply(yaml.safe_dump(body))
+    answer = kubectl.write(yaml.safe_dump(body))
     assert answer.returncode == 0, answer.stderr
 
 
@@ -142,7 +142,7 @@ def capture(kubectl: Kubectl, name: str, **spec: Any) -> None:
         "metadata": {"name": name},
         "spec": {"deployment": "tiny", "suspend": True, **spec},
     }
-    answer = kubectl.apply(yaml.safe_dump(body))
+    answer = kubectl.write(yaml.safe_dump(body))
     assert answer.returncode == 0, answer.stderr
 
 

@@ -23,7 +23,7 @@ def _running(operator: OperatorProcess) -> None:
 
 def apply(kubectl: Kubectl, name: str, **models: Any) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": name}}
-    answer = kubectl.apply(yaml.safe_dump({**body, "spec": tiny_cpu(models=models)}))
+    answer = kubectl.write(yaml.safe_dump({**body, "spec": tiny_cpu(models=models)}))
     assert answer.returncode == 0, answer.stderr
 
 

@@ -29,7 +29,7 @@ def undescribed(**changes: Any) -> dict[str, Any]:
 
 def apply(kubectl: Kubectl, name: str, spec: dict[str, Any]) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": name}}
-    answer = kubectl.apply(yaml.safe_dump({**body, "spec": spec}))
+    answer = kubectl.write(yaml.safe_dump({**body, "spec": spec}))
     assert answer.returncode == 0, answer.stderr
 
 

@@ -167,7 +167,7 @@ def capture(
         "metadata": {"name": "nightly"},
         "spec": {**body["spec"], "deployment": "tiny", "suspend": True},
     }
-    answer = kubectl.apply(yaml.safe_dump(created))
+    answer = kubectl.write(yaml.safe_dump(created))
     assert answer.returncode == 0, answer.stderr
     patch = {
         **body["status"],

@@ -27,7 +27,7 @@ def deploy(kubectl: Kubectl, **schedule: Any) -> None:
     template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}, "deploymentDuringCapture": "Suspend"}
     captures = [{"name": "often", "schedule": "* * * * *", "template": template, **schedule}]
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
-    answer = kubectl.apply(yaml.safe_dump({**body, "spec": tiny_cpu(captures=captures)}))
+    answer = kubectl.write(yaml.safe_dump({**body, "spec": tiny_cpu(captures=captures)}))
     assert answer.returncode == 0, answer.stderr
 
 

@@ -102,13 +102,13 @@ class TestMemory:
 
         def watched(*arguments: Any, **options: Any) -> sqlite3.Connection:
             database = connect(*arguments, **options)
-            database.set_progress_handler(look, 20_000)
+            database.set_progress_handler(look, 2_000)
             return database
 
         connect = sqlite3.connect
         monkeypatch.setattr(sqlite3, "connect", watched)
         monkeypatch.setattr(scratch, "CACHE_KIB", 64)
-        _write_many(tmp_path, 20_000)
+        _write_many(tmp_path, 2_000)
         look()
         before = opened.copy()
         merge(tmp_path, META, ZERO_S)
