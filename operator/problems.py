@@ -10,6 +10,15 @@ _SHOWN_CHARACTERS: Final = 120
 _READS_AS_NO_TEXT: Final = re.compile(
     r"|~|null|true|false|[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?", re.IGNORECASE
 )
+_SECRETS: Final = re.compile(
+    # What hubs, forges, clouds and model providers give out; JSON Web Tokens, such as those of service accounts.
+    r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-|nvapi-|AKIA|eyJ)[A-Za-z0-9_.-]{16,}"
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
+    r"|(?<=[Bb]asic )[A-Za-z0-9+/=]{16,}"
+    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\\\s]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
+)
+_HIDDEN: Final = "(a secret)"
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,10 @@ class InvalidSpecError(Exception):
 def printable(text: str) -> str:
     """Return a text that others wrote as it may stand in a message, a log, an Event or a terminal: on one line.
 
-    Line ends, NUL, escape sequences and marks that turn the direction of writing are shown, not done.
+    Line ends, NUL, escape sequences and marks that turn the direction of writing are shown, not done. What has the form
+    of a token, a key or a password in a URL is not shown: last words of a program may hold what it was given.
     """
+    text = _SECRETS.sub(_HIDDEN, text)
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

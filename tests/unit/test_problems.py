@@ -26,6 +26,41 @@ def test_what_others_wrote_is_shown_and_not_done(text: str, escaped: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"401 for token hf_{'aB3' * 8}, renew it", "401 for token (a secret), renew it"),
+        (f"api_key='sk-proj-{'x1' * 12}'", "api_key='(a secret)'"),
+        (f"ghp_{'a' * 36}", "(a secret)"),
+        ("eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2ln", "(a secret)"),
+        ("{'Authorization': 'Bearer s3same-open'}", "{'Authorization': 'Bearer (a secret)'}"),
+        ("Authorization: Basic dXNlcjpwYXNzd29yZA==", "Authorization: Basic (a secret)"),
+        ("proxy http://user:open@proxy:3128 refused", "proxy http://(a secret)@proxy:3128 refused"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIEv\n-----END PRIVATE KEY----- is no key", "(a secret) is no key"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIEv", "(a secret)"),
+    ],
+)
+def test_what_has_the_form_of_a_secret_is_not_shown(text: str, told: str) -> None:
+    assert printable(text) == told
+    assert str(Problem("a", text, "b")) == f"a: {told}: b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_transfer is not installed",
+        "sk-learn",
+        "http://127.0.0.1:8000/metrics",
+        "registry:5000/team/engine:0.32@sha256:" + "a" * 64,
+        "ask the bearer of it",
+        "basic settings",
+        "Qwen/eyJ-7B",
+    ],
+)
+def test_what_only_looks_like_one_is(text: str) -> None:
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         ("H100", "H100"),

@@ -16,6 +16,7 @@ from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
 from specdecode_operator.handlers.main import OneLine
 from specdecode_operator.handlers.reporter import Reporter
 
+TOKEN = "hf_" + "aB3" * 8
 FOREIGN = "boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"
 ESCAPED = r"boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"
 
@@ -69,3 +70,22 @@ def test_conditions_and_events_are_one_line() -> None:
     asyncio.run(reporter.post_changes(Key("team", "a", KIND), "uid", [], [condition]))
     asyncio.run(reporter.post_event(Key("team", "a", KIND), "uid", "PlanChanged", FOREIGN))
     assert [event["message"] for event in posted] == [f"Ready is False: {ESCAPED}", ESCAPED]
+
+
+def test_a_token_in_the_last_words_of_a_program_is_told_nobody(log: tuple[logging.Logger, io.StringIO]) -> None:
+    """As huggingface_hub and httpx may say it: of the headers that they sent, in a message and in a traceback."""
+    posted: list[dict[str, Any]] = []
+
+    async def post(_: str, event: dict[str, Any]) -> None:
+        posted.append(event)
+
+    said = f"403 Forbidden for request with Authorization: Bearer {TOKEN}"
+    update = ConditionUpdate("Ready", ConditionStatus.FALSE, "DownloadFailed", said)
+    conditions = stamp([update], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
+    reporter = Reporter(cast("Any", SimpleNamespace(post_event=post)), cast("Any", None))
+    asyncio.run(reporter.post_changes(Key("team", "a", KIND), "uid", [], conditions))
+    logger, stream = log
+    logger.error("%s", said, exc_info=OSError(said))
+    for told in (conditions[0].message, posted[0]["message"], stream.getvalue()):
+        assert "403 Forbidden" in told
+        assert TOKEN not in told
