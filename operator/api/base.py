@@ -11,6 +11,10 @@ GROUP = "specdecode.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "specdecode"
+VERSION_LABEL = "app.kubernetes.io/version"
+"""Of a CRD: which version has made it."""
+
 Body = dict[str, Any]
 """An object of the Kubernetes API, as the API server has it."""
 

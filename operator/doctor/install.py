@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Final
 
 from specdecode_operator.api.base import GROUP, VERSION, Body
+from specdecode_operator.api.crd.skew import INSTALL_CRD, crd_skew
 from specdecode_operator.doctor.findings import Finding, Grade, Reading, Unreadable, fail, listed, ok, unknown, warn
 from specdecode_operator.kube.untyped import mapping, objects, texts
 from specdecode_operator.version import __version__
@@ -13,7 +14,6 @@ from specdecode_operator.version import __version__
 OLDEST_MINOR: Final = 30
 """preStop sleep and ValidatingAdmissionPolicy are there without a switch from 1.30."""
 
-INSTALL_CRD: Final = "specdecode crds | kubectl apply --server-side -f -"
 _CRD: Final = "crd"
 _ADD_ONS: Final = (
     (
@@ -83,7 +83,8 @@ def _installed_crd_finding(expected: Body, body: Body) -> Finding:
         return fail(_CRD, f"{name} is not established", f"see kubectl describe crd {name}")
     if installed.get("schema") != expected["spec"]["versions"][0]["schema"]:
         fix = f"install CRDs and operator of {__version__} ({INSTALL_CRD}), or use the command line of the operator"
-        return warn(_CRD, f"{name} serves {VERSION} with another schema than that of this command line", fix)
+        other = f"{name} serves {VERSION} with another schema than that of this command line"
+        return warn(_CRD, crd_skew(body) or other, fix)
     return ok(_CRD, f"{name} serves {names}, as this command line has it")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
+from specdecode_operator.api.base import PART_OF, PART_OF_LABEL
+from specdecode_operator.api.crd.skew import INSTALL_CRD, crd_skew
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.preemption import borrows
@@ -36,6 +38,7 @@ from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.kube.resources import (
+    CUSTOM_RESOURCE_DEFINITION,
     LEADER_WORKER_SET,
     NODE,
     SPECDECODE_CAPTURE,
@@ -85,6 +88,7 @@ class OperatorState:
         self.watched: set[str] = set()
         """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
         start, when the API server serves it later than it says so: until then objects are listed."""
+        self._said_of_crds: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._last_beat_s = 0.0
         """When the event loop turned last, on the monotonic clock."""
@@ -215,6 +219,17 @@ class OperatorState:
         await self._list_groups(cluster)
         for resource in _OUR_KINDS:
             await self._list_objects(cluster, resource)
+        await self._look_at_crds(cluster)
+
+    async def _look_at_crds(self, cluster: Cluster) -> None:
+        """Say what of our CRDs is of another version; an operator of named namespaces may not look."""
+        if self.namespaces:
+            return
+        bodies, _ = await cluster.list(CUSTOM_RESOURCE_DEFINITION, f"{PART_OF_LABEL}={PART_OF}")
+        said = {skew for body in bodies if (skew := crd_skew(body))}
+        for skew in sorted(said - self._said_of_crds):
+            _logger.warning("%s: install CRDs and operator of one version (%s)", skew, INSTALL_CRD)
+        self._said_of_crds = said
 
     async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
         bodies, version = await cluster.list(resource, OWNED_SELECTOR)

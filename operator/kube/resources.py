@@ -43,6 +43,9 @@ POD = Resource("v1", "Pod", "pods")
 PERSISTENT_VOLUME_CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Resource("v1", "Event", "events")
 NODE = Resource("v1", "Node", "nodes")
+CUSTOM_RESOURCE_DEFINITION = Resource(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions"
+)
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB)

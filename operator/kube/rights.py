@@ -75,7 +75,7 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "customresourcedefinitions.apiextensions.k8s.io",
         ("list", "watch"),
-        "kinds that are installed while it runs",
+        "kinds that are installed while it runs, and of which version ours are",
         Scope.CLUSTER,
     ),
 )

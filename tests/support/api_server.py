@@ -22,6 +22,7 @@ from aiohttp import web
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CHILDREN,
+    CUSTOM_RESOURCE_DEFINITION,
     EVENT,
     LEASE,
     NODE,
@@ -32,7 +33,7 @@ from specdecode_operator.kube.resources import (
 )
 from tests.support.objects import Body
 
-CRD = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
+CRD = CUSTOM_RESOURCE_DEFINITION
 NAMESPACE = Resource("v1", "Namespace", "namespaces")
 _RESOURCES = (
     *CHILDREN,

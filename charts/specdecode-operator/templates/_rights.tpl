@@ -93,7 +93,7 @@
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
-# Kinds that are installed while it runs.
+# Kinds that are installed while it runs, and of which version ours are.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]

@@ -6,13 +6,14 @@ from typing import Any
 import yaml
 
 from specdecode_operator.api import capture, deployment
-from specdecode_operator.api.base import GROUP, VERSION, ApiModel
+from specdecode_operator.api.base import GROUP, PART_OF, PART_OF_LABEL, VERSION, VERSION_LABEL, ApiModel
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES, JOB_NAME, SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
 from specdecode_operator.api.crd.schema import RulesByModel, Schema, structural_schema
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.version import __version__
 
 _LINE_WIDTH = 120
 
@@ -104,7 +105,7 @@ def _crd(kind: _Kind) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{kind.plural}.{GROUP}", "labels": {"app.kubernetes.io/part-of": "specdecode"}},
+        "metadata": {"name": f"{kind.plural}.{GROUP}", "labels": {PART_OF_LABEL: PART_OF, VERSION_LABEL: __version__}},
         "spec": {
             "group": GROUP,
             "names": {

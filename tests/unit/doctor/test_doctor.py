@@ -62,6 +62,9 @@ def test_the_crds(own: dict[str, Any]) -> None:
     check(install.crd_finding(own, installed(own), groups), OK, f"{name} serves v1alpha1")
     check(install.crd_finding(own, None, groups), FAIL, f"{name} is not installed", "specdecode crds | kubectl apply")
     check(install.crd_finding(own, installed(own, schema={}), groups), WARN, name, "another schema")
+    older = installed(own, schema={})
+    older["metadata"] = {**older["metadata"], "labels": {"app.kubernetes.io/version": "0.0.1"}}
+    check(install.crd_finding(own, older, groups), WARN, f"{name} is of 0.0.1, older than this {__version__}")
     check(install.crd_finding(own, installed(own, name="v1"), groups), FAIL, f"{name} serves v1, not v1alpha1")
     check(install.crd_finding(own, installed(own) | {"status": {}}, groups), FAIL, f"{name} is not established")
 
