@@ -75,6 +75,8 @@ GROUPS = (
         lambda version: version >= (0, 8),
         ("-v",),
     ),
+    # Ours, of the libraries of GitOps tools: what they make of a status.
+    Group("health", "1", {"health": "specdecode.io/devcluster/tools/health"}, lambda _: False),
     Group("pause", "1", {"pause": "specdecode.io/devcluster/tools/pause"}, lambda _: False),
 )
 _GROUP_OF = {program: group for group in GROUPS for program in group.packages}

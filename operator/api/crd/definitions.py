@@ -142,6 +142,9 @@ def _object_schema(kind: _Kind) -> Schema:
         "maxProperties": 64,
         "x-kubernetes-preserve-unknown-fields": True,
     }
+    # An object that no operator has looked at would be in order to whoever waits for it: kstatus asks for no more
+    # than that nothing is said against it. No spec has this generation.
+    status["default"] = {"observedGeneration": -1}
     return {
         "description": kind.description,
         "type": "object",

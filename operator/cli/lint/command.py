@@ -9,7 +9,7 @@ import typer
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import ExitCode, allowed_names, allowed_paths, fail, hub_models, sources
 from specdecode_operator.cli.outputs.printing import print_json
-from specdecode_operator.cli.terminal import say_line
+from specdecode_operator.cli.terminal import say, say_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,7 @@ class Form(StrEnum):
     TEXT = "text"
     JSON = "json"
     SARIF = "sarif"
+    MARKDOWN = "markdown"
 
 
 def lint_command(  # noqa: PLR0913  each is an option
@@ -43,7 +44,9 @@ def lint_command(  # noqa: PLR0913  each is an option
     refuse_does_not_fit: options.RefuseOption = False,
     admission_policy: Annotated[str | None, typer.Option(metavar="FILE", help=_POLICY_HELP)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings.")] = False,
-    output: Annotated[Form, typer.Option("--output", "-o", help="text, json or sarif.")] = Form.TEXT,
+    output: Annotated[
+        Form, typer.Option("--output", "-o", help="text, json, sarif, or markdown for summaries of CI.")
+    ] = Form.TEXT,
 ) -> None:
     """Say what API server, admission and operator would refuse in objects of both kinds, and warn of the rest.
 
@@ -111,15 +114,23 @@ def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
         print_json(sarif(findings))
     elif output is Form.JSON:
         print_json({"objects": objects, "findings": list(map(_data, findings))})
+    elif output is Form.MARKDOWN:
+        from specdecode_operator.cli.lint.markdown import lint_markdown  # noqa: PLC0415
+
+        say(lint_markdown(findings, _counted(findings, objects)))
     else:
         for finding in findings:
             place = f"{finding.file}:{finding.line}" if finding.line is not None else finding.file
             # What several files lack is of none of them.
             said = f"{finding.level}: {finding.message} [{finding.rule}]"
             say_line(f"{place}: {said}" if place else said)
-        counts = Counter(finding.level.value for finding in findings)
-        notes = f", notes: {counts['note']}" if counts["note"] else ""
-        say_line(f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}{notes}")
+        say_line(_counted(findings, objects))
+
+
+def _counted(findings: "Sequence[Finding]", objects: int) -> str:
+    counts = Counter(finding.level.value for finding in findings)
+    notes = f", notes: {counts['note']}" if counts["note"] else ""
+    return f"objects: {objects}, errors: {counts['error']}, warnings: {counts['warning']}{notes}"
 
 
 def _data(finding: "Finding") -> dict[str, Any]:

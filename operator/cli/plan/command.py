@@ -1,6 +1,7 @@
 """`specdecode plan`: where would it run, without a cluster and without a GPU."""
 
 import gc
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from specdecode_operator.cli.plan.answers import Answers
 
 
+class Form(StrEnum):
+    """How to print."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    MARKDOWN = "markdown"
+
+
 def plan_command(  # noqa: PLR0913  each is an option
     files: options.FilesArgument = None,
     *,
@@ -27,7 +37,9 @@ def plan_command(  # noqa: PLR0913  each is an option
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings: tight is one.")] = False,
-    output: Annotated[TableOrData, typer.Option("--output", "-o", help="table, json or yaml.")] = TableOrData.TABLE,
+    output: Annotated[
+        Form, typer.Option("--output", "-o", help="table, json, yaml, or markdown for summaries of CI.")
+    ] = Form.TABLE,
     allow_pod_template: options.AllowPodTemplateOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the memory of each candidate: FILE.png or FILE.svg.")] = None,
     model: options.ModelOption = None,
@@ -77,7 +89,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         kv_cache_dtype=kv_cache_dtype,
         engine_version=engine_version,
     )
-    shows_all = matrix or output is not TableOrData.TABLE
+    shows_all = matrix or output in (Form.JSON, Form.YAML)
     reading = described_or_read(description, options.sources(files, file, needed=description.is_empty))
     if gpu and nodes:
         fail(f"--gpu: {gpu[0]}: --nodes says which GPUs there are: remove one of the two")
@@ -97,12 +109,16 @@ def plan_command(  # noqa: PLR0913  each is an option
         allowed=allowed,
         every_precision=shows_all,
     )
-    if output is TableOrData.TABLE:
+    if output is Form.TABLE:
         _print_text(result, matrix=matrix)
+    elif output is Form.MARKDOWN:
+        from specdecode_operator.cli.plan.markdown import plan_markdown  # noqa: PLC0415
+
+        say(plan_markdown(result, matrix=matrix))
     else:
         from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
 
-        print_data(plan_data(result), output)
+        print_data(plan_data(result), TableOrData(output.value))
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     if calibration and result.answers and not any(each.budget.calibration for each in result.candidates):
         say_line(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)

@@ -128,7 +128,7 @@ def _table(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
         ("draft weights", *(gib(each.draft_weights_bytes) for each in budgets)),
         (engine, *(gib(engine_bytes(each)) for each in budgets)),
         (kv_cache, *(gib(each.available_kv_bytes) for each in budgets)),
-        (f"tokens / full requests{candidates[0].split.each_copy}", *(_capacity(each) for each in budgets)),
+        (f"tokens / full requests{candidates[0].split.each_copy}", *(capacity(each) for each in budgets)),
         ("verdict", *(candidate.verdict for candidate in candidates)),
     ]
     if not any(candidate.budget.draft_weights_bytes for candidate in candidates):
@@ -147,7 +147,7 @@ def _matrix(candidates: Sequence[Candidate]) -> list[str]:
             gib(candidate.budget.draft_weights_bytes),
             gib(engine_bytes(candidate.budget)),
             gib(candidate.budget.available_kv_bytes),
-            _capacity(candidate.budget),
+            capacity(candidate.budget),
             candidate.verdict,
         )
         for candidate in candidates
@@ -170,7 +170,7 @@ def _precisions(rows: Sequence[MatrixRow]) -> list[str]:
             place_phrase(row.gpus, row.nodes, row.product),
             "-" if row.budget is None else gib(row.budget.weights_bytes),
             "-" if row.budget is None else gib(row.budget.available_kv_bytes),
-            "-" if row.budget is None else _capacity(row.budget),
+            "-" if row.budget is None else capacity(row.budget),
             row.verdict.value,
             "" if row.reason is None else row.reason.partition(":")[0],
         )
@@ -179,7 +179,8 @@ def _precisions(rows: Sequence[MatrixRow]) -> list[str]:
     return aligned([heading, *lines])
 
 
-def _capacity(budget: Budget) -> str:
+def capacity(budget: Budget) -> str:
+    """Return how many tokens and requests of full length a KV cache holds; ``-`` for none."""
     if budget.kv_cache_tokens <= 0:
         return "-"
     return f"{budget.kv_cache_tokens:,} / {budget.max_concurrency:.1f}"

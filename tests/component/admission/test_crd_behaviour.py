@@ -51,6 +51,11 @@ def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
     }
 
 
+def test_an_object_that_no_operator_has_seen_says_so(kubectl: Kubectl) -> None:
+    kubectl.apply(sdd(LLAMA))
+    assert kubectl.object("sdd", "good")["status"] == {"observedGeneration": -1}
+
+
 def test_defaults_complete_an_object_that_is_given_in_part(kubectl: Kubectl) -> None:
     kubectl.write(sdd(MINIMAL + "\nserving: {port: 9000}"))
     assert kubectl.object("sdd", "good")["spec"]["serving"]["maxNumSeqs"] == 256
@@ -58,6 +63,8 @@ def test_defaults_complete_an_object_that_is_given_in_part(kubectl: Kubectl) -> 
 
 def test_second_server_side_apply_changes_nothing(kubectl: Kubectl) -> None:
     first = kubectl.apply(sdd(LLAMA), "--server-side")
+    # Until the operator has written one, the first write of anybody stores the status that the CRD gives.
+    kubectl.patch_status("good", {"observedGeneration": 1})
     before = kubectl.object("sdd", "good")["metadata"]
     second = kubectl.apply(sdd(LLAMA), "--server-side")
     after = kubectl.object("sdd", "good")["metadata"]

@@ -107,7 +107,7 @@ def test_a_shell_that_is_not_known_is_refused_with_those_that_are(specdecode: Sp
         ),
         (("replay", "serve", "t", "--port", "99999"), "'--port': 99999: must be less than or equal to 65535"),
         (("replay", "serve", "t", "--seed", "x"), "'--seed': x: must be a valid integer"),
-        (("plan", "-o", "xml"), "'xml' is not one of 'table', 'json', 'yaml'."),
+        (("plan", "-o", "xml"), "'xml' is not one of 'table', 'json', 'yaml', 'markdown'."),
     ],
 )
 def test_a_value_that_cannot_be_is_told_in_plain_words(

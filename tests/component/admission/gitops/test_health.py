@@ -1,0 +1,83 @@
+"""What GitOps tools make of an object, at every moment of its life: kstatus, Argo CD's health.lua, Flux's expressions.
+
+All three say the same, so that a sync waits for the same things whichever tool makes it.
+"""
+
+import json
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.api.capture import KIND as CAPTURE
+from specdecode_operator.api.deployment import KIND as DEPLOYMENT
+from tests.support.kubectl import program
+from tests.support.lives import STATES, State
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+LUA = EXAMPLES / "argo-cd/health.lua"
+FLUX = EXAMPLES / "flux/pairs.yaml"
+SAID = {
+    "wait": {"kstatus": "InProgress", "argo": "Progressing", "flux": "InProgress"},
+    "good": {"kstatus": "Current", "argo": "Healthy", "flux": "Current"},
+    "bad": {"kstatus": "Failed", "argo": "Degraded", "flux": "Failed"},
+}
+
+
+def flux_checks() -> dict[str, Any]:
+    """The expressions of the example, by kind."""
+    (kustomization,) = (
+        each for each in yaml.safe_load_all(FLUX.read_text()) if "healthCheckExprs" in each.get("spec", {})
+    )
+    return {each["kind"]: each for each in kustomization["spec"]["healthCheckExprs"]}
+
+
+def ask(lua: str, check: dict[str, Any], objects: list[Any]) -> list[dict[str, Any]]:
+    question = {"lua": lua, "cel": check, "objects": objects}
+    answer = subprocess.run(
+        [program("health")], input=json.dumps(question), capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    found: list[dict[str, Any]] = json.loads(answer.stdout)
+    return found
+
+
+@cache
+def answers() -> dict[str, dict[str, Any]]:
+    """What is said of each state."""
+    found = {}
+    for kind, check in flux_checks().items():
+        of_kind = [each for each in STATES.values() if each.body["kind"] == kind]
+        said = ask(LUA.read_text(), check, [each.body for each in of_kind])
+        found |= dict(zip((each.name for each in of_kind), said, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+def test_every_tool_says_the_same(state: State) -> None:
+    said = answers()[state.name]
+    assert {**said, "argo": said["argo"]["status"]} == SAID[state.told]
+
+
+def test_argo_cd_shows_why() -> None:
+    for name, said in answers().items():
+        assert STATES[name].told == "wait" or said["argo"]["message"].startswith(f"{STATES[name].reason}: ")
+
+
+def test_both_kinds_have_checks() -> None:
+    assert set(flux_checks()) == {DEPLOYMENT, CAPTURE}
+    config = yaml.safe_load((EXAMPLES / "argo-cd/argocd-cm.yaml").read_text())["data"]
+    for kind in (DEPLOYMENT, CAPTURE):
+        assert config[f"resource.customizations.health.specdecode.io_{kind}"] == LUA.read_text()
+
+
+def test_a_status_without_conditions_is_waited_for() -> None:
+    for kind, check in flux_checks().items():
+        body = {"apiVersion": "specdecode.io/v1alpha1", "kind": kind, "metadata": {"name": "a", "generation": 1}}
+        (said,) = ask(LUA.read_text(), check, [{**body, "status": {"observedGeneration": -1}}])
+        assert said["kstatus"] == said["flux"] == "InProgress"
+        (said,) = ask(LUA.read_text(), {"current": "true"}, [body])
+        assert said["argo"]["status"] == "Progressing", "an API server whose CRD is older gives no status"
