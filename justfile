@@ -193,6 +193,16 @@ golden: setup
 wheel:
     {{ uv }} build --quiet --wheel --out-dir dist --build-constraints requirements/build.txt --require-hashes .
 
+# Write what the operator's image is made of, Python and Debian packages, into dist/ (CycloneDX)
+[group('maintenance')]
+sbom: setup
+    @{{ python }} -m devcluster.supply_chain sbom
+
+# Ask for known vulnerabilities of the pinned packages (--ignore ID)
+[group('maintenance')]
+audit *arguments: setup
+    @{{ python }} -m devcluster.supply_chain audit "$@"
+
 # Write requirements/*.txt anew from pyproject.toml (--upgrade for newer versions)
 [group('maintenance')]
 pins *arguments:

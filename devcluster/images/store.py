@@ -42,20 +42,32 @@ def import_root(archive: Path, reference: str) -> None:
         _run("rm", container)
 
 
-def build(context: Path, containerfile: Path, base: str, reference: str, volumes: Volumes) -> None:
-    """Build a Containerfile on `base`; the volumes are there during RUN and in no layer."""
+def build(  # noqa: PLR0913
+    context: Path, containerfile: Path, base: str, reference: str, volumes: Volumes, *, anew: bool = False
+) -> None:
+    """Build a Containerfile on `base`; the volumes are there during RUN and in no layer.
+
+    What earlier builds have made is taken, unless it is to be made ``anew``.
+    """
     mounts = [f"--volume={here}:{inside}:ro" for here, inside in volumes.items()]
     _call(
         "build",
         "--isolation=chroot",
-        "--layers",
+        "--no-cache" if anew else "--layers",
         "--pull-never",
+        # Two builds of the same files are the same image, bit for bit.
+        "--timestamp=0",
         f"--build-arg=BASE={base}",
         f"--file={containerfile}",
         f"--tag={reference}",
         *mounts,
         str(context),
     )
+
+
+def digest(reference: str) -> str:
+    """Return the digest of an image's manifest."""
+    return _call("inspect", "--type=image", "--format={{.FromImageDigest}}", reference).strip()
 
 
 def export(reference: str, archive: Path) -> None:
