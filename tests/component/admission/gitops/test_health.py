@@ -19,6 +19,7 @@ from tests.support.lives import STATES, State
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 LUA = EXAMPLES / "argo-cd/health.lua"
+CONFIG = EXAMPLES / "argo-cd/argocd-cm.yaml"
 FLUX = EXAMPLES / "flux/pairs.yaml"
 SAID = {
     "wait": {"kstatus": "InProgress", "argo": "Progressing", "flux": "InProgress"},
@@ -69,9 +70,17 @@ def test_argo_cd_shows_why() -> None:
 
 def test_both_kinds_have_checks() -> None:
     assert set(flux_checks()) == {DEPLOYMENT, CAPTURE}
-    config = yaml.safe_load((EXAMPLES / "argo-cd/argocd-cm.yaml").read_text())["data"]
+    config = yaml.safe_load(CONFIG.read_text())["data"]
     for kind in (DEPLOYMENT, CAPTURE):
         assert config[f"resource.customizations.health.specdecode.io_{kind}"] == LUA.read_text()
+
+
+def test_an_application_is_as_healthy_as_it_says() -> None:
+    lua = yaml.safe_load(CONFIG.read_text())["data"]["resource.customizations.health.argoproj.io_Application"]
+    new = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Application", "metadata": {"name": "pairs"}}
+    told = {"health": {"status": "Degraded", "message": "why"}}
+    said = ask(lua, {"current": "true"}, [new, {**new, "status": {}}, {**new, "status": told}])
+    assert [each["argo"]["status"] for each in said] == ["Progressing", "Progressing", "Degraded"]
 
 
 def test_a_status_without_conditions_is_waited_for() -> None:
