@@ -83,5 +83,9 @@ OPERATOR_RIGHTS: Final = (
 
 def permissions(*scopes: Scope) -> tuple[str, ...]:
     """Return what is asked for there, such as ``patch deployments.apps``; of all scopes where none is named."""
-    held = (right for right in OPERATOR_RIGHTS if right.scope in (scopes or tuple(Scope)))
-    return tuple(f"{verb} {right.resource}" for right in held for verb in right.verbs)
+    return tuple(f"{verb} {right.resource}" for right in rights_in(*scopes) for verb in right.verbs)
+
+
+def rights_in(*scopes: Scope) -> tuple[Right, ...]:
+    """Return the rights that are held there; all where no scope is named."""
+    return tuple(right for right in OPERATOR_RIGHTS if right.scope in (scopes or tuple(Scope)))

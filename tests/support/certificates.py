@@ -15,7 +15,15 @@ DAY = timedelta(days=1)
 
 def write_certificate(folder: Path, ends: datetime | None = None, name: str = "localhost") -> bytes:
     """Write tls.crt and tls.key of a server on loopback that signs for itself; return the certificate."""
-    ends = ends or datetime.now(UTC) + DAY
+    certificate, key = made_certificate(ends or datetime.now(UTC) + DAY, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tls.crt").write_bytes(certificate)
+    (folder / "tls.key").write_bytes(key)
+    return certificate
+
+
+def made_certificate(ends: datetime, name: str = "localhost") -> tuple[bytes, bytes]:
+    """Return a certificate that ends then, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     made = (
@@ -31,8 +39,5 @@ def write_certificate(folder: Path, ends: datetime | None = None, name: str = "l
         )
         .sign(key, SHA256())
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    pem = made.public_bytes(Encoding.PEM)
-    (folder / "tls.crt").write_bytes(pem)
-    (folder / "tls.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return pem
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return made.public_bytes(Encoding.PEM), private

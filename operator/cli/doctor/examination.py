@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from specdecode_operator.api.base import Body
@@ -26,8 +27,9 @@ from specdecode_operator.doctor.namespace import (
     shared_memory_finding,
     storage_findings,
 )
+from specdecode_operator.doctor.webhook import webhook_findings
 from specdecode_operator.kube.resources import DEPLOYMENT, NODE, POD, Resource
-from specdecode_operator.kube.rights import Scope, permissions
+from specdecode_operator.kube.rights import RELEASE, Right, Scope, rights_in
 from specdecode_operator.kube.untyped import mapping
 
 _CRD: Final = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
@@ -36,8 +38,12 @@ _QUOTA: Final = Resource("v1", "ResourceQuota", "resourcequotas")
 _LIMITS: Final = Resource("v1", "LimitRange", "limitranges")
 _CLAIM: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 _CLASS: Final = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
+_WEBHOOK: Final = Resource(
+    "admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations"
+)
 _REVIEW: Final = Resource("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
 _OPERATOR_LABEL: Final = "app.kubernetes.io/name=specdecode-operator"
+_CHART_LABEL: Final = "app.kubernetes.io/part-of=specdecode"
 _USUAL_NAMESPACE: Final = "specdecode-system"
 
 _T = TypeVar("_T")
@@ -54,9 +60,10 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     # Whoever may not even ask for the version has no cluster, or no login.
     version = await cluster.version()
     expected = crds()
-    groups, deployments, nodes, pods, classes = await asyncio.gather(
+    groups, deployments, webhooks, nodes, pods, classes = await asyncio.gather(
         _read(cluster.groups()),
         _operators(cluster),
+        _read(cluster.list(_WEBHOOK, selector=_CHART_LABEL)),
         _read(cluster.list(NODE)),
         _read(cluster.list(POD)),
         _read(cluster.list(_CLASS)),
@@ -74,6 +81,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
         *(crd_finding(each, body, groups) for each, body in zip(expected, installed, strict=True)),
         operator_finding(deployments),
         *await _rights(cluster, deployments),
+        *webhook_findings(webhooks, datetime.now(UTC)),
         *gpu_findings(nodes, pods),
         shared_memory_finding(limited),
         *limited,
@@ -113,34 +121,37 @@ async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) ->
         space = str(mapping(body, "metadata").get("namespace"))
         pod = mapping(mapping(mapping(body, "spec"), "template"), "spec")
         account = f"{space}/{pod.get('serviceAccountName', 'default')}"
-        missing = await _missing(cluster, account, served_namespaces(body))
+        name = str(mapping(body, "metadata").get("name"))
+        missing = await _missing(cluster, account, name, served_namespaces(body))
         findings.append(rights_finding(f"service account {account}", missing))
     return findings
 
 
-async def _missing(cluster: ClusterView, account: str, served: frozenset[str]) -> Reading[list[str]]:
-    """Rights that a service account lacks, such as ``patch deployments.apps``."""
+async def _missing(cluster: ClusterView, account: str, name: str, served: frozenset[str]) -> Reading[list[str]]:
+    """Rights that a service account lacks, such as ``patch deployments.apps``; ``name`` is that of its operator."""
     own = account.partition("/")[0]
-    places = [(Scope.SERVED, each) for each in sorted(served)] or [(Scope.SERVED, ""), (Scope.CLUSTER, "")]
-    places.append((Scope.OWN, own))
-    asked = [(permission, space) for scope, space in places for permission in permissions(scope)]
+    places = [(scope, each) for each in sorted(served) for scope in (Scope.SERVED, Scope.NAMED)]
+    places = places or [(Scope.SERVED, ""), (Scope.CLUSTER, "")]
+    rights = [(right, space) for scope, space in [*places, (Scope.OWN, own)] for right in rights_in(scope)]
+    asked = [(right, verb, space) for right, space in rights for verb in right.verbs]
     user = f"system:serviceaccount:{account.replace('/', ':')}"
-    answers = await _read(asyncio.gather(*(cluster.review(_REVIEW, _review(user, *each)) for each in asked)))
+    answers = await _read(asyncio.gather(*(cluster.review(_REVIEW, _review(user, name, *each)) for each in asked)))
     if isinstance(answers, Unreadable):
         return answers
     return [
-        permission + (f" in namespace {space}" if space else "")
-        for (permission, space), answer in zip(asked, answers, strict=True)
+        f"{verb} {right.resource}" + (f" in namespace {space}" if space else "")
+        for (right, verb, space), answer in zip(asked, answers, strict=True)
         if not mapping(answer, "status").get("allowed")
     ]
 
 
-def _review(user: str, permission: str, namespace: str) -> Body:
+def _review(user: str, operator: str, right: Right, verb: str, namespace: str) -> Body:
     own = user.split(":")[2]
-    verb, _, qualified = permission.partition(" ")
-    name, _, subresource = qualified.partition("/")
-    plural, _, group = name.partition(".")
+    qualified, _, subresource = right.resource.partition("/")
+    plural, _, group = qualified.partition(".")
     attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "namespace": namespace}
+    if right.names:
+        attributes["name"] = operator if right.names == (RELEASE,) else right.names[0]
     return {
         "apiVersion": _REVIEW.api_version,
         "kind": _REVIEW.kind,
