@@ -54,6 +54,20 @@ def test_objects_are_those_that_the_operator_decides_on(specdecode: Specdecode, 
     assert [each["metadata"] for each in found] == [each["metadata"] for each in expected]
 
 
+def test_what_gitops_tools_mark_an_object_with_comes_to_none_that_is_made_of_it(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    """With their mark a claim that is kept, which has no owner, would be theirs to prune."""
+    marks = {
+        "labels": {"app.kubernetes.io/instance": "pruned", "kustomize.toolkit.fluxcd.io/name": "pruned"},
+        "annotations": {"argocd.argoproj.io/tracking-id": "pruned", "argocd.argoproj.io/sync-wave": "pruned"},
+    }
+    marked = [{**each, "metadata": {**each["metadata"], **marks}} for each in (manifest("chat"), CAPTURE)]
+    found = objects(specdecode, write("a.yaml", *marked))
+    assert {"Deployment", "Job", "PersistentVolumeClaim"} <= set(kinds(found))
+    assert "pruned" not in json.dumps(found)
+
+
 def test_yaml_holds_the_same_objects_as_json(specdecode: Specdecode) -> None:
     example = EXAMPLES / "llama-405b-two-nodes.yaml"
     result = specdecode("render", example)
