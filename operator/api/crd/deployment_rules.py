@@ -72,7 +72,8 @@ SPECULATION = (
     Rule(
         field="draft.quantization",
         # The draft's default is there as soon as the draft is.
-        holds="!has(self.draft) || self.method == 'draft_model' || self.draft.quantization == 'AsCheckpoint'",
+        holds="self.method == 'draft_model' || !has(self.draft) || !has(self.draft.quantization)"
+        " || self.draft.quantization == 'AsCheckpoint'",
         message="is %s, but the head of method %s is served as it was stored: remove it",
         values=("self.draft.quantization", "self.method"),
         reason=Reason.FORBIDDEN,
@@ -88,14 +89,15 @@ SPECULATION = (
     Rule(
         field="useHeterogeneousVocab",
         # Its default is there as soon as speculation is.
-        holds="self.method == 'draft_model' || !self.useHeterogeneousVocab",
+        holds="self.method == 'draft_model' || !has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab",
         message="method %s drafts in the vocabulary of the target: remove it, or use method: draft_model",
         values=("self.method",),
         reason=Reason.FORBIDDEN,
     ),
     Rule(
         field="draftSampling",
-        holds="!self.useHeterogeneousVocab || !has(self.draftSampling) || self.draftSampling == 'greedy'",
+        holds="!has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab || !has(self.draftSampling)"
+        " || self.draftSampling == 'greedy'",
         message="a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
         reason=Reason.FORBIDDEN,
     ),

@@ -111,7 +111,8 @@ class _Translation:
             case "array":
                 # A list without a key belongs to one manager as a whole: its order means something.
                 schema.setdefault("x-kubernetes-list-type", "atomic")
-                schema["items"] = self._of(source["items"])
+                items = self._of(source["items"])
+                schema["items"] = _without_defaults(items) if schema["x-kubernetes-list-type"] == "atomic" else items
             case "integer":
                 schema["format"] = "int64"
         return self._with_siblings(schema, source)
@@ -151,6 +152,20 @@ def _in_reading_order(schema: Schema) -> Schema:
 def _the_one_that_is_not_null(alternatives: Sequence[Schema]) -> Schema:
     (schema,) = (alternative for alternative in alternatives if alternative != {"type": "null"})
     return schema
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """Return the schema of an atomic list's items, in which the API server fills in nothing.
+
+    Server-side apply compares such a list as a whole with what was applied: one with values filled in differs each
+    time, so an apply of the same file writes the object again.
+    """
+    bare = {key: value for key, value in schema.items() if key != "default"}
+    if "properties" in schema:
+        bare["properties"] = {name: _without_defaults(child) for name, child in schema["properties"].items()}
+    if "items" in schema:
+        bare["items"] = _without_defaults(schema["items"])
+    return bare
 
 
 def _default_worth_storing(schema: Schema, default: Any) -> Any:
