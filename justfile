@@ -131,13 +131,14 @@ engine-versions: setup
 engine-new *arguments: setup
     @{{ python }} -m tests.engine.new_version.command "$@"
 
-# Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, cost of the recorder, speed of replay
+# Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, and to answer an admission review, cost of the recorder, speed of replay
 [group('checks')]
 bench: setup
     @{{ python }} bench/accuracy.py
     @{{ python }} bench/speed.py
     @{{ python }} -m bench.input
     @{{ python }} -m bench.rendering
+    @{{ python }} -m bench.admission
     @{{ python }} -m bench.report
     @{{ python }} -m bench.recorder
     @{{ python }} -m bench.recorder_overhead
