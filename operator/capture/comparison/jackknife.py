@@ -37,6 +37,20 @@ class Estimate:
         return bounded_exp(self.log_ratio - half_width), bounded_exp(self.log_ratio + half_width)
 
 
+@dataclass(frozen=True)
+class NearNothing:
+    """A ratio so near to 0 that it has no logarithm without one of the blocks, with its standard error."""
+
+    ratio: float
+    error: float
+    freedom: int
+
+    def interval(self, alpha: float) -> tuple[float, float]:
+        """Return an interval, as that of an `Estimate`."""
+        half_width = self.error * student_quantile(1 - alpha / 2, self.freedom)
+        return max(0.0, self.ratio - half_width), self.ratio + half_width
+
+
 Statistic = Callable[[int | None], float | None]
 """A figure of one record without one of its blocks, or of all; None where there is none."""
 
@@ -54,6 +68,18 @@ def estimate(golden: Statistic, found: Statistic, blocks: int) -> Estimate | Non
     centre = fmean(told)
     error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in told))
     return Estimate(whole, error, blocks - 1)
+
+
+def estimate_near_nothing(golden: Statistic, found: Statistic, blocks: int) -> NearNothing | None:
+    """Return the ratio of a figure that is 0 where there is none, such as what is accepted, as `estimate` does."""
+    pairs = [(golden(block), found(block) or 0.0) for block in (None, *range(blocks))]
+    told = [now / before for before, now in pairs if before]
+    if len(told) <= blocks or blocks < FEWEST_BLOCKS:
+        return None
+    whole, *parts = told
+    centre = fmean(parts)
+    error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in parts))
+    return NearNothing(whole, error, blocks - 1)
 
 
 def of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Statistic:

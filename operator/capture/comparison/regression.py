@@ -14,7 +14,15 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from specdecode_operator.capture.comparison.answers import Answer, NotComparableError, Record, read_record
-from specdecode_operator.capture.comparison.jackknife import Estimate, Statistic, estimate, of_quantile, of_sums
+from specdecode_operator.capture.comparison.jackknife import (
+    Estimate,
+    NearNothing,
+    Statistic,
+    estimate,
+    estimate_near_nothing,
+    of_quantile,
+    of_sums,
+)
 from specdecode_operator.capture.comparison.paired_blocks import (
     Block,
     PairedBlocks,
@@ -252,7 +260,9 @@ def _tpot_ms(answer: Answer) -> float | None:
 
 def _figure(asked: _Asked, alpha: float) -> Figure:
     golden, found = asked.of(of_golden), asked.of(of_found)
-    estimated = estimate(golden, found, asked.blocks)
+    estimated: Estimate | NearNothing | None = estimate(golden, found, asked.blocks)
+    if estimated is None and asked.gain > 0:
+        estimated = estimate_near_nothing(golden, found, asked.blocks)
     low, high = estimated.interval(1 - LEVEL) if estimated else (None, None)
     before, now = golden(None), found(None)
     change = None if not before else _percent((now or 0.0) / before)
@@ -276,7 +286,7 @@ def _without_interval(asked: _Asked, before: float | None, now: float | None) ->
     return RegressionVerdict.REGRESSED if is_gone else RegressionVerdict.INCONCLUSIVE
 
 
-def _verdict_of(asked: _Asked, estimated: Estimate, alpha: float) -> RegressionVerdict | None:
+def _verdict_of(asked: _Asked, estimated: Estimate | NearNothing, alpha: float) -> RegressionVerdict | None:
     loss = -asked.gain * _percent(estimated.ratio)
     least = min(-asked.gain * _percent(each) for each in estimated.interval(alpha))
     most = max(-asked.gain * _percent(each) for each in estimated.interval(1 - LEVEL))

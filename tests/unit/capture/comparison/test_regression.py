@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 
 from specdecode_operator.capture.comparison import answers
 from specdecode_operator.capture.comparison.answers import NotComparableError, read_record, repetitions_of
-from specdecode_operator.capture.comparison.jackknife import FEWEST_BLOCKS, Estimate, estimate
+from specdecode_operator.capture.comparison.jackknife import (
+    FEWEST_BLOCKS,
+    Estimate,
+    estimate,
+    estimate_near_nothing,
+    of_sums,
+)
 from specdecode_operator.capture.comparison.regression import ALARM_LEVEL, Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.cli.main import app
 from tests.support.synthetic import RATES
@@ -77,6 +83,17 @@ def test_a_tenth_less_acceptance_is_caught(golden: Path, tmp_path: Path) -> None
     assert [verdicts[f"acceptance at position {place}"] for place in (1, 2, 3, 4)] == [REGRESSED] * 4
     assert verdicts["step time with 1 running"] is HOLDS
     assert "accepted tokens a step 1.8" in regression.message
+
+
+def test_acceptance_that_is_as_good_as_gone_is_caught(golden: Path, tmp_path: Path) -> None:
+    """What is accepted is in one block alone: without it there is nothing left that has a logarithm."""
+    hardly = with_acceptance(1e-5).serve(tmp_path / "hardly", 2)
+    regression = judge([golden], [hardly])
+    position = next(each for each in regression.figures if each.name == "acceptance at position 1")
+    assert position.found
+    assert position.verdict is REGRESSED
+    assert _verdicts(regression)["accepted tokens a step"] is REGRESSED
+    assert "accepted tokens a step" in regression.message
 
 
 def test_steps_that_are_a_twentieth_slower_are_caught(golden: Path, slower: Path) -> None:
@@ -241,3 +258,11 @@ def test_figures_that_no_engine_has_have_an_interval_too() -> None:
         assert estimated is not None
         assert all(map(math.isfinite, (estimated.ratio, *estimated.interval(0.01))))
     assert all(map(math.isfinite, Estimate(0.0, 1000.0, 5).interval(0.01)))
+
+
+def test_one_token_in_place_of_two_is_chance() -> None:
+    steps = [10.0] * 8
+    found = estimate_near_nothing(of_sums([1, 1, *[0] * 6], steps), of_sums([0, 0, 1, *[0] * 5], steps), 8)
+    assert found is not None
+    low, high = found.interval(0.05)
+    assert low < found.ratio < 1 < high
