@@ -85,7 +85,8 @@ def _judgement(capture: Capture) -> GateCapture:
         if regression is None:
             return GateCapture(holds=False, failed=True, message="it ended and has judged nothing")
         holds = regression.verdict is Regressed.HOLDS
-        return GateCapture(holds, not holds, f"{regression.verdict.value}: {regression.message}")
+        message = regression.message if holds else f"{regression.verdict.value}: {regression.message}"
+        return GateCapture(holds, not holds, message)
     ready, stalled = said.get("Ready"), said.get("Stalled")
     if stalled is not None and stalled.status is ConditionStatus.TRUE:
         return GateCapture(holds=False, failed=True, message=f"{stalled.reason}: {stalled.message}")

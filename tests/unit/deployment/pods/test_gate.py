@@ -143,6 +143,7 @@ def test_new_engines_wait_until_they_are_judged_and_then_roll_out() -> None:
     assert isinstance(story.desired.outcome, Launch)
     assert story.template != story.served
     assert said(passed, "Gate") == ("True", "Passed")
+    assert passed["Gate"].message == "goodput 90 after 100 tokens/s"
     assert said(story.look(serving=1), "Gate") == ("True", "Passed")
     assert said(story.look(serving=1), "Ready")[0] == "True"
 
