@@ -176,6 +176,12 @@ def test_what_is_no_review_is_refused(broken: Any) -> None:
         answer(document, Terms())
 
 
+def test_a_long_warning_is_cut_where_the_api_server_would_drop_its_end() -> None:
+    spec = {"target": {"model": "meta-llama/Llama-3.1-405B-Instruct"}, "parallelism": {"tensor": 4}}
+    (warning,) = asked(deployment({**spec, "accelerator": {"product": [H100]}}))["warnings"]
+    assert (len(warning), warning[-1]) == (250, "…")
+
+
 def test_hostile_text_ends_no_line_and_warnings_stay_short() -> None:
     spec = deepcopy(TOO_LARGE)
     spec["engine"] = {"version": "0.99", "image": "example.org/vllm-openai:v0.30\n\x1b[31m" + "x" * 300}
