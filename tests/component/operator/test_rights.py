@@ -10,6 +10,7 @@ from tests.support.operator_process import USER
 ELSEWHERE = {
     "get pods": "its own, which names its image: here it runs in none",
     "delete configmaps": "commits of models, where an object no longer downloads any",
+    "watch leaderworkersets.leaderworkerset.x-k8s.io": "kopf misses a kind that comes while it runs, now and then",
     "create leases.coordination.k8s.io": "no replica waits for another here: tests of leader election",
     "get leases.coordination.k8s.io": "the same",
     "patch leases.coordination.k8s.io": "the same",
