@@ -74,6 +74,21 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
     "too many stages": (SMALL, small(parallelism={"tensor": 4, "pipeline": 2}, speculation=None), "takes 8 GPUs"),
     "too many copies": (SMALL, small(parallelism={"tensor": 4, "data": 3}), "takes 12 GPUs"),
     "who knows how many": (SMALL, small(parallelism={}), "spec.parallelism.tensor: nothing: in this namespace"),
+    "GPUs for a container beside": (
+        SMALL,
+        with_pod(containers=[{"name": "side", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]),
+        "spec.podTemplate: side: in this namespace an object takes at most 4 GPUs, by spec.parallelism",
+    ),
+    "GPUs for an engine that is planned without": (
+        SMALL,
+        tiny_cpu(
+            engine=_IMAGE["engine"],
+            podTemplate={
+                "spec": {"containers": [{"name": "engine", "resources": {"requests": {"nvidia.com/mig-1g.10gb": 8}}}]}
+            },
+        ),
+        "spec.podTemplate: engine: in this namespace",
+    ),
     "another image": (
         SMALL,
         small(engine={"image": "docker.io/other/vllm:1"}),

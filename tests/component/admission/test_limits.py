@@ -120,6 +120,21 @@ def test_objects_from_before_the_limits_stay_until_their_spec_changes(limited: L
     users.must("delete", "sdd", "chat", "--wait=false")
 
 
+def test_replicas_are_not_raised_past_a_limit_by_the_subresource_scale(limited: Limited) -> None:
+    users = Kubectl(limited.admin.kubeconfig, SMALL)
+    users.must("apply", "--filename=-", stdin=json.dumps(limited.object(SMALL, TAKEN["all as allowed"][1])))
+    raised = lambda: users("scale", "sdd/chat", "--replicas=2")  # noqa: E731
+    eventually(lambda: "write spec.replicas of the object itself" in raised().stderr, "the subresource is held, too")
+    users.must("scale", "sdd/chat", "--replicas=0")
+    assert users.object("sdd", "chat")["spec"]["replicas"] == 0
+    users.must("delete", "sdd", "chat", "--wait=false")
+
+
+def test_two_limits_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="two entries have the name a"):
+        rendered(tmp_path, {"limits": [{"name": "a", "maxGpus": 1}, {"name": "a", "images": ["b/"]}]})
+
+
 def test_an_api_server_without_such_policies_is_told_before_anything_is_made() -> None:
     with pytest.raises(ClusterError, match=r"requires kubeVersion: >=1\.30"):
         template("--kube-version=1.29.0")
