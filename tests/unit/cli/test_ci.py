@@ -107,6 +107,18 @@ def test_a_model_that_only_the_cluster_can_read_may_pass(tmp_path: Path, write: 
     assert github(tmp_path, **{"allow-unknown": "true"}).code == 0
 
 
+def test_what_the_operator_is_told_to_allow_passes(tmp_path: Path, write: WriteObject) -> None:
+    pod = {"spec": {"hostNetwork": True, "containers": [{"name": "engine", "securityContext": {"privileged": True}}]}}
+    write("a.yaml", manifest("a", models={"volume": {"hostPath": {"path": "/mnt/models"}}}, podTemplate=pod))
+    refused = github(tmp_path, files="a.yaml")
+    assert refused.code == 2
+    assert {"HostPathNotAllowed", "PodTemplateNotAllowed"} & set(refused.refused)
+    (tmp_path / ".output").unlink()
+    allowed = {"allow-host-path": "/opt/models\n/mnt/models\n", "allow-pod-template": "hostNetwork\nprivileged"}
+    job = github(tmp_path, files="a.yaml", rendered="rendered.yaml", **allowed)
+    assert (job.code, job.refused) == (0, [])
+
+
 def test_what_a_caller_gives_is_no_command(tmp_path: Path, write: WriteObject) -> None:
     for step in ACTION["runs"]["steps"]:
         assert "${{" not in step["run"]
