@@ -15,6 +15,7 @@ from devcluster.host.errors import ClusterError
 from specdecode_operator.cli.input_files import read_nodes
 from specdecode_operator.cli.main import app
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.pod_policy import GRANTS
 from specdecode_operator.kube.rights import SERVES, Scope, permissions
 from specdecode_operator.version import __version__
 from tests.support.api_server import role_rights
@@ -267,6 +268,18 @@ def test_what_pod_templates_may_ask_for_is_allowed_by_name_and_nothing_by_defaul
     assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
     args = operator_container(helm("--set=allowedPodTemplate={hostNetwork,capabilities.IPC_LOCK}"))["args"]
     assert [each for each in args if each.startswith(flag)] == [f"{flag}hostNetwork", f"{flag}capabilities.IPC_LOCK"]
+
+
+@pytest.mark.parametrize("name", [*GRANTS, "capabilities.IPC_LOCK", "sysctls.net.core.somaxconn", "volumes.nfs"])
+def test_the_chart_takes_each_name_by_which_something_can_be_allowed(name: str) -> None:
+    assert f"--allow-pod-template={name}" in operator_container(helm(f"--set=allowedPodTemplate={{{name}}}"))["args"]
+
+
+def test_values_with_which_the_operator_would_not_start_are_refused() -> None:
+    with pytest.raises(ClusterError, match="/allowedPodTemplate/0"):
+        chart.template("--set=allowedPodTemplate={hostnetwork}")
+    with pytest.raises(ClusterError, match=r"webhook\.port: is metrics\.port, too"):
+        chart.template("--set=webhook.enabled=true", "--set=webhook.port=8081")
 
 
 def test_the_operator_takes_the_arguments_of_its_container() -> None:
