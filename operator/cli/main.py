@@ -22,6 +22,7 @@ from specdecode_operator.problems import printable
 from specdecode_operator.version import __version__
 
 if TYPE_CHECKING:
+    from specdecode_operator.attestation.keys import SigningKey
     from specdecode_operator.handlers.leadership import LeaseName
     from specdecode_operator.kube.nodes import NodeFacts
 
@@ -43,6 +44,7 @@ class _Commands(LazyGroup):
         "lint": "lint.command:lint_command",
         "calibrate": "calibrate.command:calibrate_command",
         "doctor": "doctor.command:doctor_command",
+        "verify": "verify:verify_command",
         "import": "import_deployment.command:import_command",
         "schema": "outputs.schema:schema_command",
         "completion": "completion:completion_command",
@@ -94,6 +96,10 @@ def operator_command(  # noqa: PLR0913  each is an option
             metavar="FILE", help="With --namespace: the nodes to plan for, as kubectl get nodes -o yaml writes them."
         ),
     ] = None,
+    signing_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="ECDSA P-256 key in PEM that signs what is attested of rollouts."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
@@ -118,6 +124,7 @@ def operator_command(  # noqa: PLR0913  each is an option
         lease=None if leader_election is None else _lease(leader_election),
         namespaces=namespaces,
         nodes=None if nodes is None else _given_nodes(nodes),
+        signing_key=None if signing_key is None else _given_key(signing_key),
         verbose=verbose,
     )
 
@@ -169,6 +176,18 @@ def _given_nodes(file: str) -> "tuple[NodeFacts, ...]":
         return read_nodes(file)
     except DocumentError as error:
         fail(str(error))
+
+
+def _given_key(file: Path) -> "SigningKey":
+    from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
+
+    try:
+        return SigningKey.read(read_text(str(file)).encode())
+    except DocumentError as error:
+        fail(f"--signing-key: {error}")
+    except KeyFormatError as error:
+        fail(f"--signing-key: {printable(str(file))}: {error}")
 
 
 def _print_version(*, wanted: bool) -> None:

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
+from specdecode_operator.attestation.attest import Seen, attestation_name, attested
+from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.cluster.cache import Cache, is_model_facts
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import InvalidObjectError
@@ -41,7 +44,8 @@ class ModelFactsFullError(BlockedError):
 class Launcher:
     """Applies, scales and deletes the children of SpecDecodeDeployments."""
 
-    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, signing_key: SigningKey | None = None) -> None:
+        self._signing_key = signing_key
         self._cluster = cluster
         self._cache = cache
         self._inventory = Inventory(cluster, cache, CHILDREN)
@@ -63,6 +67,7 @@ class Launcher:
             When the API server refuses or cannot be reached.
         """
         owned = self.owned(parent)
+        desired = self._attested(parent, desired, owned)
         live, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
         desired = resting(desired, live, current_pods(pods, live), groups, time.time())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
@@ -76,6 +81,14 @@ class Launcher:
         successor, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
         for child in objects_to_delete(desired, owned.values(), successor, pods):
             await self._inventory.delete(parent.key, child)
+
+    def _attested(self, parent: Parent, desired: DesiredState, owned: Mapping[Identity, Body]) -> DesiredState:
+        """Return the desired state with what is attested of it, where there is a key to sign with."""
+        if self._signing_key is None:
+            return desired
+        kept = (owned.get((CONFIG_MAP.kind, attestation_name(parent.key))) or {}).get("data") or {}
+        pods, captures = self._cache.children_of(parent.key, POD.kind), self._cache.captures_of(parent.key)
+        return attested(parent, desired, Seen(kept, pods, captures), self._signing_key, datetime.now(UTC))
 
     def workload(self, parent: Parent, wanted: Body | None) -> Body | None:
         """Return the live workload that is wanted; with none wanted, the one of before."""

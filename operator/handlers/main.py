@@ -15,6 +15,7 @@ from specdecode_operator.admission.metrics import AdmissionCollector
 from specdecode_operator.admission.review import answer
 from specdecode_operator.admission.server import VALIDATE, serve_admission
 from specdecode_operator.api.base import Body
+from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.cluster.figures_source import Prometheus
 from specdecode_operator.handlers import lifecycle, watch
 from specdecode_operator.handlers.leadership import Leadership, LeaseName, end_at_once, leader_gauge, working
@@ -66,6 +67,7 @@ def run_operator(  # noqa: PLR0913  what the command line says
     lease: LeaseName | None = None,
     namespaces: tuple[str, ...] = (),
     nodes: tuple[NodeFacts, ...] | None = None,
+    signing_key: SigningKey | None = None,
     verbose: bool = False,
 ) -> None:
     """Serve these namespaces, or all, until SIGTERM; /livez, /readyz and /metrics answer on their ports.
@@ -74,7 +76,8 @@ def run_operator(  # noqa: PLR0913  what the command line says
     directories of nodes that objects may have their models in, ``pod_template`` is what their podTemplate may ask for
     beyond the policy. ``prometheus`` is asked for figures, in place of engines. ``webhook`` judges objects before they
     are stored, also while another replica leads. With ``lease`` it works while it holds that Lease. ``nodes`` are those
-    to plan for where namespaces are named: then nothing is asked of the cluster as a whole.
+    to plan for where namespaces are named: then nothing is asked of the cluster as a whole. ``signing_key`` signs what
+    is attested of each rollout.
     """
     kopf.configure(verbose=verbose)
     for handler in logging.getLogger().handlers:
@@ -83,7 +86,14 @@ def run_operator(  # noqa: PLR0913  what the command line says
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
     state = OperatorState(
-        calibration, host_paths, pod_template, prometheus, namespaces=namespaces, nodes=nodes, identity=_identity(lease)
+        calibration,
+        host_paths,
+        pod_template,
+        prometheus,
+        namespaces=namespaces,
+        nodes=nodes,
+        identity=_identity(lease),
+        signing_key=signing_key,
     )
     registry = kopf.OperatorRegistry()
     lifecycle.register(registry)

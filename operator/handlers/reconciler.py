@@ -13,6 +13,7 @@ from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
@@ -116,6 +117,7 @@ class Reconciler:
         operator_image: str | None = None,
         figures: FiguresReader | None = None,
         nodes_from: NodesFrom = NodesFrom.CLUSTER,
+        signing_key: SigningKey | None = None,
     ) -> None:
         self._figures = figures or FiguresReader()
         self._cluster = cluster
@@ -123,7 +125,7 @@ class Reconciler:
         self._probe = probe
         self._residuals = residuals
         self._calibration = calibration
-        self._launcher = Launcher(cluster, cache)
+        self._launcher = Launcher(cluster, cache, signing_key)
         self._reporter = Reporter(cluster, cache)
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
         self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), now)

@@ -13,6 +13,7 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import PART_OF, PART_OF_LABEL
 from specdecode_operator.api.crd.skew import INSTALL_CRD, crd_skew
 from specdecode_operator.api.key import Key
+from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import Cache
@@ -74,9 +75,11 @@ class OperatorState:
         namespaces: tuple[str, ...] = (),
         identity: str = "",
         nodes: tuple[NodeFacts, ...] | None = None,
+        signing_key: SigningKey | None = None,
     ) -> None:
         self.cache = Cache()
         self.namespaces, self._identity, self._nodes = namespaces, identity, nodes
+        self._signing_key = signing_key
         self.calibration = CalibrationFile(calibration)
         self.host_paths, self.pod_template = host_paths, pod_template
         self.figures = FiguresReader(prometheus)
@@ -125,6 +128,7 @@ class OperatorState:
             operator_image=image,
             figures=self.figures,
             nodes_from=self._nodes_from,
+            signing_key=self._signing_key,
         )
         captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, self.ended_captures, image)
 

@@ -1,0 +1,137 @@
+"""The ConfigMap with the attestations of one SpecDecodeDeployment: one a rollout, the newest few."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from msgspec.structs import replace as changed
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.attestation.checks import images_of
+from specdecode_operator.attestation.envelope import UnverifiedError, opened, sealed
+from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.attestation.pods import digest, pods_of
+from specdecode_operator.attestation.statement import (
+    AttestedObject,
+    Image,
+    Memory,
+    Rollout,
+    Served,
+    Statement,
+    Verdict,
+    read_statement,
+    statement_of,
+    statement_text,
+)
+from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
+from specdecode_operator.deployment.objects.workload import pod_templates
+from specdecode_operator.deployment.pods.rollout import current_pods
+from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.kube.manifests import owned
+from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.version import __version__
+
+ENTRY_SUFFIX: Final = ".intoto.json"
+MOST_ROLLOUTS: Final = 4
+"""Rollouts that are kept: pods of an earlier one run on while the next comes up."""
+
+
+def attestation_name(key: Key) -> str:
+    """Return the name of the ConfigMap."""
+    return f"{key.name}-attestation"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is of one SpecDecodeDeployment in the cluster."""
+
+    entries: Mapping[str, str]
+    """Of its ConfigMap, whoever wrote them."""
+
+    pods: Sequence[Body]
+    captures: Sequence[Body]
+
+
+def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey, now: datetime) -> DesiredState:
+    """Return the desired state with the attestation of its rollout, which is there before a pod of it is.
+
+    Of entries that are there only those with our signature count.
+    """
+    outcome, workload = desired.outcome, desired.workload
+    if isinstance(outcome, NotLaunched) or workload is None:
+        return desired
+    signed = _signed(seen.entries, key)
+    if isinstance(outcome, Launch) and parent.suspended_for is None:
+        pods = tuple(pods_of(mapping(template, "spec")) for template in pod_templates(workload))
+        name = f"{digest(pods)[:16]}{ENTRY_SUFFIX}"
+        before = signed[name][1].predicate if name in signed else None
+        rollout = Rollout(
+            now.isoformat(timespec="seconds"),
+            __version__,
+            AttestedObject(
+                parent.key.namespace, parent.key.name, parent.uid, parent.generation, digest(parent.raw_spec)
+            ),
+            outcome.plan_status.model_dump(mode="json", by_alias=True, exclude_none=True),
+            pods,
+            _served(parent, outcome, current_pods([*seen.pods], workload), seen.captures)
+            or (before.served if before else None),
+        )
+        if before is None or changed(rollout, made_at=before.made_at) != before:
+            statement = statement_of(rollout)
+            signed[name] = (sealed(statement_text(statement), key), statement)
+    newest = sorted(signed, key=lambda each: _age(signed[each][1].predicate), reverse=True)[:MOST_ROLLOUTS]
+    if not newest:
+        return desired
+    body: Body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": attestation_name(parent.key)}}
+    body["data"] = {each: signed[each][0] for each in newest}
+    # First: what was attested is there when a pod asks to be admitted.
+    return replace(desired, children=[owned(body, parent.key, parent.uid), *desired.children])
+
+
+def _age(rollout: Rollout) -> tuple[int, str]:
+    return rollout.object.generation, rollout.made_at
+
+
+def _signed(entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
+    """Return the entries that this key signed: others may write into a ConfigMap, too."""
+    found = {}
+    for name, text in entries.items():
+        with suppress(UnverifiedError):
+            found[name] = (text, read_statement(opened(text, key.public)))
+    return found
+
+
+def _served(parent: Parent, outcome: Launch, pods: Sequence[Body], captures: Sequence[Body]) -> Served | None:
+    """Return what there is to say of engines that all serve by this spec; None while they do not."""
+    status, observed = parent.status, parent.status.observed
+    is_ready = any(
+        (each.type, each.status, each.observed_generation) == ("Ready", ConditionStatus.TRUE, parent.generation)
+        for each in status.conditions
+    )
+    images = {image for pod in pods for image in images_of(pod)}
+    if not is_ready or not images or observed is None or status.plan != outcome.plan_status:
+        return None
+    return Served(
+        observed.engines,
+        observed.engine_version,
+        Memory(outcome.plan_status.kv_cache_tokens, observed.kv_cache_tokens, observed.kv_cache_residual_bytes),
+        tuple(Image(*each) for each in sorted(images)),
+        _verdict(captures),
+    )
+
+
+def _verdict(captures: Sequence[Body]) -> Verdict | None:
+    """Return what the newest capture with arms says; None where none compared any."""
+    told = []
+    for capture in captures:
+        status, metadata = mapping(capture, "status"), mapping(capture, "metadata")
+        for each in objects(status, "conditions"):
+            if each.get("type") == "Pays" and each.get("status") != "Unknown":
+                words = (str(each.get(field)) for field in ("status", "reason", "message"))
+                verdict = Verdict(str(metadata.get("name")), str(metadata.get("uid")), *words)
+                told.append((str(status.get("finishedAt")), verdict))
+    return max(told, key=lambda each: each[0])[1] if told else None

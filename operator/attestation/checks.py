@@ -1,0 +1,130 @@
+"""Whether objects are what was attested: each difference in one line, and what was looked at."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from specdecode_operator.api import deployment
+from specdecode_operator.api.base import Body
+from specdecode_operator.attestation.pods import Container, Pods, digest, pods_of
+from specdecode_operator.attestation.statement import Rollout
+from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, pod_templates
+from specdecode_operator.kube.labels import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
+from specdecode_operator.kube.resources import POD
+from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.problems import shown_or_nothing
+
+CHECKED: Final = (deployment.KIND, *sorted(WORKLOAD_KINDS), POD.kind)
+"""Kinds of objects that an attestation says something of."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One object, held against what was attested."""
+
+    looked_at: str
+    """Of what, for people."""
+
+    differences: tuple[str, ...]
+
+
+def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
+    """Return how an object of `CHECKED` differs from the newest of some rollouts of one SpecDecodeDeployment.
+
+    Pods of an earlier rollout may run on while its successor comes up: they may be those of any.
+    """
+    newest = max(rollouts, key=lambda each: (each.object.generation, each.made_at))
+    foreign = tuple(_foreign(newest, body))
+    if body.get("kind") == deployment.KIND:
+        return Compared("spec, plan, KV cache", foreign or tuple(_of_object(newest, body)))
+    if body.get("kind") in WORKLOAD_KINDS:
+        found = tuple(pods_of(mapping(template, "spec")) for template in _templates(body))
+        return Compared("containers", foreign or tuple(_of_pods(newest.pods, found)))
+    own = pods_of(mapping(body, "spec"))
+    of_pod = next((each for each in rollouts if own in each.pods), None)
+    if of_pod is None:
+        nearest = min(newest.pods, key=lambda each: len([*_of_pods([each], [own])]))
+        return Compared("containers", foreign or tuple(_of_pods([nearest], [own])))
+    looked_at = "containers, images by digest" if of_pod.served else "containers"
+    return Compared(looked_at, foreign or tuple(_of_images(of_pod, body)))
+
+
+def _foreign(rollout: Rollout, body: Body) -> Iterator[str]:
+    """Whose object it is."""
+    metadata = mapping(body, "metadata")
+    yield from _differs("metadata.namespace", rollout.object.namespace, metadata.get("namespace"))
+    if body.get("kind") == deployment.KIND:
+        yield from _differs("metadata.name", rollout.object.name, metadata.get("name"))
+        return
+    labels = mapping(metadata, "labels")
+    owner = labels.get(DEPLOYMENT_LABEL, labels.get(COMPUTES_FOR_LABEL))
+    yield from _differs(f"metadata.labels[{DEPLOYMENT_LABEL}]", rollout.object.name, owner)
+
+
+def _of_object(rollout: Rollout, body: Body) -> Iterator[str]:
+    metadata, status = mapping(body, "metadata"), mapping(body, "status")
+    yield from _differs("metadata.uid", rollout.object.uid, metadata.get("uid"))
+    yield from _differs("metadata.generation", rollout.object.generation, metadata.get("generation"))
+    yield from _differs("spec (SHA-256)", rollout.object.spec_sha256, digest(mapping(body, "spec")))
+    plan = mapping(status, "plan")
+    for name in sorted({*rollout.plan, *plan}):
+        yield from _differs(f"status.plan.{name}", rollout.plan.get(name), plan.get(name))
+    if rollout.served is not None:
+        memory, observed = rollout.served.kv_cache, mapping(status, "observed")
+        yield from _differs("status.observed.kvCacheTokens", memory.reported_tokens, observed.get("kvCacheTokens"))
+        residual = observed.get("kvCacheResidualBytes")
+        yield from _differs("status.observed.kvCacheResidualBytes", memory.residual_bytes, residual)
+
+
+def _templates(workload: Body) -> list[Body]:
+    try:
+        return pod_templates(workload)
+    except (KeyError, TypeError, AttributeError):
+        return []
+
+
+def _of_pods(attested: Sequence[Pods], found: Sequence[Pods]) -> Iterator[str]:
+    yield from _differs("templates of pods", len(attested), len(found))
+    for pods, others in zip(attested, found, strict=False):
+        for field in ("init_containers", "containers"):
+            wanted = {each.name: each for each in getattr(pods, field)}
+            there = {each.name: each for each in getattr(others, field)}
+            for name in dict.fromkeys([*wanted, *there]):
+                yield from _of_container(name, wanted.get(name), there.get(name))
+        if pods != others and pods.sha256 != others.sha256:
+            yield from _differs("pods (SHA-256)", pods.sha256, others.sha256)
+
+
+def _of_container(name: str, wanted: Container | None, there: Container | None) -> Iterator[str]:
+    if wanted is None or there is None:
+        yield f"container {name}: " + ("is not attested" if wanted is None else "is attested and not there")
+        return
+    for field in ("image", "command", "args", "environment_sha256"):
+        label = "env (SHA-256)" if field == "environment_sha256" else field
+        yield from _differs(f"container {name}: {label}", getattr(wanted, field), getattr(there, field))
+
+
+def _of_images(rollout: Rollout, pod: Body) -> Iterator[str]:
+    if rollout.served is None:
+        return
+    attested: dict[str, set[str]] = {}
+    for image in rollout.served.images:
+        attested.setdefault(image.container, set()).add(image.digest)
+    for container, found in images_of(pod):
+        if found not in attested.get(container, set()):
+            wanted = " or ".join(sorted(attested.get(container, set()))) or None
+            yield from _differs(f"container {container}: image's digest", wanted, found)
+
+
+def images_of(pod: Body) -> Iterator[tuple[str, str]]:
+    """Return the digest of each container's image, as the kubelet says it; none that it does not know yet."""
+    status = mapping(pod, "status")
+    for each in (*objects(status, "initContainerStatuses"), *objects(status, "containerStatuses")):
+        _, _, value = str(each.get("imageID") or "").rpartition("sha256:")
+        if value:
+            yield str(each.get("name")), f"sha256:{value}"
+
+
+def _differs(field: str, attested: Any, found: Any) -> Iterator[str]:
+    if attested != found:
+        yield f"{field}: {shown_or_nothing(found)}: {shown_or_nothing(attested)} is attested"

@@ -1,0 +1,94 @@
+"""The keys of attestations: ECDSA on P-256, in PEM, as cosign writes its public ones."""
+
+import hashlib
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+_OF_COSIGN: Final = (b"BEGIN ENCRYPTED SIGSTORE PRIVATE KEY", b"BEGIN ENCRYPTED COSIGN PRIVATE KEY")
+_FIX: Final = "make one with openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+
+
+class KeyFormatError(Exception):
+    """A key that cannot be used, in words that follow its file's name."""
+
+
+class PublicKey:
+    """What says whether a signature is of its private key."""
+
+    def __init__(self, key: ec.EllipticCurvePublicKey) -> None:
+        self._key = key
+        form = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        self.id = f"SHA256:{hashlib.sha256(form).hexdigest()}"
+        """What tells one key from another."""
+
+    @classmethod
+    def read(cls, pem: bytes) -> "PublicKey":
+        """Return the key of a file such as cosign.pub.
+
+        Raises
+        ------
+        KeyFormatError
+            When it is something else.
+        """
+        try:
+            key = load_pem_public_key(pem)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            what = "is a private key" if b"PRIVATE KEY" in pem else "is no public key in PEM"
+            fix = "give its public one, as cosign.pub or openssl pkey -pubout have it"
+            raise KeyFormatError(f"{what}: {fix}") from error
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise KeyFormatError("is no ECDSA key on P-256, with which attestations are signed: give that one")
+        return cls(key)
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        """Whether a signature is of this key's owner, over this message."""
+        try:
+            self._key.verify(signature, message, ec.ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+class SigningKey:
+    """What signs, and the public key to it."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self._key = key
+        self.public = PublicKey(key.public_key())
+
+    @classmethod
+    def read(cls, pem: bytes) -> "SigningKey":
+        """Return the key of a file without a password.
+
+        Raises
+        ------
+        KeyFormatError
+            When it is something else.
+        """
+        if any(mark in pem for mark in _OF_COSIGN):
+            raise KeyFormatError(
+                "is cosign's own encrypted format, which this operator does not read: give the PEM that"
+                f" `cosign import-key-pair` takes, without a password ({_FIX})"
+            )
+        try:
+            key = load_pem_private_key(pem, None)
+        except TypeError as error:
+            raise KeyFormatError("has a password: give it without one, from a Secret that few may read") from error
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise KeyFormatError(f"is no private key in PEM: {_FIX}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise KeyFormatError(f"is no ECDSA key on P-256: {_FIX}")
+        return cls(key)
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of a message."""
+        return self._key.sign(message, ec.ECDSA(SHA256()))

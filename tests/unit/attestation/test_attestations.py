@@ -1,0 +1,177 @@
+"""What is signed of a rollout: nothing of it can be changed, and objects that are not as attested are told."""
+
+import base64
+import copy
+import json
+import shutil
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode_operator.attestation.attest import MOST_ROLLOUTS, Seen
+from specdecode_operator.attestation.checks import compared
+from specdecode_operator.attestation.envelope import UnverifiedError, opened, sealed, signed_bytes
+from specdecode_operator.attestation.keys import KeyFormatError, PublicKey, SigningKey
+from specdecode_operator.attestation.statement import Rollout, read_statement
+from tests.support.attestations import IMAGE_DIGEST, NOW, attest, entries, key_pair, serving, tampered
+from tests.support.objects import pair_70b, parent
+
+PRIVATE, PUBLIC = key_pair()
+KEY = SigningKey.read(PRIVATE)
+
+
+def served() -> tuple[str, Rollout]:
+    body, _, pod = serving()
+    [envelope] = entries(attest(body, KEY, Seen({}, [pod], []))).values()
+    return envelope, read_statement(opened(envelope, KEY.public)).predicate
+
+
+def refusal(envelope: str) -> str:
+    """Return why an attestation does not hold; an empty text where it does."""
+    try:
+        read_statement(opened(envelope, KEY.public))
+    except UnverifiedError as error:
+        return str(error)
+    return ""
+
+
+def test_a_plan_is_attested_before_a_pod_is_and_its_engines_once_they_serve() -> None:
+    body, _, pod = serving()
+    before = attest(parent(pair_70b()), KEY)
+    assert before.children[0]["metadata"]["name"] == "llama-attestation"
+    [(name, envelope)] = entries(before).items()
+    plan = read_statement(opened(envelope, KEY.public)).predicate
+    assert plan.served is None
+    assert plan.plan["verdict"] == "Fits"
+    after = entries(attest(body, KEY, Seen({name: envelope}, [pod], [])))
+    [rollout] = (read_statement(opened(each, KEY.public)).predicate for each in after.values())
+    assert rollout.served is not None
+    assert rollout.served.kv_cache.predicted_tokens - 160 == rollout.served.kv_cache.reported_tokens
+    assert {each.digest for each in rollout.served.images} == {IMAGE_DIGEST}
+    # What was seen once stands while engines are away, and nothing is signed anew without need.
+    assert entries(attest(body, KEY, Seen(after, [], []), NOW + timedelta(days=1))) == after
+
+
+def test_the_newest_rollouts_are_kept_and_what_others_wrote_is_not() -> None:
+    kept: dict[str, str] = {"forged.intoto.json": sealed(b"{}", SigningKey.read(key_pair()[0])), "x": "text"}
+    for generation in range(1, MOST_ROLLOUTS + 3):
+        spec = pair_70b(serving={"maxModelLen": 4096 + 16 * generation})
+        kept = entries(attest(parent(spec, generation=generation), KEY, Seen(kept, [], [])))
+    found = [read_statement(opened(each, KEY.public)).predicate.object.generation for each in kept.values()]
+    assert sorted(found, reverse=True) == [6, 5, 4, 3]
+
+
+def test_no_field_of_a_signed_statement_can_be_changed() -> None:
+    envelope, _ = served()
+    document = json.loads(envelope)
+    statement = json.loads(base64.b64decode(document["payload"]))
+    changes = dict(tampered(statement))
+    assert len(changes) > 100
+    for place, changed in changes.items():
+        payload = base64.b64encode(json.dumps(changed).encode()).decode()
+        assert "signature" in refusal(json.dumps({**document, "payload": payload})), place
+
+
+def test_no_field_of_an_envelope_can_be_changed() -> None:
+    envelope, _ = served()
+    # A key's name is a hint: without it the signature tells alone.
+    for place, changed in tampered(json.loads(envelope)):
+        if place == "-.signatures[0].keyid":
+            assert opened(json.dumps(changed), KEY.public)
+            continue
+        assert refusal(json.dumps(changed)), place
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"payload": "", "payload": ""}', "[" * 100_000])
+def test_what_is_no_envelope_is_refused(text: str) -> None:
+    with pytest.raises(UnverifiedError, match="is no DSSE envelope"):
+        opened(text, KEY.public)
+
+
+def test_a_statement_whose_subjects_are_not_its_own_is_refused_though_signed() -> None:
+    statement = json.loads(opened(served()[0], KEY.public))
+    for place, changed in tampered(statement["subject"]):
+        text = json.dumps({**statement, "subject": changed})
+        assert refusal(sealed(text.encode(), KEY)), place
+
+
+def test_another_key_verifies_nothing() -> None:
+    with pytest.raises(UnverifiedError, match="another key"):
+        opened(served()[0], PublicKey.read(key_pair()[1]))
+
+
+def test_objects_are_as_attested_until_something_is_changed() -> None:
+    _, rollout = served()
+    body, workload, pod = serving()
+    for each in (body, workload, pod):
+        assert compared([rollout], each).differences == ()
+    attested: list[tuple[Any, list[str | int]]] = [
+        (body, ["spec"]),
+        (body, ["status", "plan"]),
+        (body, ["status", "observed", "kvCacheTokens"]),
+        (body, ["status", "observed", "kvCacheResidualBytes"]),
+        *((body, ["metadata", field]) for field in ("uid", "generation", "name", "namespace")),
+    ]
+    for of, path in ((workload, ["spec", "template", "spec"]), (pod, ["spec"])):
+        fields = ("name", "image", "command", "args", "env")
+        attested += [
+            (of, [*path, "containers", 0, field]) for field in fields if field in at(of, [*path, "containers", 0])
+        ]
+    attested.append((pod, ["status", "containerStatuses", 0, "imageID"]))
+    for of, path in attested:
+        for place, changed in tampered(at(of, path)):
+            if place.startswith("+["):
+                continue  # no field of a variable
+            other = copy.deepcopy(of)
+            at(other, path[:-1])[path[-1]] = changed
+            assert compared([rollout], other).differences, (path, place)
+
+
+def at(value: Any, path: list[str | int]) -> Any:
+    for each in path:
+        value = value[each]
+    return value
+
+
+@pytest.mark.parametrize("kind", ["initContainers", "containers", "ephemeralContainers"])
+def test_a_container_more_is_told(kind: str) -> None:
+    _, rollout = served()
+    pod = serving()[2]
+    pod["spec"].setdefault(kind, []).append({"name": "sniffer", "image": "evil"})
+    assert "container sniffer: is not attested" in compared([rollout], pod).differences
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here")
+def test_openssl_verifies_the_same_bytes(tmp_path: Path) -> None:
+    document = json.loads(served()[0])
+    files = {
+        "key": PUBLIC,
+        "signature": base64.b64decode(document["signatures"][0]["sig"]),
+        "message": signed_bytes(base64.b64decode(document["payload"]), document["payloadType"]),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    command = ["openssl", "dgst", "-sha256", "-verify", "key", "-signature", "signature", "message"]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert answer.stdout == "Verified OK\n"
+
+
+@pytest.mark.parametrize(
+    ("pem", "says"),
+    [
+        (b"", "is no private key"),
+        (PUBLIC, "is no private key"),
+        (b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n", "cosign's own"),
+    ],
+)
+def test_a_key_that_cannot_sign_says_what_to_give(pem: bytes, says: str) -> None:
+    with pytest.raises(KeyFormatError, match=says):
+        SigningKey.read(pem)
+
+
+def test_a_private_key_verifies_nothing() -> None:
+    with pytest.raises(KeyFormatError, match="give its public one"):
+        PublicKey.read(PRIVATE)

@@ -1,0 +1,76 @@
+"""`specdecode verify`: what a third party finds out with a public key and files."""
+
+import json
+from pathlib import Path
+
+from specdecode_operator.attestation.attest import Seen
+from specdecode_operator.attestation.keys import SigningKey
+from tests.support.attestations import attest, entries, key_pair, serving
+from tests.unit.cli.conftest import Specdecode, WriteObject
+
+VERIFIED, NOT_VERIFIED, INVALID = 0, 1, 2
+
+
+def attested(write: WriteObject, tmp_path: Path) -> tuple[Path, Path]:
+    """Return the files of an attestation's ConfigMap and of its public key."""
+    private, public = key_pair()
+    body, _, pod = serving()
+    (tmp_path / "cosign.pub").write_bytes(public)
+    desired = attest(body, SigningKey.read(private), Seen({}, [pod], []))
+    return write("attestation.yaml", desired.children[0]), tmp_path / "cosign.pub"
+
+
+def test_objects_as_attested_are_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    attestation, key = attested(write, tmp_path)
+    result = specdecode("verify", attestation, "--key", key, "-f", write("objects.yaml", *serving()))
+    assert result.exit_code == VERIFIED, result.output
+    assert "Pod default/llama-1 is as attested: containers, images by digest" in result.stdout
+    assert result.stdout.endswith("verified\n")
+    assert "not looked at" not in result.stdout
+
+
+def test_what_no_file_has_is_said(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    attestation, key = attested(write, tmp_path)
+    result = specdecode("verify", attestation, "--key", key)
+    assert result.exit_code == VERIFIED, result.output
+    assert "not looked at, for no file has it: SpecDecodeDeployment, Deployment, Pod" in result.stdout
+
+
+def test_another_image_is_not_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    attestation, key = attested(write, tmp_path)
+    pod = serving()[2]
+    pod["spec"]["containers"][0]["image"] = "evil:1"
+    result = specdecode("verify", attestation, "--key", key, "-f", write("pod.yaml", pod))
+    assert result.exit_code == NOT_VERIFIED
+    assert "Pod default/llama-1: container engine: image: evil:1: " in result.stderr
+
+
+def test_another_key_does_not_verify(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    attestation, key = attested(write, tmp_path)
+    key.write_bytes(key_pair()[1])
+    result = specdecode("verify", attestation, "--key", key)
+    assert result.exit_code == NOT_VERIFIED
+    assert "was signed with another key" in result.stderr
+
+
+def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, tmp_path: Path) -> None:
+    private, public = key_pair()
+    (tmp_path / "key").write_bytes(public)
+    [envelope] = entries(attest(serving()[0], SigningKey.read(private))).values()
+    result = specdecode("verify", "-", "--key", tmp_path / "key", stdin=envelope)
+    assert result.exit_code == VERIFIED, result.output
+    assert "not attested: that engines served by it" in result.stdout
+    cut = json.dumps({**json.loads(envelope), "signatures": []})
+    assert specdecode("verify", "-", "--key", tmp_path / "key", stdin=cut).exit_code == NOT_VERIFIED
+
+
+def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    attestation, key = attested(write, tmp_path)
+    for arguments, says in (
+        ((attestation, "--key", attestation), "is no public key in PEM"),
+        ((write("pod.yaml", serving()[2]), "--key", key), "holds no attestation"),
+        ((tmp_path / "none.yaml", "--key", key), "No such file"),
+    ):
+        result = specdecode("verify", *arguments)
+        assert result.exit_code == INVALID
+        assert says in result.stderr
