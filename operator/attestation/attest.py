@@ -14,7 +14,7 @@ from specdecode_operator.api.status import ConditionStatus
 from specdecode_operator.attestation.checks import images_of
 from specdecode_operator.attestation.envelope import UnverifiedError, opened, sealed
 from specdecode_operator.attestation.keys import SigningKey
-from specdecode_operator.attestation.pods import digest, pods_of
+from specdecode_operator.attestation.pods import Pods, digest, pods_of
 from specdecode_operator.attestation.statement import (
     AttestedObject,
     Image,
@@ -64,10 +64,10 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
     outcome, workload = desired.outcome, desired.workload
     if isinstance(outcome, NotLaunched) or workload is None:
         return desired
-    signed = _signed(seen.entries, key)
+    signed = _signed(parent, seen.entries, key)
     if isinstance(outcome, Launch) and parent.suspended_for is None:
         pods = tuple(pods_of(mapping(template, "spec")) for template in pod_templates(workload))
-        name = f"{digest(pods)[:16]}{ENTRY_SUFFIX}"
+        name = _entry(pods)
         before = signed[name][1].predicate if name in signed else None
         rollout = Rollout(
             now.isoformat(timespec="seconds"),
@@ -96,12 +96,20 @@ def _age(rollout: Rollout) -> tuple[int, str]:
     return rollout.object.generation, rollout.made_at
 
 
-def _signed(entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
-    """Return the entries that this key signed: others may write into a ConfigMap, too."""
+def _entry(pods: tuple[Pods, ...]) -> str:
+    return f"{digest(pods)[:16]}{ENTRY_SUFFIX}"
+
+
+def _signed(parent: Parent, entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
+    """Return the entries that this key signed of this very object: others may write into a ConfigMap, too."""
     found = {}
     for name, text in entries.items():
         with suppress(UnverifiedError):
-            found[name] = (text, read_statement(opened(text, key.public)))
+            statement = read_statement(opened(text, key.public))
+            its = statement.predicate.object
+            is_own = (its.namespace, its.name, its.uid) == (parent.key.namespace, parent.key.name, parent.uid)
+            if is_own and name == _entry(statement.predicate.pods):
+                found[name] = (text, statement)
     return found
 
 

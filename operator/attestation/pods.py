@@ -17,6 +17,10 @@ _OF_GROUPS: Final = "LWS_"
 """Variables that LeaderWorkerSet's webhook adds to each pod of a group."""
 
 
+_DEFAULTS: Final = (("apiVersion", "v1"), ("divisor", "0"))
+"""What the API server writes into references to fields of the pod and to resources of the container."""
+
+
 class Container(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """One container."""
 
@@ -69,6 +73,8 @@ def _value(variable: Body) -> Any:
     source = mapping(variable, "valueFrom")
     if not source:
         return variable.get("value") or ""
-    field = mapping(source, "fieldRef")
-    # The API server says of which version a field is.
-    return {**source, "fieldRef": {"fieldPath": field.get("fieldPath")}} if field else source
+    told = {}
+    for kind, reference in source.items():
+        fields = reference if isinstance(reference, dict) else {"": reference}
+        told[kind] = {name: value for name, value in fields.items() if (name, value) not in _DEFAULTS}
+    return told

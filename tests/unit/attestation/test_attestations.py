@@ -15,6 +15,7 @@ from specdecode_operator.attestation.attest import MOST_ROLLOUTS, Seen
 from specdecode_operator.attestation.checks import compared
 from specdecode_operator.attestation.envelope import UnverifiedError, opened, sealed, signed_bytes
 from specdecode_operator.attestation.keys import KeyFormatError, PublicKey, SigningKey
+from specdecode_operator.attestation.pods import pods_of
 from specdecode_operator.attestation.statement import Rollout, read_statement
 from tests.support.attestations import IMAGE_DIGEST, NOW, attest, entries, key_pair, serving, tampered
 from tests.support.objects import pair_70b, parent
@@ -62,6 +63,16 @@ def test_the_newest_rollouts_are_kept_and_what_others_wrote_is_not() -> None:
         kept = entries(attest(parent(spec, generation=generation), KEY, Seen(kept, [], [])))
     found = [read_statement(opened(each, KEY.public)).predicate.object.generation for each in kept.values()]
     assert sorted(found, reverse=True) == [6, 5, 4, 3]
+
+
+def test_an_attestation_of_another_object_says_nothing_of_this_one() -> None:
+    body, _, pod = serving()
+    its = entries(attest(body, KEY, Seen({}, [pod], [])))
+    namesake = parent(pair_70b())
+    namesake["metadata"]["uid"] = "uid-2"
+    [envelope] = entries(attest(namesake, KEY, Seen(its, [], []))).values()
+    found = read_statement(opened(envelope, KEY.public)).predicate
+    assert (found.object.uid, found.served) == ("uid-2", None)
 
 
 def test_no_field_of_a_signed_statement_can_be_changed() -> None:
@@ -142,6 +153,26 @@ def test_a_container_more_is_told(kind: str) -> None:
     pod = serving()[2]
     pod["spec"].setdefault(kind, []).append({"name": "sniffer", "image": "evil"})
     assert "container sniffer: is not attested" in compared([rollout], pod).differences
+
+
+def test_a_variable_is_the_same_with_what_the_api_server_and_leader_worker_set_write_there() -> None:
+    rendered = [
+        {"name": "EMPTY", "value": ""},
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "CORES", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+    ]
+    live: list[dict[str, Any]] = [
+        {"name": "LWS_LEADER_ADDRESS", "value": "a"},
+        {"name": "EMPTY"},
+        {"name": "IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        {"name": "CORES", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "0"}}},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+    ]
+    pods = [pods_of({"containers": [{"name": "engine", "image": "i", "env": env}]}) for env in (rendered, live)]
+    assert pods[0] == pods[1]
+    live[-1]["valueFrom"]["secretKeyRef"]["key"] = "another"
+    assert pods_of({"containers": [{"name": "engine", "image": "i", "env": live}]}) != pods[0]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here")
