@@ -12,7 +12,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import ConditionStatus
 from specdecode_operator.attestation.checks import images_of
-from specdecode_operator.attestation.envelope import UnverifiedError, opened, sealed
+from specdecode_operator.attestation.envelope import MOST_BYTES, UnverifiedError, opened, sealed
 from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.attestation.pods import Pods, digest, pods_of
 from specdecode_operator.attestation.statement import (
@@ -38,6 +38,9 @@ from specdecode_operator.version import __version__
 ENTRY_SUFFIX: Final = ".intoto.json"
 MOST_ROLLOUTS: Final = 4
 """Rollouts that are kept: pods of an earlier one run on while the next comes up."""
+
+_MOST_IMAGES: Final = 64
+"""More than one a container there are where its tag was moved."""
 
 
 def attestation_name(key: Key) -> str:
@@ -82,7 +85,10 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
         )
         if before is None or changed(rollout, made_at=before.made_at) != before:
             statement = statement_of(rollout)
-            signed[name] = (sealed(statement_text(statement), key), statement)
+            text = sealed(statement_text(statement), key)
+            # One that nobody would read is none: it would be signed anew at each look.
+            if len(text) <= MOST_BYTES:
+                signed[name] = (text, statement)
     newest = sorted(signed, key=lambda each: _age(signed[each][1].predicate), reverse=True)[:MOST_ROLLOUTS]
     if not newest:
         return desired
@@ -127,7 +133,7 @@ def _served(parent: Parent, outcome: Launch, pods: Sequence[Body], captures: Seq
         observed.engines,
         observed.engine_version,
         Memory(outcome.plan_status.kv_cache_tokens, observed.kv_cache_tokens, observed.kv_cache_residual_bytes),
-        tuple(Image(*each) for each in sorted(images)),
+        tuple(Image(*each) for each in sorted(images)[:_MOST_IMAGES]),
         _verdict(captures),
     )
 
