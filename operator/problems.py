@@ -12,10 +12,12 @@ _READS_AS_NO_TEXT: Final = re.compile(
 )
 _SECRETS: Final = re.compile(
     # What hubs, forges, clouds and model providers give out; JSON Web Tokens, such as those of service accounts.
-    r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-|nvapi-|AKIA|eyJ)[A-Za-z0-9_.-]{16,}"
-    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
-    r"|(?<=[Bb]asic )[A-Za-z0-9+/=]{16,}"
-    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)"
+    r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-|nvapi-|gsk_|dckr_pat_|AIza|AKIA|ASIA|ya29\.|eyJ)[A-Za-z0-9_.-]{16,}"
+    r"|(?<=(?i:bearer) )[A-Za-z0-9._~+/=-]{8,}"
+    r"|(?<=(?i:basic) )[A-Za-z0-9+/=]{16,}"
+    r"|(?<=://)[^\s/:@]*:[^\s/]+(?=@)|(?<=://)[^\s/:@]{16,}(?=@)"
+    # By which a URL is good for a while, such as those that hubs send downloads to.
+    r"|(?i:(?<=signature=)|(?<=security-token=)|(?<=[?&]sig=)|(?<=[?&]token=)|(?<=access_token=))[A-Za-z0-9%+/_~.=-]{8,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\\\s]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
 _HIDDEN: Final = "(a secret)"
