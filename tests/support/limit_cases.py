@@ -104,6 +104,16 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
         with_pod(initContainers=[{"name": "side", "image": "evil:1"}]),
         "spec.podTemplate: evil:1: in this namespace images are from",
     ),
+    "another image as a volume": (
+        SMALL,
+        with_pod(volumes=[{"name": "v", "image": {"reference": "evil:1"}}]),
+        "spec.podTemplate: evil:1: in this namespace images are from",
+    ),
+    "GPUs by a claim": (
+        SMALL,
+        with_pod(resourceClaims=[{"name": "more"}]),
+        "spec.podTemplate: more: in this namespace",
+    ),
     "any directory": (
         SMALL,
         small(models={"volume": {"hostPath": {"path": "/mnt/models"}}}),

@@ -3,6 +3,15 @@
 {{- .Values.webhook.certificate.secretName | default (printf "%s-webhook-certificate" (include "specdecode.name" .)) -}}
 {{- end -}}
 
+{{/* The Job that makes it: names of CronJobs have 52 characters at most. */}}
+{{- define "specdecode.webhookJob" -}}
+{{- $name := include "specdecode.name" . -}}
+{{- if gt (len $name) 32 -}}
+{{- $name = printf "%s-%s" ($name | trunc 23 | trimSuffix "-") ($name | sha256sum | trunc 8) -}}
+{{- end -}}
+{{- printf "%s-webhook-certificate" $name -}}
+{{- end -}}
+
 {{/* The spec of the Job that makes the certificate, or keeps it while it is good. */}}
 {{- define "specdecode.webhookCertificateJob" -}}
 {{- $name := include "specdecode.name" . -}}
@@ -12,7 +21,7 @@ template:
   metadata:
     labels:
       # Not those of the operator's pods, which the webhook's Service sends requests to.
-      app.kubernetes.io/name: {{ $name }}-webhook-certificate
+      app.kubernetes.io/name: {{ include "specdecode.webhookJob" . }}
       app.kubernetes.io/part-of: specdecode
       {{- with .Values.extraLabels }}
       {{- toYaml . | nindent 6 }}
@@ -22,7 +31,7 @@ template:
       {{- toYaml . | nindent 6 }}
     {{- end }}
   spec:
-    serviceAccountName: {{ $name }}-webhook-certificate
+    serviceAccountName: {{ include "specdecode.webhookJob" . }}
     automountServiceAccountToken: true
     enableServiceLinks: false
     restartPolicy: Never

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from devcluster import chart
+from specdecode_operator.api.crd.cel_expression import evaluator
 from tests.support.kubectl import program
 
 NAME = chart.RELEASE
@@ -89,3 +90,27 @@ def test_a_digest_comes_before_a_tag() -> None:
         "containers"
     ]
     assert container["image"] == f"r.example/o@{digest}"
+
+
+def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() -> None:
+    printed = subprocess.run(
+        [program("helm"), "template", "a" * 53, str(chart.CHART), "--set=webhook.enabled=true"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    most = {"CronJob": 52, "Job": 63, "Service": 63}
+    found = [body for body in yaml.safe_load_all(printed) if body and body["kind"] in most]
+    assert {body["kind"] for body in found} == set(most)
+    for body in found:
+        assert len(body["metadata"]["name"]) <= most[body["kind"]], body["metadata"]["name"]
+
+
+def test_the_guard_knows_both_names_of_an_account() -> None:
+    # Only of kinds of its own the API server makes one of the two: groups of pods are another's.
+    policy = objects("--set=operatorGuard.enabled=true")["ValidatingAdmissionPolicy", f"{NAME}-guard"]
+    (rule,) = (
+        each["expression"] for each in policy["spec"]["validations"] if each["message"].endswith("as another account")
+    )
+    for pods, holds in (([{}], True), ([{"serviceAccount": "default"}], True), ([{"serviceAccount": "b"}], False)):
+        assert evaluator(None, variables={"pods": pods})(rule) is holds
