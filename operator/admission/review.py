@@ -27,6 +27,9 @@ from specdecode_operator.problems import InvalidSpecError
 
 API_VERSION: Final = "admission.k8s.io/v1"
 _JUDGED: Final = ("CREATE", "UPDATE")
+_MOST_REFUSALS: Final = 32
+"""An object may have thousands of what is refused, and nobody reads four megabytes."""
+
 _MOST_WARNINGS: Final = 8
 _LONGEST_WARNING: Final = 250
 """Of a warning the API server shows 256 characters where there are many, and of all together 4,096."""
@@ -52,7 +55,9 @@ def answer(review: Any, terms: Terms) -> Body:
     if warnings := [_shortened(each.sentence) for each in remarks if each.level is Level.WARNING]:
         response["warnings"] = warnings[:_MOST_WARNINGS]
     if refused := [each for each in remarks if each.level is Level.ERROR]:
-        message = "; ".join(each.sentence for each in refused)
+        left = len(refused) - _MOST_REFUSALS
+        message = "; ".join(each.sentence for each in refused[:_MOST_REFUSALS])
+        message += f"; and {left:,} more" if left > 0 else ""
         status = {"code": 422, "reason": "Invalid", "message": f"{message} [{refused[0].rule}]"}
         response |= {"allowed": False, "status": status}
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore, Thread, Timer
+from threading import BoundedSemaphore, Lock, Thread, Timer
 from typing import Any, Final
 
 from specdecode_operator.admission.certificate import CertificateFolder
@@ -21,6 +21,9 @@ VALIDATE: Final = "/validate"
 
 _MOST_BYTES: Final = 8 * 2**20
 """A review has an object and what it was before; the API server takes 3 MiB of each."""
+
+_MOST_VALUES: Final = 400_000
+"""Of a review: an object has 1.5 MiB at most, says etcd, and with what it was before not half as many."""
 
 _MOST_CONNECTIONS: Final = 32
 _TIMEOUT_S: Final = 10.0
@@ -55,6 +58,8 @@ class _Server(ThreadingHTTPServer):
         self.answers, self.collector = answers, collector
         self._certificate = certificate
         self._free = BoundedSemaphore(_MOST_CONNECTIONS)
+        self.judging = Lock()
+        """One at a time: side by side they are no sooner done, and take the memory of all at once."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start a thread for a connection, or close it."""
@@ -101,8 +106,9 @@ class _Answering(BaseHTTPRequestHandler):
         started_s, outcome = time.perf_counter(), "failed"
         try:
             # Read first: who is answered before it has sent all may not see the answer.
-            document = parse_json(self._body(), _MOST_BYTES)
-            status, body = HTTPStatus.OK, self._answer()(document)
+            text = self._body()
+            with self.server.judging:
+                status, body = HTTPStatus.OK, self._answer()(parse_json(text, _MOST_BYTES))
             response = body["response"]
             outcome = "refused" if not response["allowed"] else "warned" if response.get("warnings") else "allowed"
         except (NoReviewError, UnreadableTextError) as error:
@@ -123,9 +129,17 @@ class _Answering(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()) or int(length) > _MOST_BYTES:
+        is_number = length.isascii() and length.isdigit() and len(length) <= len(str(_MOST_BYTES))
+        if not is_number or int(length) > _MOST_BYTES:
             raise NoReviewError(f"send at most {_MOST_BYTES // 2**20} MiB, and its Content-Length")
-        return self.rfile.read(int(length))
+        try:
+            text = self.rfile.read(int(length))
+        except OSError as error:
+            raise NoReviewError(f"send all of it within {_TIMEOUT_S:.0f} s") from error
+        # Counted before they are made: each takes many times the memory of its text.
+        if sum(map(text.count, (b"[", b"{", b","))) > _MOST_VALUES:
+            raise NoReviewError(f"send at most {_MOST_VALUES:,} values: no object has more")
+        return text
 
     def _send(self, status: HTTPStatus, body: Body) -> None:
         text = json.dumps(body).encode()

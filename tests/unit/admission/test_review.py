@@ -191,3 +191,10 @@ def test_hostile_text_ends_no_line_and_warnings_stay_short() -> None:
     refused = asked(deployment(flag))
     texts = [*refused.get("warnings", []), refused.get("status", {}).get("message", "")]
     assert all(each.isprintable() for each in texts)
+
+
+def test_of_thousands_of_refusals_the_first_are_told() -> None:
+    volumes = [{"name": f"v{number}", "hostPath": {"path": "/x"}} for number in range(2000)]
+    message = asked(deployment(pair_70b(podTemplate={"spec": {"volumes": volumes}})))["status"]["message"]
+    assert "; and 1,968 more [" in message
+    assert len(message) < 10_000

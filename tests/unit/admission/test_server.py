@@ -91,6 +91,24 @@ def test_a_request_that_is_too_large_is_not_read(webhook: Webhook) -> None:
     client.close()
 
 
+def test_more_values_than_an_object_has_are_not_made(webhook: Webhook) -> None:
+    status, answered = webhook.post(b'{"a": [' + b",".join([b"{}"] * 400_000) + b"]}")
+    assert (status, answered["error"]) == (400, "send at most 400,000 values: no object has more")
+
+
+def test_a_length_that_is_no_number_is_no_fault_of_the_operator(
+    webhook: Webhook, caplog: pytest.LogCaptureFixture
+) -> None:
+    trusted = ssl.create_default_context(cadata=(webhook.folder / "tls.crt").read_text())
+    client = http.client.HTTPSConnection("127.0.0.1", webhook.port, context=trusted, timeout=60)
+    client.putrequest("POST", VALIDATE)
+    client.putheader("Content-Length", "1" * 5000)
+    client.endheaders()
+    assert client.getresponse().status == 400
+    client.close()
+    assert "please report it" not in caplog.text
+
+
 def test_other_paths_have_nothing(webhook: Webhook) -> None:
     status, answered = webhook.post(json.dumps(review(deployment(ADMITTED))), path="/mutate")
     assert (status, answered) == (400, {"error": "there is nothing at this path: use /validate"})
