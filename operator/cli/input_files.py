@@ -374,7 +374,11 @@ def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
                 yield Other("a list" if isinstance(body, list) else "plain text")
     except UnreadableTextError as error:
         why = _TEMPLATE if "{{" in text else error
-        raise DocumentError(f"{name}, document {number + 1}: {why}") from error
+        unreadable = DocumentError(f"{name}, document {number + 1}: {why}")
+        if error.line is not None and file != STANDARD_INPUT:
+            # What is missing at the end is missed in the line after the last.
+            unreadable.line = max(1, min(error.line, len(text.splitlines())))
+        raise unreadable from error
 
 
 def _values(text: str, file: str) -> Iterable[Any]:

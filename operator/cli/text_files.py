@@ -32,6 +32,9 @@ class DocumentError(Exception):
     file: str | None = None
     """The file as it was named, where manifests are read."""
 
+    line: int | None = None
+    """Of the file, from 1, where one line is meant."""
+
 
 def place_of(file: str) -> str:
     """Return a file's name as messages say it."""

@@ -22,6 +22,9 @@ to read, so that what is made to take long ends within a third of a second for e
 class UnreadableTextError(ValueError):
     """A text that is not what it should be, or is made to hurt: where, what, and what to do, in one line."""
 
+    line: int | None = None
+    """Where that is one line of the text, from 1."""
+
 
 def check_size(text: str | bytes, most_bytes: int = MAX_BYTES) -> None:
     """Refuse a text that is too large.

@@ -55,7 +55,10 @@ def parse_yaml(text: str) -> Iterator[Any]:
         for _ in _checked_documents(text):
             yield loader.get_data()
     except yaml.YAMLError as error:
-        raise UnreadableTextError(_why(error)) from error
+        unreadable = UnreadableTextError(_why(error))
+        mark = getattr(error, "problem_mark", None)
+        unreadable.line = mark.line + 1 if mark is not None else None
+        raise unreadable from error
     finally:
         loader.dispose()
 

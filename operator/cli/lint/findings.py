@@ -67,7 +67,8 @@ def find(
         else:
             remarks = _in_deployment(document, configs, options, terms, policies)
         found += [_located(remark, document) for remark in remarks]
-    return [*found, *(Finding(Level.ERROR, UNREADABLE, str(error), error.file or "") for error in reading.errors)]
+    unread = (Finding(Level.ERROR, UNREADABLE, str(each), each.file or "", line=each.line) for each in reading.errors)
+    return [*found, *unread]
 
 
 def _located(remark: Remark, document: Document) -> Finding:

@@ -268,17 +268,20 @@ def test_sarif_of_nothing_wrong_is_a_run_without_results(specdecode: Specdecode,
 
 
 def test_a_file_that_cannot_be_read_is_a_finding_of_that_file(specdecode: Specdecode, write: WriteObject) -> None:
-    path = write("a.yaml", "a: [")
+    path = write("a.yaml", "a: 1\nb: [")
     (found,) = findings(specdecode, path)
-    assert (found["rule"], found["file"], found["line"]) == ("Unreadable", str(path), None)
+    assert (found["rule"], found["file"], found["line"]) == ("Unreadable", str(path), 2)
     result = specdecode("lint", path, "-o", "sarif")
     place = json.loads(result.stdout)["runs"][0]["results"][0]["locations"][0]
     assert unquote(place["physicalLocation"]["artifactLocation"]["uri"]).endswith(path.name)
+    assert place["physicalLocation"]["region"] == {"startLine": 2}
 
 
 def test_standard_input_has_no_lines(specdecode: Specdecode) -> None:
     result = specdecode("lint", "-", "-o", "json", stdin=BROKEN)
     assert result.exit_code == 2
+    assert {each["line"] for each in json.loads(result.stdout)["findings"]} == {None}
+    result = specdecode("lint", "-", "-o", "json", stdin="a: [")
     assert {each["line"] for each in json.loads(result.stdout)["findings"]} == {None}
 
 
