@@ -74,3 +74,10 @@ def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteO
         result = specdecode("verify", *arguments)
         assert result.exit_code == INVALID
         assert says in result.stderr
+
+
+def test_an_operator_does_not_begin_with_a_key_that_cannot_sign(specdecode: Specdecode, tmp_path: Path) -> None:
+    (tmp_path / "cosign.pub").write_bytes(key_pair()[1])
+    result = specdecode("operator", "--signing-key", tmp_path / "cosign.pub")
+    assert result.exit_code == INVALID
+    assert "is no private key in PEM: make one with openssl genpkey" in result.stderr
