@@ -12,7 +12,8 @@ _READS_AS_NO_TEXT: Final = re.compile(
 )
 _SECRETS: Final = re.compile(
     # What hubs, forges, clouds and model providers give out; JSON Web Tokens, such as those of service accounts.
-    r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-|nvapi-|gsk_|dckr_pat_|AIza|AKIA|ASIA|ya29\.|eyJ)[A-Za-z0-9_.-]{16,}"
+    r"(?<![A-Za-z0-9])(?:hf_|gh[opsu]_|AKIA|ASIA)[A-Za-z0-9]{16,}"  # no more: hf_overrides.num_hidden_layers is a field
+    r"|(?<![A-Za-z0-9])(?:sk-|github_pat_|glpat-|xox[abprs]-|nvapi-|gsk_|dckr_pat_|AIza|ya29\.|eyJ)[A-Za-z0-9_.-]{16,}"
     r"|(?<=(?i:bearer) )[A-Za-z0-9._~+/=-]{8,}"
     r"|(?<=(?i:basic) )[A-Za-z0-9+/=]{16,}"
     r"|(?<=://)[^\s/:@]*:[^\s/]+(?=@)|(?<=://)[^\s/:@]{16,}(?=@)"

@@ -101,8 +101,8 @@ def test_what_a_reader_finds_leads_to_the_plan_and_is_shared(kubectl: Kubectl, o
 def test_facts_that_are_deleted_are_read_again_while_engines_stay(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", undescribed())
     answer(kubectl, "tiny", facts())
-    wait_for(kubectl, "tiny", "Ready", LAUNCHED)
-    uid = kubectl.object("deployment", "tiny")["metadata"]["uid"]
+    # Ready has that reason while the Job's pod waits, too.
+    uid = eventually(lambda: kubectl.object("deployment", "tiny"), "engines are launched")["metadata"]["uid"]
     kubectl.must("delete", "configmap", FACTS)
     wait_for(kubectl, "tiny", "Planned", "ResolvingModel")
     assert kubectl.object("deployment", "tiny")["metadata"]["uid"] == uid

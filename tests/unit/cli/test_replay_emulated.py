@@ -79,7 +79,7 @@ def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
         (("--plan", EXAMPLE, "--engine", "/bin/ls"), "--engine /bin/ls: has no vLLM: name the python"),
         (("--plan", EXAMPLE, "--engine", "/nowhere"), "--engine /nowhere: cannot be run: name the python"),
         (("--plan", EXAMPLE, "--tokenizer", "/nowhere"), "--tokenizer /nowhere: has no tokenizer: name a folder"),
-        (("--plan", EXAMPLE.parent), "10 SpecDecodeDeployments: name a file with one"),
+        (("--plan", EXAMPLE.parent), "SpecDecodeDeployments: name a file with one"),
         (("--plan", EXAMPLE, EXAMPLE), "takes one fitted model, not 2"),
         ((), "--mode emulated needs --plan FILE"),
         (("--plan", EXAMPLE, "--time-scale", 2), "is not heeded with --mode emulated"),
