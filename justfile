@@ -189,6 +189,11 @@ docs: setup
 golden: setup
     @{{ python }} -m tests.support.golden
 
+# Write down, at a release, what this operator makes of each example: engines of later ones are held to it
+[group('maintenance')]
+snapshot-release: setup
+    @{{ python }} -m tests.support.releases
+
 # Build the wheel into dist/, with the pinned build tools; what `uv tool install` and `pipx install` take
 [group('maintenance')]
 wheel:

@@ -34,10 +34,10 @@ def is_same_wish(desired: Body, live: Body) -> bool:
 def changed_fields(before: Body, after: Body) -> str:
     """Name the fields of an object in which two versions of it differ, the first few of them; empty for none."""
     paths = [
-        path for name in _compared(before, after) for path in _differences(name, before.get(name), after.get(name))
+        path for name in _compared(before, after) for path in differing_paths(name, before.get(name), after.get(name))
     ]
     owners = [each["metadata"].get("ownerReferences") for each in (before, after)]
-    paths += _differences("metadata.ownerReferences", *owners)
+    paths += differing_paths("metadata.ownerReferences", *owners)
     more = len(paths) - _FIELDS_NAMED
     return ", ".join(paths[:_FIELDS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -46,7 +46,7 @@ def _compared(*bodies: Body) -> list[str]:
     return sorted({*bodies[0], *bodies[1]} - {"apiVersion", "kind", "metadata", "status"})
 
 
-def _differences(path: str, before: Any, after: Any) -> Iterator[str]:
+def differing_paths(path: str, before: Any, after: Any) -> Iterator[str]:
     """Yield the paths at which two values differ; of something that only one has, its own path."""
     if before == after:
         return
@@ -57,7 +57,7 @@ def _differences(path: str, before: Any, after: Any) -> Iterator[str]:
     for key in sorted({*one, *other}):
         inner = f"{path}[{key}]" if isinstance(before, list) else f"{path}.{key}"
         if key in one and key in other:
-            yield from _differences(inner, one[key], other[key])
+            yield from differing_paths(inner, one[key], other[key])
         else:
             yield inner
 

@@ -15,7 +15,7 @@ def crd_skew(body: Body) -> str | None:
     if said == __version__:
         return None
     if said and _numbers(said) > _numbers(__version__):
-        return f"{name} is of {said}, newer than this {__version__}, which refuses fields that it does not know"
+        return f"{name} is of {said}, newer than this {__version__}, which knows none of the fields that came since"
     older = f"is of {said}" if said else "does not say its version"
     return f"{name} {older}, older than this {__version__}: the API server drops fields that it lacks"
 

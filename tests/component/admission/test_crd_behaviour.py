@@ -12,6 +12,7 @@ from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS
 from tests.component.admission.acceptance_cases import GOOD, LLAMA, MINIMAL
 from tests.support.kubectl import Kubectl
+from tests.support.releases import releases, snapshot
 
 NOON = "2026-11-21T12:00:00Z"
 HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"}
@@ -235,3 +236,22 @@ def status() -> dict[str, Any]:
     speculation = dumped["policy"]["speculation"]
     dumped["policy"]["speculation"] = {name: value for name, value in speculation.items() if value is not None}
     return dumped
+
+
+@pytest.mark.parametrize("release", releases())
+def test_objects_of_an_earlier_release_are_taken_and_lose_nothing(kubectl: Kubectl, release: str) -> None:
+    for entry in snapshot(release):
+        body = entry["object"]
+        answer = kubectl.create(json.dumps(body))
+        assert answer.returncode == 0, answer.stderr
+        stored = kubectl.object(body["kind"].lower(), body["metadata"]["name"])["spec"]
+        assert _lost(body["spec"], stored) == []
+
+
+def _lost(given: Any, stored: Any) -> list[Any]:
+    """What an object had that the stored one has not, or has otherwise; new defaults are added to it."""
+    if isinstance(given, dict) and isinstance(stored, dict):
+        return [lost for name, each in given.items() for lost in _lost(each, stored.get(name))]
+    if isinstance(given, list) and isinstance(stored, list) and len(given) == len(stored):
+        return [lost for each, kept in zip(given, stored, strict=True) for lost in _lost(each, kept)]
+    return [] if given == stored else [(given, stored)]

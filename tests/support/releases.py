@@ -1,0 +1,155 @@
+"""What operators of earlier releases made of the examples: objects as they were stored, and what came of each.
+
+Run as a module, this file writes that of a checkout: `./just snapshot-release`.
+"""
+
+import copy
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specdecode_operator.api import deployment
+from specdecode_operator.api.base import GROUP
+from specdecode_operator.cli.render.objects import AssumedCluster, RenderedDeployment, render_capture, render_deployment
+from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, pod_templates
+from specdecode_operator.kube.drift import differing_paths
+from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.version import __version__
+from tests.support.golden import FLEET, ROOT
+from tests.support.objects import Body
+
+RELEASES = ROOT / "tests/data/releases"
+RESTARTS = "### Engines restart"
+"""Heading in CHANGELOG: fields of pod templates that a new operator changes of objects that nobody changed."""
+
+_LONGEST_TEXT = 120
+
+
+def releases() -> list[str]:
+    """Return the releases that there are snapshots of."""
+    return sorted(path.stem for path in RELEASES.glob("*.json"))
+
+
+@cache
+def snapshot(release: str) -> list[Body]:
+    """Return the objects of a release: each with its children and their pod templates, in short."""
+    entries: list[Body] = json.loads((RELEASES / f"{release}.json").read_text())
+    return entries
+
+
+def made_now(entry: Body, among: list[Body]) -> Body:
+    """Return what this operator makes of the object of an entry, which may name another one among its snapshot."""
+    stored = entry["object"]
+    if stored["kind"] == deployment.KIND:
+        return _entry(stored, _rendered(json.dumps(stored)).objects)
+    named = (deployment.KIND, stored["spec"]["deployment"])
+    captured = next(e["object"] for e in among if (e["object"]["kind"], e["object"]["metadata"]["name"]) == named)
+    return _entry(stored, render_capture(stored, _rendered(json.dumps(captured))))
+
+
+@cache
+def _rendered(stored: str) -> RenderedDeployment:
+    return render_deployment(json.loads(stored), AssumedCluster(FLEET))
+
+
+def restarting_fields(before: Body, after: Body) -> set[str]:
+    """Name the fields for which engines start anew, of two entries of one object."""
+    known, new = before["podTemplates"], after["podTemplates"]
+    return {
+        path.removeprefix("pod.")
+        for workload in {*known, *new}
+        for role in {*known.get(workload, {}), *new.get(workload, {})}
+        for path in differing_paths("pod", known.get(workload, {}).get(role), new.get(workload, {}).get(role))
+    }
+
+
+def announced(changelog: str, release: str) -> list[re.Pattern[str]]:
+    """Return the fields that the CHANGELOG announces to restart engines since a release; * stands for anything."""
+    since = re.split(rf"^## \[{re.escape(release)}\]", changelog, flags=re.MULTILINE)[0]
+    sections = re.findall(rf"^{RESTARTS}\n(.*?)(?=^##|\Z)", since, re.MULTILINE | re.DOTALL)
+    names = [name for section in sections for name in re.findall(r"`([^`]+)`", section)]
+    return [re.compile(re.escape(name).replace(r"\*", ".*")) for name in names]
+
+
+@cache
+def taken_from(checkout: Path) -> list[Body]:
+    """Return the snapshot of a checkout: of its examples, CRDs and tests/golden."""
+    schemas = {
+        crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for path in sorted((checkout / "crds").glob(f"{GROUP}_*.yaml"))
+        for crd in _documents(path)
+    }
+    return [
+        _entry(_stored(body, schemas[body["kind"]]), _children(checkout / "tests/golden" / path.name, body))
+        for path in sorted((checkout / "examples").glob("*.yaml"))
+        for body in _documents(path)
+        if body["apiVersion"].startswith(f"{GROUP}/")
+    ]
+
+
+def _documents(path: Path) -> list[Body]:
+    # The C loader, where there is one: the golden files are long.
+    return list(yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def _children(golden: Path, owner: Body) -> list[Body]:
+    label = DEPLOYMENT_LABEL if owner["kind"] == deployment.KIND else CAPTURE_LABEL
+    return [body for body in _documents(golden) if body["metadata"]["labels"].get(label) == owner["metadata"]["name"]]
+
+
+def _entry(stored: Body, children: Iterable[Body]) -> Body:
+    made = {f"{body['kind']}/{body['metadata']['name']}": body for body in children}
+    templates = {name: _by_role(body) for name, body in made.items() if body["kind"] in WORKLOAD_KINDS}
+    return {"object": stored, "children": sorted(made), "podTemplates": templates}
+
+
+def _by_role(workload: Body) -> Body:
+    """Return the templates of all its pods, without their own hash, which changes with anything."""
+    kept = {}
+    for role, template in zip(("serving", "worker"), pod_templates(workload), strict=False):
+        body = copy.deepcopy(template)
+        del body["metadata"]["annotations"][TEMPLATE_HASH_ANNOTATION]
+        kept[role] = _short(body)
+    return kept
+
+
+def _short(value: Any) -> Any:
+    """Return a value with a digest in the place of each long text: a snapshot tells differences, and is to be small."""
+    if isinstance(value, dict):
+        return {key: _short(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return f"{value[:40]}… sha256 {hashlib.sha256(value.encode()).hexdigest()}"
+    return value
+
+
+def _stored(body: Body, schema: Body) -> Body:
+    """Return an object as its API server stored it: with the defaults of then, which stay when a CRD changes."""
+    stored: Body = _completed(body, {**schema, "properties": {"spec": schema["properties"]["spec"]}})
+    return stored
+
+
+def _completed(value: Any, schema: Body) -> Any:
+    if isinstance(value, list):
+        return [_completed(each, schema.get("items", {})) for each in value]
+    if not isinstance(value, dict):
+        return value
+    properties = schema.get("properties", {})
+    given = {name: copy.deepcopy(each["default"]) for name, each in properties.items() if "default" in each} | value
+    return {name: _completed(each, properties.get(name, {})) for name, each in given.items()}
+
+
+if __name__ == "__main__":
+    checkout, name = (Path(sys.argv[1]), sys.argv[2]) if sys.argv[2:] else (ROOT, __version__)
+    file = RELEASES / f"{name}.json"
+    RELEASES.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(taken_from(checkout), indent=1, ensure_ascii=False) + "\n")
+    sys.stdout.write(f"{file.relative_to(ROOT)}: {len(json.loads(file.read_text()))} objects\n")
