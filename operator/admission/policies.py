@@ -54,22 +54,19 @@ class Policies:
         for binding in self.bindings:
             spec = mapping(binding, "spec")
             policy = self.policies.get(str(spec.get("policyName")))
-            if policy is None or not _is_about(mapping(policy, "spec"), body, resource):
+            if policy is None:
                 continue
-            selected = self._selects(mapping(spec, "matchResources"), mapping(body, "metadata").get("namespace"))
-            if selected is not False:
-                yield from self._judged(policy, spec, body, certain=selected is True)
+            # A binding narrows what its policy is about.
+            matches = [mapping(mapping(policy, "spec"), "matchConstraints"), mapping(spec, "matchResources")]
+            if not (objects(matches[0], "resourceRules") and all(_is_about(each, body, resource) for each in matches)):
+                continue
+            selected = [self._selects(each, mapping(body, "metadata").get("namespace")) for each in matches]
+            if False not in selected:
+                yield from self._judged(policy, spec, body, certain=None not in selected)
 
     def _selects(self, match: Body, namespace: Any) -> bool | None:
         """Whether a binding is for a namespace; None where its labels would tell, and are not known."""
-        selector = mapping(match, "namespaceSelector")
-        wanted = [
-            *(
-                {"key": key, "operator": "In", "values": [value]}
-                for key, value in mapping(selector, "matchLabels").items()
-            ),
-            *objects(selector, "matchExpressions"),
-        ]
+        wanted = _requirements(mapping(match, "namespaceSelector"))
         known = self.namespaces.get(str(namespace))
         labels = {_NAME_LABEL: namespace} if namespace else {}
         if known is not None:
@@ -124,15 +121,35 @@ def _words(validation: Body, evaluate: _Evaluate) -> str:
     return str(validation.get("message") or f"failed expression: {validation.get('expression')}")
 
 
-def _is_about(spec: Body, body: Body, resource: str) -> bool:
+def _is_about(match: Body, body: Body, resource: str) -> bool:
+    """Whether an object is among those meant, but for its namespace; without rules all are."""
+    rules, labels = objects(match, "resourceRules"), mapping(mapping(body, "metadata"), "labels")
+    return (
+        (not rules or any(_is_of(rule, body, resource) for rule in rules))
+        and not any(_is_of(rule, body, resource) for rule in objects(match, "excludeResourceRules"))
+        and all(_holds(each, labels) for each in _requirements(mapping(match, "objectSelector")))
+    )
+
+
+def _is_of(rule: Body, body: Body, resource: str) -> bool:
     group, _, version = str(body.get("apiVersion")).rpartition("/")
-    return any(
+    names = texts(rule, "resourceNames")
+    return (
         _names(rule, "apiGroups", group)
         and _names(rule, "apiVersions", version)
         and _names(rule, "resources", resource)
         and _names(rule, "operations", "CREATE")
-        for rule in objects(mapping(spec, "matchConstraints"), "resourceRules")
+        and (not names or _name(body) in names)
     )
+
+
+def _requirements(selector: Body) -> list[Body]:
+    """What a selector of labels asks for."""
+    labels = mapping(selector, "matchLabels").items()
+    return [
+        *({"key": key, "operator": "In", "values": [value]} for key, value in labels),
+        *objects(selector, "matchExpressions"),
+    ]
 
 
 def _names(rule: Body, field: str, wanted: str) -> bool:

@@ -82,6 +82,23 @@ def test_other_kinds_and_operations_are_none_of_its_business() -> None:
     assert said(binding(), policy=changed(matchConstraints=constraints)) == []
 
 
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"objectSelector": LABELLED},
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}},
+        {"excludeResourceRules": POLICY["spec"]["matchConstraints"]["resourceRules"]},
+        {"resourceRules": [{**POLICY["spec"]["matchConstraints"]["resourceRules"][0], "resourceNames": ["another"]}]},
+    ],
+    ids=lambda match: next(iter(match)),
+)
+def test_policy_and_binding_may_each_leave_an_object_out(match: Body) -> None:
+    assert said(binding(matchResources=match), namespace="team") == []
+    narrowed = {**POLICY["spec"]["matchConstraints"], **match}
+    assert said(binding(), policy=changed(matchConstraints=narrowed), namespace="team") == []
+    assert said(binding(matchResources={"objectSelector": {}}), namespace="team")
+
+
 def test_a_condition_that_is_not_met_lets_it_pass() -> None:
     never = [{"name": "later", "expression": "oldObject != null && object.spec != oldObject.spec"}]
     assert said(binding(), policy=changed(matchConditions=never)) == []
