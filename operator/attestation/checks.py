@@ -45,7 +45,10 @@ def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
     if of_pod is None:
         nearest = min(newest.pods, key=lambda each: len([*_of_pods([each], [own])]))
         return Compared("containers", foreign or tuple(_of_pods([nearest], [own])))
-    looked_at = "containers, images by digest" if of_pod.served else "containers"
+    # The kubelet knows some before others, and who leaves out the status has none compared.
+    running = {each.name for each in (*own.init_containers, *own.containers)}
+    by_digest = of_pod.served and running == {name for name, _ in images_of(body)}
+    looked_at = "containers, images by digest" if by_digest else "containers"
     return Compared(looked_at, foreign or tuple(_of_images(of_pod, body)))
 
 
@@ -78,7 +81,7 @@ def _of_object(rollout: Rollout, body: Body) -> Iterator[str]:
 
 def _templates(workload: Body) -> list[Body]:
     try:
-        return pod_templates(workload)
+        return [each for each in pod_templates(workload) if isinstance(each, dict)]
     except (KeyError, TypeError, AttributeError):
         return []
 

@@ -70,12 +70,15 @@ def serving() -> tuple[Body, Body, Body]:
     template = workload["spec"]["template"]
     template["spec"] |= {"schedulerName": "default-scheduler", "tolerations": [{"operator": "Exists"}]}
     metadata = {**template["metadata"], "namespace": "default", "name": "llama-1"}
-    statuses = [
-        {"name": each["name"], "image": each["image"], "imageID": f"docker.io/x/y@{IMAGE_DIGEST}"}
-        for each in template["spec"]["containers"]
-    ]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": copy.deepcopy(template["spec"])}
-    pod["status"] = {"containerStatuses": statuses}
+    fields = {"containerStatuses": "containers", "initContainerStatuses": "initContainers"}
+    pod["status"] = {
+        status: [
+            {"name": each["name"], "image": each["image"], "imageID": f"docker.io/x/y@{IMAGE_DIGEST}"}
+            for each in template["spec"].get(field) or []
+        ]
+        for status, field in fields.items()
+    }
     return body, workload, pod
 
 

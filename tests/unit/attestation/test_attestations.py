@@ -141,6 +141,22 @@ def test_objects_are_as_attested_until_something_is_changed() -> None:
             assert compared([rollout], other).differences, (path, place)
 
 
+def test_a_pod_whose_kubelet_says_nothing_has_no_image_compared() -> None:
+    _, rollout = served()
+    pod = serving()[2]
+    assert compared([rollout], pod).looked_at == "containers, images by digest"
+    del pod["status"]["containerStatuses"][0]["imageID"]
+    assert compared([rollout], pod).looked_at == "containers"
+
+
+@pytest.mark.parametrize("template", [None, "x", []], ids=str)
+def test_a_workload_of_any_form_is_not_as_attested(template: Any) -> None:
+    _, rollout = served()
+    workload = serving()[1]
+    workload["spec"]["template"] = template
+    assert compared([rollout], workload).differences
+
+
 def at(value: Any, path: list[str | int]) -> Any:
     for each in path:
         value = value[each]
