@@ -135,6 +135,12 @@ def test_two_limits_of_one_name_are_refused(tmp_path: Path) -> None:
         rendered(tmp_path, {"limits": [{"name": "a", "maxGpus": 1}, {"name": "a", "images": ["b/"]}]})
 
 
+def test_each_object_of_the_limits_has_a_name_of_its_own(tmp_path: Path) -> None:
+    values = {"limits": [{"name": name, "maxGpus": 1} for name in ("a", "a-scale", "scale", "scale-limits-a")]}
+    made = [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(rendered(tmp_path, values))]
+    assert len(made) == len(set(made)) == 2 + 4 * 3
+
+
 def test_an_api_server_without_such_policies_is_told_before_anything_is_made() -> None:
     with pytest.raises(ClusterError, match=r"requires kubeVersion: >=1\.30"):
         template("--kube-version=1.29.0")
