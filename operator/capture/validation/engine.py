@@ -7,6 +7,7 @@ from specdecode_operator.capture.files.manifest import Manifest
 from specdecode_operator.capture.recorder.shapes import TRIED
 from specdecode_operator.engine.image_version import version_of_engine
 from specdecode_operator.problems import printable
+from specdecode_operator.version import __version__, is_newer
 
 _LONGEST_VERSION = 64
 
@@ -26,6 +27,13 @@ def engine_notes(vllm: str, *, recorder_tried: bool, context: Mapping[str, Any])
             f" {_short(planned)} of its deployment"
         )
     return notes
+
+
+def maker_note(specdecode: str) -> list[str]:
+    """Say of files that a newer operator's pod made that they may hold more than is read here."""
+    if not is_newer(specdecode, __version__):
+        return []
+    return [f"made by {_short(specdecode)}, newer than this {__version__}, which passes over what it does not know"]
 
 
 def engine_status(manifest: Manifest) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from specdecode_operator.capture.files.lines import GZIP_SUFFIX, BrokenGzipError
 from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.validation.accounting import Accounting, account
-from specdecode_operator.capture.validation.engine import engine_notes
+from specdecode_operator.capture.validation.engine import engine_notes, maker_note
 from specdecode_operator.capture.validation.gates import gates, missing_steps
 from specdecode_operator.capture.validation.rules import (
     BrokenRule,
@@ -123,6 +123,7 @@ def validate_capture(
         if not report.broken and (manifest := _recorded(folder / MANIFEST, report)) is not None:
             segments, counters = manifest.segments, manifest.engine_counters
             steps_wanted = wants_steps(manifest.record)
+            report.notes += maker_note(manifest.specdecode)
             report.notes += engine_notes(
                 manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context
             )
@@ -170,6 +171,7 @@ class _Recorded(msgspec.Struct):
     record: dict[str, Any] = {}
     vllm: str = ""
     recorder_tried: bool = True
+    specdecode: str = ""
     context: dict[str, Any] = {}
 
 

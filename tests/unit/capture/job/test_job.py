@@ -109,6 +109,14 @@ class TestPublished:
         assert published.manifest.notes[: len(notes)] == notes
         assert validate_capture(pod.places.final).files[0].notes == notes
 
+    def test_files_of_a_newer_operator_are_told(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+        pod.start()
+        made_by = pod.job.run(pod.load).manifest.specdecode
+        assert validate_capture(pod.places.final).files[0].notes == []
+        monkeypatch.setattr("specdecode_operator.capture.validation.engine.__version__", "0.0.9")
+        (note,) = validate_capture(pod.places.final).files[0].notes
+        assert note.startswith(f"made by {made_by}, newer than this 0.0.9")
+
     @pytest.mark.parametrize(
         ("prompts", "random"),
         [
