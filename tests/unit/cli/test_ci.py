@@ -128,6 +128,19 @@ def test_what_a_caller_gives_is_no_command(tmp_path: Path, write: WriteObject) -
     assert not (tmp_path / "injected").exists()
 
 
+def test_what_an_object_says_is_no_command_to_the_runner(
+    tmp_path: Path, write: WriteObject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write("a.yaml", manifest("a", target={"model": "##[add-mask]fits"}))
+    assert github(tmp_path, files="a.yaml").code != 0
+    first, *lines, last = capfd.readouterr().out.splitlines()
+    word, resume = first.rsplit("::", 1)
+    assert word == "::stop-commands"
+    assert len(resume) == 32
+    assert last == f"::{resume}::"
+    assert any("##[add-mask]" in each for each in lines)
+
+
 def test_a_merge_request_passes_or_is_told_why(tmp_path: Path, write: WriteObject) -> None:
     write("pairs/a.yaml", FITS)
     write("nodes.yaml", NODES)
