@@ -36,6 +36,9 @@ RENEW_WITHIN_S: Final = 20.0
 _RETRY_S: Final = 5.0
 _REQUEST_S: Final = 10.0
 _LONGEST_LEASE_S: Final = 600
+_MOST_TRANSITIONS: Final = 2**31 - 1
+"""The API server takes no more, and a Lease whose counter is full could not be taken by anybody."""
+
 EXIT_STATUS: Final = 3
 """Of a process that has lost its Lease."""
 
@@ -108,7 +111,9 @@ class Candidate:
         spec = {"holderIdentity": self._lease.identity, "leaseDurationSeconds": LEASE_S, "renewTime": now}
         if before.get("holderIdentity") != self._lease.identity:
             transitions = before.get("leaseTransitions")
-            spec |= {"acquireTime": now, "leaseTransitions": transitions + 1 if isinstance(transitions, int) else 0}
+            spec |= {"acquireTime": now, "leaseTransitions": 0}
+            if isinstance(transitions, int) and transitions < _MOST_TRANSITIONS:
+                spec["leaseTransitions"] = transitions + 1
         return {"spec": spec}
 
 

@@ -122,6 +122,13 @@ async def test_how_long_a_foreign_lease_lasts_is_not_believed_blindly(
     assert await candidate.take()
 
 
+async def test_a_lease_whose_counter_is_full_can_be_taken(api: ApiServer, cluster: Cluster) -> None:
+    made = {"holderIdentity": "", "leaseTransitions": 2**31 - 1}
+    api.create(LEASE, {"metadata": {"namespace": "specdecode-system", "name": NAME}, "spec": made})
+    assert await Candidate(cluster, lease_for("first")).take()
+    assert spec(api)["leaseTransitions"] < 2**31
+
+
 @asynccontextmanager
 async def leading(
     monkeypatch: pytest.MonkeyPatch, identity: str = "first"
