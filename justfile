@@ -108,7 +108,7 @@ typing: setup
 test *arguments: setup
     @if [ $# = 0 ]; then exec {{ python }} -m tests.parts; else exec {{ python }} -m pytest "$@"; fi
 
-# Run some parts of `test`: serving, operator, fleet, admission, lint, typing, devcluster, unit, engine
+# Run some parts of `test`: serving, operator, fleet, admission, lint, typing, devcluster, unit, replay, engine
 [group('checks')]
 parts *names: setup
     @{{ python }} -m tests.parts "$@"
