@@ -38,6 +38,13 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(linked), target
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_tests_that_are_named_exist(document: Path) -> None:
+    for name, path in re.findall(r"\[`(test_\w+)`\]\(([^)\s]+\.py)\)", document.read_text()):
+        test = document.parent / path
+        assert name == test.stem or f"\ndef {name}(" in test.read_text(), f"{name} in {path}"
+
+
 def test_every_document_can_be_reached_from_the_index() -> None:
     index = ROOT / "docs/README.md"
     linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", index.read_text())}
