@@ -94,6 +94,17 @@ def test_a_stolen_token_writes_nothing_but_the_operators_children(stolen: Kubect
     assert "of a SpecDecodeDeployment alone" in refusal(stolen, {**capture, "spec": {"deployment": "tiny"}})
 
 
+def test_a_stolen_token_evicts_nobody_where_the_cluster_runs(stolen: Kubectl) -> None:
+    for namespace, told in ((stolen, ""), (stolen.within("kube-system"), "where the cluster itself runs")):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "evicted"}, "spec": POD}
+        namespace.must("create", "--filename=-", stdin=json.dumps(pod))
+        path = f"/api/v1/namespaces/{namespace.namespace}/pods/evicted/eviction"
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "evicted"}}
+        answer = namespace("create", f"--raw={path}", "--filename=-", f"--as={USER}", stdin=json.dumps(eviction))
+        assert told in answer.stderr
+        assert bool(told) == bool(answer.returncode), answer.stderr
+
+
 def test_the_operator_works_under_its_guard(stolen: Kubectl) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
     assert stolen.apply(yaml.safe_dump({**body, "spec": tiny_cpu(replicas=2)})).returncode == 0
