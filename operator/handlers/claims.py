@@ -11,7 +11,7 @@ from typing import Final
 
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.handlers.leadership import LEASE_S, Candidate, LeaseName
+from specdecode_operator.handlers.leadership import LEASE_S, Candidate, LeaseName, Silence
 from specdecode_operator.kube.resources import LEASE
 from specdecode_operator.kube.rights import SERVES
 from specdecode_operator.kube.untyped import mapping
@@ -29,8 +29,8 @@ class Claims:
     ) -> None:
         self._cluster, self._identity, self._clock = cluster, identity, clock
         self._candidates = {each: Candidate(cluster, LeaseName(each, SERVES, identity), clock) for each in namespaces}
-        self._seen: dict[str, tuple[str, float]] = {}
-        """Version of the Lease of each namespace that another claims, and since when it has it."""
+        self._silences: dict[str, Silence] = {}
+        """Of the Lease of each namespace that has one."""
         self._others: dict[str, str] = {}
         """Who serves namespaces that this one leaves alone."""
 
@@ -70,19 +70,18 @@ class Claims:
         return found
 
     async def _claimed_by_others(self) -> dict[str, str]:
-        """Return who renews the Lease of a namespace: how long ago is measured here, for clocks may differ."""
+        """Return who renews the Lease of a namespace."""
         try:
             bodies, _ = await self._cluster.list(LEASE, name=SERVES)
         except ClusterError as error:
             _logger.warning("who serves single namespaces cannot be told now: %s", error)
             return self._others
-        found, seen = {}, {}
+        found, silences = {}, {}
         for body in bodies:
-            namespace, version = body["metadata"]["namespace"], str(body["metadata"]["resourceVersion"])
+            namespace = body["metadata"]["namespace"]
             holder = printable(str(mapping(body, "spec").get("holderIdentity") or _NOBODY))
-            known = self._seen.get(namespace, ("", 0.0))
-            seen[namespace] = known if known[0] == version else (version, self._clock())
-            if holder not in (_NOBODY, self._identity) and self._clock() - seen[namespace][1] < LEASE_S:
+            silences[namespace] = self._silences.get(namespace, Silence(self._clock))
+            if silences[namespace].lasts_s(body) < LEASE_S and holder not in (_NOBODY, self._identity):
                 found[namespace] = holder
-        self._seen = seen
+        self._silences = silences
         return found

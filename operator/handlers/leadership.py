@@ -54,17 +54,26 @@ class LeaseName:
     identity: str
 
 
-class Candidate:
-    """Asks for the Lease and renews it: one look each time.
+class Silence:
+    """How long a Lease of another has not been renewed, from when that was seen: clocks of nodes may differ."""
 
-    How long another has held it without renewing is measured here, from when it
-    was seen: clocks of nodes may differ. A container that was started anew has its pod's Lease.
-    """
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._version, self._since_s = "", 0.0
+
+    def lasts_s(self, lease: Body) -> float:
+        """Return it in seconds, as of this look at the Lease."""
+        if (version := str(lease["metadata"]["resourceVersion"])) != self._version:
+            self._version, self._since_s = version, self._clock()
+        return self._clock() - self._since_s
+
+
+class Candidate:
+    """Asks for the Lease and renews it: one look each time. A container that was started anew has its pod's Lease."""
 
     def __init__(self, cluster: Cluster, lease: LeaseName, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._lease, self._clock = cluster, lease, clock
-        self._seen: tuple[str, float] = ("", 0.0)
-        """Version of another's Lease, and since when it has it."""
+        self._cluster, self._lease = cluster, lease
+        self._silence = Silence(clock)
         self.holder = ""
 
     async def take(self) -> bool:
@@ -95,16 +104,14 @@ class Candidate:
             await self._cluster.merge(live, version | {"spec": {"holderIdentity": ""}})
 
     def _may_take(self, live: Body) -> bool:
-        spec, version = mapping(live, "spec"), str(live["metadata"]["resourceVersion"])
+        spec = mapping(live, "spec")
         self.holder = printable(str(spec.get("holderIdentity") or ""))
         if self.holder in ("", self._lease.identity):
             return True
-        if version != self._seen[0]:
-            self._seen = (version, self._clock())
         lasts_s = spec.get("leaseDurationSeconds")
         if not isinstance(lasts_s, int) or not 0 < lasts_s <= _LONGEST_LEASE_S:
             lasts_s = LEASE_S
-        return self._clock() - self._seen[1] >= lasts_s
+        return self._silence.lasts_s(live) >= lasts_s
 
     def _spec(self, before: Body) -> Body:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
