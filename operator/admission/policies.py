@@ -42,10 +42,7 @@ class Policies:
         return cls(
             {_name(each): each for each in kinds.get(_POLICY, [])},
             kinds.get(_BINDING, []),
-            {
-                (str(mapping(each, "metadata").get("namespace")), _name(each)): each
-                for each in kinds.get("ConfigMap", [])
-            },
+            {(_namespace(each), _name(each)): each for each in kinds.get("ConfigMap", [])},
             {_name(each): each for each in kinds.get("Namespace", [])},
         )
 

@@ -6,8 +6,6 @@ https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-con
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from specdecode_operator.admission.judgement import (
     Level,
     Remark,
@@ -21,7 +19,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import InvalidSpecError
 
@@ -80,20 +78,11 @@ def _remarks(request: Body, terms: Terms) -> Iterator[Remark]:
 
 
 def _of_deployment(key: Key, document: Any, terms: Terms) -> Iterator[Remark]:
-    try:
-        # As the operator reads it, which passes over fields of a newer CRD.
-        spec = SpecDecodeDeploymentSpec.parse(document, newer=True)
-    except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error)) from error
-    yield from deployment_remarks(key, spec, terms)
+    yield from deployment_remarks(key, parsed_spec(SpecDecodeDeploymentSpec, document, newer=True), terms)
 
 
 def _of_capture(_key: Key, document: Any, _terms: Terms) -> Iterator[Remark]:
-    try:
-        spec = SpecDecodeCaptureSpec.parse(document, newer=True)
-    except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error, SpecDecodeCaptureSpec)) from error
-    yield from capture_remarks(spec)
+    yield from capture_remarks(parsed_spec(SpecDecodeCaptureSpec, document, newer=True))
 
 
 _KINDS: Final[Mapping[tuple[Any, Any], Callable[[Key, Any, Terms], Iterator[Remark]]]] = {

@@ -89,17 +89,13 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
             # One that nobody would read is none: it would be signed anew at each look.
             if len(text) <= MOST_BYTES:
                 signed[name] = (text, statement)
-    newest = sorted(signed, key=lambda each: _age(signed[each][1].predicate), reverse=True)[:MOST_ROLLOUTS]
+    newest = sorted(signed, key=lambda each: signed[each][1].predicate.age, reverse=True)[:MOST_ROLLOUTS]
     if not newest:
         return desired
     body: Body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": attestation_name(parent.key)}}
     body["data"] = {each: signed[each][0] for each in newest}
     # First: what was attested is there when a pod asks to be admitted.
     return replace(desired, children=[owned(body, parent.key, parent.uid), *desired.children])
-
-
-def _age(rollout: Rollout) -> tuple[int, str]:
-    return rollout.object.generation, rollout.made_at
 
 
 def _entry(pods: tuple[Pods, ...]) -> str:

@@ -33,7 +33,7 @@ def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
 
     Pods of an earlier rollout may run on while its successor comes up: they may be those of any.
     """
-    newest = max(rollouts, key=lambda each: (each.object.generation, each.made_at))
+    newest = max(rollouts, key=lambda each: each.age)
     foreign = tuple(_foreign(newest, body))
     if body.get("kind") == deployment.KIND:
         return Compared("spec, plan, KV cache", foreign or tuple(_of_object(newest, body)))

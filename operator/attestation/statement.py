@@ -91,6 +91,11 @@ class Rollout(_Told, frozen=True):
     served: Served | None = None
     """Absent until all engines serve: then only the plan is attested."""
 
+    @property
+    def age(self) -> tuple[int, str]:
+        """By which rollouts of one object are sorted, the newest last."""
+        return self.object.generation, self.made_at
+
 
 class Statement(_Told, frozen=True):
     """An in-toto statement."""

@@ -43,7 +43,8 @@ from specdecode_operator.capture.control.volume import (
 from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import Readiness, place_word, readiness_of, stalled, working
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
+from specdecode_operator.problems import InvalidSpecError
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -117,11 +118,9 @@ _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine 
 def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Decision:
     """Decide what should exist for a capture, and how far it is."""
     try:
-        spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
-    except ValidationError as error:
-        return _blocked(
-            Blocked("Invalid", "; ".join(map(str, spec_problems(error, SpecDecodeCaptureSpec))), permanent=True)
-        )
+        spec = parsed_spec(SpecDecodeCaptureSpec, capture.spec, newer=True)
+    except InvalidSpecError as error:
+        return _blocked(Blocked("Invalid", "; ".join(map(str, error.problems)), permanent=True))
     claim = claim_of(capture, spec.storage)
     decision = _next_step(capture, spec, observed)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:

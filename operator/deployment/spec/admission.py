@@ -6,13 +6,11 @@ It is a file by itself, for the CEL library takes long to load.
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd.admission import metadata_problems, refusals
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
 from specdecode_operator.problems import InvalidSpecError, Problem
 
 _Spec = TypeVar("_Spec", bound=ApiModel)
@@ -52,10 +50,7 @@ def admitted_capture(body: Mapping[str, Any]) -> SpecDecodeCaptureSpec:
 
 
 def _admitted(kind: type[_Spec], spec: Any, metadata: Any) -> _Spec:
-    try:
-        admitted = kind.parse(spec)
-    except ValidationError as error:
-        raise InvalidSpecError(spec_problems(error, kind)) from error
+    admitted = parsed_spec(kind, spec)
     if problems := refusals(admitted, metadata):
         raise InvalidSpecError(problems)
     return admitted

@@ -12,7 +12,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.spec.engine_fields import is_by_policy, with_policy
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
 from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.problems import InvalidSpecError
@@ -94,9 +94,9 @@ def _kept_managers(annotations: Mapping[str, str]) -> frozenset[str]:
 def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:
     """Fields of a newer CRD are passed over, as the API server passes over fields of no CRD."""
     try:
-        return SpecDecodeDeploymentSpec.parse(spec, newer=True)
-    except ValidationError as error:
-        return InvalidSpecError(spec_problems(error))
+        return parsed_spec(SpecDecodeDeploymentSpec, spec, newer=True)
+    except InvalidSpecError as error:
+        return error
 
 
 def _parse_status(status: Body) -> SpecDecodeDeploymentStatus:

@@ -1,14 +1,17 @@
 """Says in plain words what pydantic finds wrong with a spec."""
 
 import difflib
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.patterns import MEANINGS
-from specdecode_operator.problems import Problem, shown_or_nothing
+from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
+
+_Spec = TypeVar("_Spec", bound=ApiModel)
 
 _SHOWN_CHARACTERS: Final = 64
 _MOST_PROBLEMS: Final = 50
@@ -41,6 +44,20 @@ _WORDS: Final = {
     "literal_error": "use one of {expected}",
 }
 """What to say by pydantic's type of error; others in pydantic's own words."""
+
+
+def parsed_spec(kind: type[_Spec], document: Any, *, newer: bool = False) -> _Spec:
+    """Return the spec of an object; ``newer``: fields of a newer CRD are passed over, as the operator does.
+
+    Raises
+    ------
+    InvalidSpecError
+        With what is wrong with it.
+    """
+    try:
+        return kind.parse(document, newer=newer)
+    except ValidationError as error:
+        raise InvalidSpecError(spec_problems(error, kind)) from error
 
 
 def spec_problems(error: ValidationError, spec: type[BaseModel] = SpecDecodeDeploymentSpec) -> list[Problem]:
