@@ -75,6 +75,24 @@ GROUPS = (
         lambda version: version >= (0, 8),
         ("-v",),
     ),
+    # What releases and attestations are signed with. Minutes of compiling: asked for by `publish` and long tests alone.
+    Group(
+        "cosign",
+        "3.1.3",
+        {"cosign": "github.com/sigstore/cosign/v3/cmd/cosign"},
+        lambda version: (3, 0) <= version < (4, 0),
+        ("version",),
+        "-s -w -X sigs.k8s.io/release-utils/version.gitVersion=v3.1.3",
+    ),
+    # Pushes images by the bytes that they have, and serves a registry.
+    Group(
+        "crane",
+        "0.22.1",
+        {"crane": "github.com/google/go-containerregistry/cmd/crane"},
+        lambda version: version >= (0, 20),
+        ("version",),
+        "-s -w -X github.com/google/go-containerregistry/cmd/crane/cmd.Version=v0.22.1",
+    ),
     # Ours, of the libraries of GitOps tools: what they make of a status.
     Group("health", "1", {"health": "specdecode.io/devcluster/tools/health"}, lambda _: False),
     Group("pause", "1", {"pause": "specdecode.io/devcluster/tools/pause"}, lambda _: False),
