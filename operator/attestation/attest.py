@@ -10,7 +10,7 @@ from msgspec.structs import replace as changed
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.attestation.checks import images_of
 from specdecode_operator.attestation.envelope import MOST_BYTES, UnverifiedError, opened, sealed
 from specdecode_operator.attestation.keys import SigningKey

@@ -4,7 +4,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.calibration.engine_log import Measurement, Term, measured_entry
 from specdecode_operator.deployment.proof.residual import share
 from specdecode_operator.deployment.spec.facts import Facts

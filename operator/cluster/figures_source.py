@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import FiguresSource, FiguresStatus, FigureStatus
+from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus, FigureStatus
 from specdecode_operator.cluster.web import NoAnswerError, WrongAnswerError, in_time, place_of
 from specdecode_operator.monitoring.looks import SHOWN, WINDOW_S, Looks
 from specdecode_operator.monitoring.measures import Scope, Values

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 from specdecode_operator.problems import printable
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN

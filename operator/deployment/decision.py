@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate

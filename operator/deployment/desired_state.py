@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.pods.gate import Held

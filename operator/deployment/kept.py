@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status import KeptEntry
+from specdecode_operator.api.status.deployment import KeptEntry
 
 
 def digests(config_map: str, entries: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status import FiguresStatus
+from specdecode_operator.api.status.deployment import FiguresStatus
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, RolledBack
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts

@@ -7,7 +7,7 @@ from typing import Final
 
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.policy import PolicyStatus
-from specdecode_operator.api.status import (
+from specdecode_operator.api.status.deployment import (
     AcceptanceStatus,
     ObservedStatus,
     SpecDecodeDeploymentStatus,

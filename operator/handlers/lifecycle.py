@@ -10,7 +10,7 @@ from typing import Any
 import kopf
 
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.handlers.leadership import Leadership
+from specdecode_operator.handlers.leadership.leadership import Leadership
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
 from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.resources import WATCHED

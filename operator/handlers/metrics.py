@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.key import Key
+from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.deployment.proof.residual import BudgetResidual
 from specdecode_operator.policy.decision import Action, Outcome

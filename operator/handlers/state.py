@@ -5,7 +5,6 @@ import itertools
 import logging
 import time
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
 from prometheus_client.registry import Collector
 
@@ -13,17 +12,15 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import PART_OF, PART_OF_LABEL
 from specdecode_operator.api.crd.skew import INSTALL_CRD, crd_skew
 from specdecode_operator.api.key import Key
-from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
-from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
+from specdecode_operator.cluster.figures_source import FiguresReader
 from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
-from specdecode_operator.handlers.claims import Claims
+from specdecode_operator.handlers.leadership.claims import Claims
 from specdecode_operator.handlers.metrics import (
     CaptureCollector,
     DeploymentCollector,
@@ -34,10 +31,11 @@ from specdecode_operator.handlers.metrics import (
 )
 from specdecode_operator.handlers.own_image import own_image
 from specdecode_operator.handlers.queue import WorkQueue
-from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.reconcile.reconciler import Reconciler
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.kube.labels import OWNED_SELECTOR
-from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
-from specdecode_operator.kube.pod_policy import NONE_ALLOWED
+from specdecode_operator.kube.nodes import NodesFrom
 from specdecode_operator.kube.resources import (
     CUSTOM_RESOURCE_DEFINITION,
     LEADER_WORKER_SET,
@@ -65,24 +63,11 @@ class OperatorStuckError(Exception):
 class OperatorState:
     """Cache, queue and connections, from start-up to clean-up."""
 
-    def __init__(  # noqa: PLR0913  what the command line says
-        self,
-        calibration: Path | None = None,
-        host_paths: tuple[str, ...] = (),
-        pod_template: frozenset[str] = NONE_ALLOWED,
-        prometheus: Prometheus | None = None,
-        *,
-        namespaces: tuple[str, ...] = (),
-        identity: str = "",
-        nodes: tuple[NodeFacts, ...] | None = None,
-        signing_key: SigningKey | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
         self.cache = Cache()
-        self.namespaces, self._identity, self._nodes = namespaces, identity, nodes
-        self._signing_key = signing_key
-        self.calibration = CalibrationFile(calibration)
-        self.host_paths, self.pod_template = host_paths, pod_template
-        self.figures = FiguresReader(prometheus)
+        self.calibration = CalibrationFile(self._settings.calibration)
+        self.figures = FiguresReader(self._settings.prometheus)
         self.queue = WorkQueue()
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
@@ -111,7 +96,7 @@ class OperatorState:
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
-        claims = Claims(cluster, self.namespaces, self._identity)
+        claims = Claims(cluster, self.namespaces, self._settings.identity)
         self._connections.push_async_callback(claims.release)
         await claims.look()
         await self._list_everything(cluster)
@@ -123,12 +108,12 @@ class OperatorState:
             self.residuals,
             self.calibration,
             policy_decisions=self.policy_decisions,
-            host_paths=self.host_paths,
-            pod_template=self.pod_template,
+            host_paths=self._settings.host_paths,
+            pod_template=self._settings.pod_template,
             operator_image=image,
             figures=self.figures,
-            nodes_from=self._nodes_from,
-            signing_key=self._signing_key,
+            nodes_from=self._settings.nodes_from,
+            signing_key=self._settings.signing_key,
         )
         captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, self.ended_captures, image)
 
@@ -172,10 +157,9 @@ class OperatorState:
             raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s, and nothing was done")
 
     @property
-    def _nodes_from(self) -> NodesFrom:
-        if not self.namespaces:
-            return NodesFrom.CLUSTER
-        return NodesFrom.NOWHERE if self._nodes is None else NodesFrom.FILE
+    def namespaces(self) -> tuple[str, ...]:
+        """Those that it serves; none: all."""
+        return self._settings.namespaces
 
     @property
     def works(self) -> bool:
@@ -210,13 +194,13 @@ class OperatorState:
         because a watch that starts anew does not tell what was deleted
         meanwhile.
         """
-        if self._nodes_from is NodesFrom.CLUSTER:
+        if self._settings.nodes_from is NodesFrom.CLUSTER:
             nodes, version = await cluster.list(NODE)
             for node in nodes:
                 self.cache.put_node(node)
             self.cache.retain_nodes(nodes, version)
         else:
-            self.cache.give_nodes(self._nodes or ())
+            self.cache.give_nodes(self._settings.nodes or ())
         for resource in WATCHED:
             if resource != LEADER_WORKER_SET:
                 await self._list_children(cluster, resource)

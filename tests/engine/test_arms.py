@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.api.capture_comparison import ArmVerdict
+from specdecode_operator.api.status.comparison import ArmVerdict
 from specdecode_operator.capture.comparison.result import Arm, Comparison
 from specdecode_operator.capture.files.checks import Checks
 from specdecode_operator.capture.validation.validate import validate_capture

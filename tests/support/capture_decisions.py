@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
+from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import Decision, decide
 from specdecode_operator.capture.control.observation import CaptureObservation

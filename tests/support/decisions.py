@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import Condition, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment import decision
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.desired_state import DesiredState

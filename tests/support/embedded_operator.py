@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import kopf
@@ -12,6 +11,7 @@ import pytest
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.handlers.main import run_operator
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
 
 DEADLINE_S = 60
@@ -28,7 +28,7 @@ class EmbeddedOperator:
 
 @asynccontextmanager
 async def embedded_operator(
-    monkeypatch: pytest.MonkeyPatch, calibration: Path | None = None, **more: Any
+    monkeypatch: pytest.MonkeyPatch, settings: Settings | None = None
 ) -> AsyncIterator[EmbeddedOperator]:
     """Run it until the block ends; it must end well."""
     arguments: dict[str, Any] = {}
@@ -37,12 +37,12 @@ async def embedded_operator(
     (port,) = free_ports(1)
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
-    run_operator(health_port=port, metrics_port=0, calibration=calibration, **more)
-    settings = kopf.OperatorSettings()
-    settings.queueing.idle_timeout = 0.05  # kopf waits so long for each of its workers when it stops
+    run_operator(settings or Settings(), health_port=port, metrics_port=0)
+    of_kopf = kopf.OperatorSettings()
+    of_kopf.queueing.idle_timeout = 0.05  # kopf waits so long for each of its workers when it stops
     running, ready = EmbeddedOperator(arguments, port), asyncio.Event()
     flags = {"stop_flag": running.stopped, "ready_flag": ready}
-    task = asyncio.create_task(kopf.operator(**arguments, **flags, settings=settings))
+    task = asyncio.create_task(kopf.operator(**arguments, **flags, settings=of_kopf))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await ready.wait()

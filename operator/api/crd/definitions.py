@@ -7,12 +7,12 @@ import yaml
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import GROUP, PART_OF, PART_OF_LABEL, VERSION, VERSION_LABEL, ApiModel
-from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES, JOB_NAME, SCHEDULE_RULES
 from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
 from specdecode_operator.api.crd.schema import RulesByModel, Schema, structural_schema
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
+from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.version import __version__
 
 _LINE_WIDTH = 120

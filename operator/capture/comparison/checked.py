@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from specdecode_operator.api.capture_comparison import Outputs
+from specdecode_operator.api.status.comparison import Outputs
 from specdecode_operator.capture.comparison.result import Difference, OutputsFound
 from specdecode_operator.capture.files.checks import Checks, GreedyAnswer, ParsingCheck
 from specdecode_operator.capture.files.formats import CHECKS

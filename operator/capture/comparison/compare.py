@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from pydantic import ValidationError
 
-from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.api.capture_workload import CaptureWorkload, Phase
+from specdecode_operator.api.status.comparison import ArmVerdict
 from specdecode_operator.capture.comparison.arms import (
     ArmSums,
     drafting_of,

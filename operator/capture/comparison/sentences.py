@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from specdecode_operator.api.capture_comparison import ArmVerdict, Outputs
+from specdecode_operator.api.status.comparison import ArmVerdict, Outputs
 from specdecode_operator.capture.comparison.judged import SMALLEST_EFFECT
 from specdecode_operator.capture.comparison.result import Load, LoadVerdict, OutputsFound
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from specdecode_operator.api.capture_comparison import (
+from specdecode_operator.api.status.comparison import (
     ArmVerdict,
     ComparedArm,
     ComparedLoad,

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
+from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """https://kueue.sigs.k8s.io/docs/tasks/run/jobs/"""

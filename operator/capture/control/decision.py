@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec, Storage
-from specdecode_operator.api.capture_comparison import ComparisonStatus
-from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.golden import RegressionStatus
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status.capture import CapturePhase, CaptureSummary
+from specdecode_operator.api.status.comparison import ComparisonStatus
+from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.capture.control.admission import (
     captured_deployment,
     dataset_blocked,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Checks, DuringCapture, SpecDecodeCaptureSpec
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.capture.control.admission import workload_document
 from specdecode_operator.capture.control.arm_pods import (
     apart,

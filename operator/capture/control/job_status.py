@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_comparison import ComparisonStatus
-from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary
 from specdecode_operator.api.golden import RegressionStatus
+from specdecode_operator.api.status.capture import CapturePhase, CaptureSummary
+from specdecode_operator.api.status.comparison import ComparisonStatus
 from specdecode_operator.capture.control.job import LOAD, SWITCH_VOLUME
 from specdecode_operator.capture.control.serving_first import in_line
 from specdecode_operator.capture.control.termination import (

@@ -11,7 +11,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.capture.control.capture import Capture, read_capture
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})

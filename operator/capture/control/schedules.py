@@ -14,9 +14,9 @@ from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api import deployment as deployment_api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule, Concurrency, ScheduleStatus
-from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.key import Key
+from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.capture.control.volume import is_published
 from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from specdecode_operator.api.capture_comparison import ArmVerdict
-from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
+from specdecode_operator.api.status.capture import CapturePhase, SpecDecodeCaptureStatus
+from specdecode_operator.api.status.comparison import ArmVerdict
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.decision import Decision
 from specdecode_operator.capture.control.golden.against import holds_condition

@@ -6,9 +6,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_comparison import ComparisonStatus
-from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.api.golden import RegressionStatus
+from specdecode_operator.api.status.capture import CaptureSummary
+from specdecode_operator.api.status.comparison import ComparisonStatus
 from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import dead_core, find_error, telling_line

@@ -13,7 +13,7 @@ import typer
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.cli.application import application
 from specdecode_operator.cli.capture.apply import Applied, apply, read_captures
 from specdecode_operator.cli.capture.compare import compare_command

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.documents.json_text import parse_json

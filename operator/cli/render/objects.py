@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
-from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
+from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.capture import Capture, read_capture
 from specdecode_operator.capture.control.decision import decide as decide_capture

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.plan.changed_spec import admitted
 from specdecode_operator.deployment.spec.facts import Facts

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from specdecode_operator.api.status import GpuMemory, PlanStatus
+from specdecode_operator.api.status.deployment import GpuMemory, PlanStatus
 from specdecode_operator.api.values import METHODS_WITH_LAYERS
 from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate
 from specdecode_operator.deployment.plan.planning import chosen_by

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import Condition, ConditionStatus, PlanStatus
+from specdecode_operator.api.status.deployment import Condition, ConditionStatus, PlanStatus
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.blocked_pods import VOLUME_IN_USE

@@ -7,9 +7,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_comparison import ArmVerdict, ComparedArm, ComparisonStatus, Outputs
 from specdecode_operator.api.capture_workload import CaptureWorkload
 from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.api.status.comparison import ArmVerdict, ComparedArm, ComparisonStatus, Outputs
 from specdecode_operator.api.values import RejectionSampling
 from specdecode_operator.deployment.proof.observed import decimal
 from specdecode_operator.policy.decision import NoEvidence

@@ -5,7 +5,7 @@ from typing import Final
 
 from specdecode_operator.api.crd.admission import broken_rules
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.deployment.conditions import FALSE
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.spec.engine_fields import speculating

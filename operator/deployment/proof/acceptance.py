@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from specdecode_operator.api.status import AcceptanceStatus, ObservedStatus
+from specdecode_operator.api.status.deployment import AcceptanceStatus, ObservedStatus
 from specdecode_operator.deployment.conditions import UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.vocabulary import Method

@@ -17,9 +17,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.capture import CapturePhase, SpecDecodeCaptureStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH
 from specdecode_operator.deployment.conditions import TRUE, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import decimal

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specdecode_operator.api.status import ConditionStatus, ObservedStatus, SpeculationFeature
+from specdecode_operator.api.status.deployment import ConditionStatus, ObservedStatus, SpeculationFeature
 from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH
 from specdecode_operator.deployment.conditions import FALSE, MESSAGE_LIMIT, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import answering_engines, decimal, no_engine_condition

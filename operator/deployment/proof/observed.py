@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from specdecode_operator.api.status import ObservedStatus
+from specdecode_operator.api.status.deployment import ObservedStatus
 from specdecode_operator.deployment.conditions import UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.engine_version import said_versions
 from specdecode_operator.deployment.proof.residual import BudgetResidual

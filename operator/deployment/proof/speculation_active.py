@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from specdecode_operator.api.status import ConditionStatus, ObservedStatus, SpeculationFeature
+from specdecode_operator.api.status.deployment import ConditionStatus, ObservedStatus, SpeculationFeature
 from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH, METHODS_WITH_LOOKUP
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.acceptance import LOW_BY_DESIGN

@@ -7,7 +7,7 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.api.values import METHODS_WITH_LAYERS
 from specdecode_operator.policy.decision import Mode
 

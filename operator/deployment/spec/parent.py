@@ -10,7 +10,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.spec.engine_fields import is_by_policy, with_policy
 from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
 from specdecode_operator.deployment.spec.schedule_rules import schedule_problems

@@ -19,7 +19,7 @@ from bench.monitoring import FOLDER
 from devcluster.cluster.settings import free_ports
 from devcluster.host.packages import which
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import FiguresSource
+from specdecode_operator.api.status.deployment import FiguresSource
 from specdecode_operator.cli.main import app
 from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
 from specdecode_operator.monitoring.figures import FIGURES

@@ -2,7 +2,7 @@
 
 Engines are pages on the loopback, and the test is their kubelet. What a policy decides over days is seen in
 tests/unit/policy, on vLLM's own counters in tests/component/operator/policy, and what it reads and writes in
-tests/unit/handlers/test_policy.py.
+tests/unit/handlers/reconcile/test_policy.py.
 """
 
 import json
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from tests.component.operator.test_lifecycle import apply, report, template_hash, wanted_hash

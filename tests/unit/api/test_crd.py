@@ -14,7 +14,7 @@ from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.definitions import crd_file_name, crd_yaml, crds
 from specdecode_operator.api.crd.deployment_rules import RULES
 from specdecode_operator.api.patterns import MEANINGS
-from specdecode_operator.cli.crds import crds_command
+from specdecode_operator.cli.operator.crds import crds_command
 from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
 
 CHECKED_IN = Path(__file__).parents[3] / "crds"

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from specdecode_operator.handlers import main
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H100
 from tests.unit.cli.conftest import Specdecode
@@ -36,11 +37,10 @@ def test_namespaces_and_nodes_that_cannot_be_meant(specdecode: Specdecode, optio
 def test_named_namespaces_are_served_with_the_nodes_of_a_file(
     specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    started: dict[str, object] = {}
-    monkeypatch.setattr(main, "run_operator", lambda **given: started.update(given))
+    started: list[Settings] = []
+    monkeypatch.setattr(main, "run_operator", lambda settings, **_: started.append(settings))
     (tmp_path / "nodes.yaml").write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [NODE]}))
     options = ("--namespace=a", "--namespace=b", "--namespace=a", f"--nodes={tmp_path / 'nodes.yaml'}")
     assert specdecode("operator", *options).exit_code == 0
-    assert (started["namespaces"], started["nodes"]) == (("a", "b"), (NodeFacts("n", H100, 8),))
     assert specdecode("operator").exit_code == 0
-    assert (started["namespaces"], started["nodes"]) == ((), None)
+    assert started == [Settings(namespaces=("a", "b"), nodes=(NodeFacts("n", H100, 8),)), Settings()]

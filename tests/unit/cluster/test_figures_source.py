@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import FiguresSource, FiguresStatus
+from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus
 from specdecode_operator.cluster import figures_source
 from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
 from specdecode_operator.monitoring.figures import find_figure

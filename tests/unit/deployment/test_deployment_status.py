@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.conditions import changed_conditions
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.pods.rollout import current_pods

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent

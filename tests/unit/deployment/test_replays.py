@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.capture.control.serving_first import read_serving
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
 from specdecode_operator.deployment.observation import Observation, observed_residual

@@ -14,9 +14,9 @@ import pytest
 
 from bench.reason_tables import FILE, read_conditions, read_reasons
 from specdecode_operator.api.capture import KIND as CAPTURE
-from specdecode_operator.api.capture_comparison import ArmVerdict
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 from specdecode_operator.api.golden import Regressed
+from specdecode_operator.api.status.comparison import ArmVerdict
 from specdecode_operator.sizing.memory.budget import Verdict
 from tests.support.documents import ROOT
 
@@ -24,7 +24,7 @@ OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "policy/", "resolver/", "capture/control/schedules.py")
 OF_CAPTURES = ("capture/comparison/reading/", "capture/control/", "capture/files/", "capture/job/", "capture/merge/")
 OF_BOTH = ("handlers/", "problems.py", "deployment/blocked.py", "deployment/pods/")
-OF_WRITES = "handlers/inventory.py"
+OF_WRITES = "handlers/reconcile/inventory.py"
 VERDICTS = {
     DEPLOYMENT: {verdict.value for verdict in Verdict},
     CAPTURE: {verdict.value for verdict in (*ArmVerdict, *Regressed)},

@@ -12,7 +12,7 @@ from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
 from tests.support.api_server import ApiServer
 from tests.support.http_server import serving
 from tests.unit.cluster.test_engine_probe import Metrics
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconcile.reconciler_world import World
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
 from specdecode_operator.handlers.main import OneLine
-from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.reconcile.reporter import Reporter
 
 TOKEN = "hf_" + "aB3" * 8
 FOREIGN = "boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"

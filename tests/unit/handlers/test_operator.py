@@ -15,6 +15,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers import lifecycle
 from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
@@ -184,7 +185,7 @@ async def test_in_named_namespaces_it_asks_about_nothing_else(api: ApiServer, mo
     add(api, "here", pair_70b())
     elsewhere = {"metadata": {**metadata("elsewhere")["metadata"], "namespace": "others"}}
     api.create(SPECDECODE_DEPLOYMENT, {**elsewhere, "spec": tiny_cpu()})
-    async with embedded_operator(monkeypatch, namespaces=("team",), nodes=fleet) as operator:
+    async with embedded_operator(monkeypatch, Settings(namespaces=("team",), nodes=fleet)) as operator:
         await until(lambda: "here" in api.names(DEPLOYMENT), lambda: f"its engines: {ready(api, 'here')}")
         add(api, "later", tiny_cpu())
         await until(lambda: "later" in api.names(DEPLOYMENT), lambda: "a watch tells of what comes")
@@ -196,7 +197,7 @@ async def test_in_named_namespaces_it_asks_about_nothing_else(api: ApiServer, mo
 
 
 async def test_a_deletion_that_no_watch_told_of_is_seen_in_named_namespaces(api: ApiServer) -> None:
-    state = OperatorState(namespaces=("others", "team"))
+    state = OperatorState(Settings(namespaces=("others", "team")))
     add(api, "llama", tiny_cpu(suspend=True))
     await state.start()
     assert [key.name for key in state.cache.parents()] == ["llama"]

@@ -8,11 +8,11 @@ from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.metrics import DeploymentCollector, EndedCaptures, ReconcileTimes
+from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.resources import SPECDECODE_DEPLOYMENT
 from tests.support.api_server import ApiServer
@@ -20,7 +20,7 @@ from tests.support.captures import JOB_UID, KEY, job
 from tests.support.captures import capture as captured
 from tests.support.embedded_operator import until
 from tests.support.objects import tiny_cpu
-from tests.unit.handlers.test_image_note import OWNER, FakeCluster, labelled
+from tests.unit.handlers.reconcile.test_image_note import OWNER, FakeCluster, labelled
 
 
 def samples(collector: Collector) -> dict[tuple[str, ...], float]:

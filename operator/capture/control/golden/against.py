@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.golden import Regressed, RegressionStatus
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.capture.control.capture import Capture, read_capture
 from specdecode_operator.capture.control.volume import claim_of
 from specdecode_operator.capture.job.against import AGAINST_MOUNT, AGAINST_VARIABLE

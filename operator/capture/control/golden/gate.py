@@ -11,7 +11,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Gate
 from specdecode_operator.api.golden import Regressed
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.capture.control.capture import Capture, read_capture
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, NotLaunched
 from specdecode_operator.deployment.pods.gate import GateCapture, GateState

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.api.capture_comparison import ComparisonStatus
+from specdecode_operator.api.status.comparison import ComparisonStatus
 from specdecode_operator.capture.comparison.compare import compare_capture, read_comparison, write_comparison
 from specdecode_operator.capture.comparison.result import COMPARISON, Comparison
 from specdecode_operator.capture.comparison.status import comparison_status

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.api.capture_comparison import ArmVerdict
+from specdecode_operator.api.status.comparison import ArmVerdict
 from specdecode_operator.capture.comparison.compare import compare_capture
 from specdecode_operator.capture.comparison.result import Load, LoadVerdict
 from specdecode_operator.capture.comparison.sentences import arm_verdict, crossover, percent, sentence

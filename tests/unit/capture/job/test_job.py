@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.api.status.capture import CaptureSummary
 from specdecode_operator.capture.files.config_hash import engine_hash
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.manifest import Manifest

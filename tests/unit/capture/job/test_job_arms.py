@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.api.capture_comparison import ComparisonStatus
-from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.api.status.capture import CaptureSummary
+from specdecode_operator.api.status.comparison import ComparisonStatus
 from specdecode_operator.capture.comparison.compare import read_comparison
 from specdecode_operator.capture.files.checks import Checks
 from specdecode_operator.capture.files.errors import CaptureError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.api.status.capture import CaptureSummary
 from specdecode_operator.capture.files.formats import ClientRecord, TraceMeta
 from specdecode_operator.capture.files.manifest import FileEntry
 from specdecode_operator.capture.merge.merge import merge

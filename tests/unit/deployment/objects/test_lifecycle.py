@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import PodTemplate
-from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import summarize
 from specdecode_operator.deployment.pods.rollout import read_rollout

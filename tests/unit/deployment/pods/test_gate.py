@@ -10,7 +10,7 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import Gate
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import Condition
+from specdecode_operator.api.status.deployment import Condition
 from specdecode_operator.capture.control.arms import arm_states
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status import Condition
+from specdecode_operator.api.status.deployment import Condition
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.history import update_group_history, update_last_good
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts

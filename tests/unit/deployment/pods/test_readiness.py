@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status import Condition
+from specdecode_operator.api.status.deployment import Condition
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.capture.control.job_status import read_progress
 from specdecode_operator.cluster.cache import slim
 from specdecode_operator.deployment.changes import resting

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import Condition
+from specdecode_operator.api.status.deployment import Condition
 from specdecode_operator.deployment.desired_state import DesiredState, RolledBack
 from specdecode_operator.deployment.history import update_last_good
 from specdecode_operator.deployment.observation import Observation

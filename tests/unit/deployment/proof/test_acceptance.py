@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status

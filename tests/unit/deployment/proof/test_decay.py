@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status import Condition
+from specdecode_operator.api.status.deployment import Condition
 from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.proof.decay import (

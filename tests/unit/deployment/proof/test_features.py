@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import ObservedStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.proof.observed import steady
 from specdecode_operator.deployment.spec.parent import read_parent

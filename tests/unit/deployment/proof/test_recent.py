@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, Work, update_recent
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import ObservedStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.proof.observed import steady

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import Condition
+from specdecode_operator.api.status.deployment import Condition
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.proof.settings_in_force import _CHANGES
 from specdecode_operator.deployment.spec.parent import read_parent

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.objects.plan_config_map import matrix_table
 from specdecode_operator.deployment.observation import Observation

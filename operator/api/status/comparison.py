@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.status import Word
+from specdecode_operator.api.status.deployment import Word
 
 ShortSentence = Annotated[str, StringConstraints(max_length=1024)]
 

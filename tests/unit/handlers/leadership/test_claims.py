@@ -5,15 +5,15 @@ import logging
 import pytest
 
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.handlers.claims import Claims
-from specdecode_operator.handlers.leadership import LEASE_S
+from specdecode_operator.handlers.leadership.claims import Claims
+from specdecode_operator.handlers.leadership.lease import LEASE_S
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.resources import DEPLOYMENT, LEASE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.kube.rights import SERVES
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu
-from tests.unit.handlers.test_leadership import Clock
+from tests.unit.handlers.leadership.test_leadership import Clock
 
 
 def holder(api: ApiServer) -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import ConditionStatus
+from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
-from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.reconcile.reporter import Reporter
 
 
 @pytest.mark.parametrize(

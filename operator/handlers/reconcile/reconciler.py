@@ -44,13 +44,13 @@ from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.engine.metrics import Reading, Unreachable
 from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.handlers.decision_cache import DecisionCache
-from specdecode_operator.handlers.inventory import what_blocks
-from specdecode_operator.handlers.launcher import Launcher
 from specdecode_operator.handlers.metrics import PolicyDecisions, ResidualCollector
-from specdecode_operator.handlers.policy_keeper import PolicyKeeper
-from specdecode_operator.handlers.reporter import Reporter
-from specdecode_operator.handlers.schedule_keeper import ScheduleKeeper
+from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
+from specdecode_operator.handlers.reconcile.inventory import what_blocks
+from specdecode_operator.handlers.reconcile.launcher import Launcher
+from specdecode_operator.handlers.reconcile.policy_keeper import PolicyKeeper
+from specdecode_operator.handlers.reconcile.reporter import Reporter
+from specdecode_operator.handlers.reconcile.schedule_keeper import ScheduleKeeper
 from specdecode_operator.kube.drift import identity
 from specdecode_operator.kube.labels import MODEL_FACTS_NAME
 from specdecode_operator.kube.nodes import NodesFrom

@@ -24,7 +24,7 @@ from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, Inventory
+from specdecode_operator.handlers.reconcile.inventory import BlockedError, ChildNameTakenError, Inventory
 from specdecode_operator.kube.drift import Identity, identity
 from specdecode_operator.kube.repairs import Repairs
 from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, POD

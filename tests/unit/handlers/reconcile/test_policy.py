@@ -8,7 +8,7 @@ import pytest
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.policy import PolicyStatus
-from specdecode_operator.api.status import PlanStatus
+from specdecode_operator.api.status.deployment import PlanStatus
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ForbiddenError
 from specdecode_operator.deployment.policy.status import given_up
@@ -16,11 +16,11 @@ from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
 from specdecode_operator.handlers.metrics import PolicyDecisions
-from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.kube.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
 from tests.support.objects import H200, Body, ended, pair_70b
 from tests.support.policy_field_cases import OFF_ARM, measured_capture
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconcile.reconciler_world import World
 
 LOOK_S = 30.0
 WINDOW = {"windowSeconds": 300, "cooldownSeconds": 600}

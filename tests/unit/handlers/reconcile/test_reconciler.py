@@ -25,7 +25,7 @@ from specdecode_operator.kube.resources import (
 from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu, waiting
 from tests.unit.deployment.proof.test_recent import engine as counting
 from tests.unit.deployment.spec.test_model_facts import answers, undescribed
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconcile.reconciler_world import World
 
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
 CHILD_WRITES = ["patch configmaps llama-plan", "patch services llama", "patch deployments.apps llama"]

@@ -11,7 +11,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.handlers.launcher import Launcher
+from specdecode_operator.handlers.reconcile.launcher import Launcher
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.resources import CHILDREN
 from tests.support.decisions import desired_state

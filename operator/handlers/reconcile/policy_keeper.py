@@ -29,7 +29,7 @@ from specdecode_operator.deployment.policy.status import (
 from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.metrics import PolicyDecisions
-from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.kube.resources import POD
 from specdecode_operator.policy.decision import Action, Decision, NoEvidence, Outcome
 from specdecode_operator.policy.window import Window

@@ -10,7 +10,7 @@ from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.decision_cache import DecisionCache
+from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.kube.labels import READS_FOR_LABEL
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry

@@ -11,7 +11,7 @@ from specdecode_operator.cluster.errors import (
     RefusedForNowError,
 )
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.handlers.inventory import BlockedError, ChildNameTakenError, what_blocks
+from specdecode_operator.handlers.reconcile.inventory import BlockedError, ChildNameTakenError, what_blocks
 
 WAITS, STOPS = ("Unknown", True, False), ("False", False, True)
 

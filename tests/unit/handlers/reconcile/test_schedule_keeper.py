@@ -16,8 +16,8 @@ from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.reporter import Reporter
-from specdecode_operator.handlers.schedule_keeper import GateKeeper, ScheduleKeeper
+from specdecode_operator.handlers.reconcile.reporter import Reporter
+from specdecode_operator.handlers.reconcile.schedule_keeper import GateKeeper, ScheduleKeeper
 from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent

@@ -8,7 +8,7 @@ from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.metrics import ResidualCollector
-from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.kube.resources import (
     CHILDREN,
     DEPLOYMENT,

@@ -5,12 +5,12 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from specdecode_operator.api.status import FiguresSource, FiguresStatus, FigureStatus
+from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus, FigureStatus
 from specdecode_operator.cluster.figures_source import FiguresReader
-from specdecode_operator.handlers import reconciler
+from specdecode_operator.handlers.reconcile import reconciler
 from specdecode_operator.kube.resources import SPECDECODE_DEPLOYMENT
 from tests.support.objects import tiny_cpu
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconcile.reconciler_world import World
 
 
 def figures(value: str) -> FiguresStatus:

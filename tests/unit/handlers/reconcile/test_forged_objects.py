@@ -21,7 +21,7 @@ from tests.support.api_server import ApiServer
 from tests.support.model_caches import CACHE, DRAFT, TARGET, cached
 from tests.support.objects import H200, Body, ended, tiny_cpu
 from tests.unit.deployment.spec.test_model_facts import DRAFT_CONFIG, WEIGHTS, answers, undescribed
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconcile.reconciler_world import World
 
 BROKEN = {"serving": {"maxModelLen": 512}}
 """A change of the spec, whose engines are played to fail."""

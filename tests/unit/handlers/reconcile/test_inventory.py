@@ -8,7 +8,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.handlers.inventory import Inventory
+from specdecode_operator.handlers.reconcile.inventory import Inventory
 from specdecode_operator.kube.manifests import owned
 from specdecode_operator.kube.resources import SERVICE
 

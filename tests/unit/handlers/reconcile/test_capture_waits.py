@@ -11,13 +11,13 @@ from specdecode_operator.api.capture import KIND
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.handlers.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
 from tests.unit.capture.control.test_preemption import borrowing
-from tests.unit.handlers.test_image_note import OWNER, FakeCluster, labelled
+from tests.unit.handlers.reconcile.test_image_note import OWNER, FakeCluster, labelled
 
 UNPLACED: Body = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "full"}]}
 

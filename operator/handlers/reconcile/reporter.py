@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status import Condition, ConditionStatus
+from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, NotFoundError

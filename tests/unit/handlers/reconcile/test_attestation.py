@@ -8,12 +8,12 @@ from specdecode_operator.attestation.envelope import opened
 from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.attestation.statement import read_statement
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.handlers.reconciler import Reconciler
+from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.kube.resources import CONFIG_MAP
 from tests.support.api_server import ApiServer
 from tests.support.attestations import key_pair
 from tests.support.objects import tiny_cpu
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconcile.reconciler_world import World
 
 KEY = SigningKey.read(key_pair()[0])
 

@@ -17,15 +17,17 @@ from devcluster.cluster.settings import free_ports
 from specdecode_operator.cli.main import app
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ConflictError
-from specdecode_operator.handlers import leadership, lifecycle
-from specdecode_operator.handlers.leadership import LEASE_S, Candidate, Leadership, LeaseName, leader_gauge
+from specdecode_operator.handlers import lifecycle
+from specdecode_operator.handlers.leadership import leadership
+from specdecode_operator.handlers.leadership.leadership import Leadership, leader_gauge
+from specdecode_operator.handlers.leadership.lease import LEASE_S, Candidate, LeaseName
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.resources import LEASE
 from tests.support.api_server import ApiServer, role_rights
 from tests.support.embedded_operator import until
 from tests.support.objects import Body
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 NAME = "specdecode-operator"
 
 

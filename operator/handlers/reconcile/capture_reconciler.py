@@ -36,10 +36,10 @@ from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.decision_cache import DecisionCache
-from specdecode_operator.handlers.inventory import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
+from specdecode_operator.handlers.reconcile.inventory import BlockedError, Inventory, what_blocks
+from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.kube.drift import identity, is_owned
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,

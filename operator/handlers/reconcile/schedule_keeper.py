@@ -17,7 +17,7 @@ from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.pods.gate import GateState, may_be_of_gate
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.reporter import Reporter
+from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM
 from specdecode_operator.problems import InvalidSpecError

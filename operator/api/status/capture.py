@@ -6,9 +6,9 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.capture_comparison import ComparisonStatus
 from specdecode_operator.api.golden import RegressionStatus
-from specdecode_operator.api.status import Conditions, Sentence, Word
+from specdecode_operator.api.status.comparison import ComparisonStatus
+from specdecode_operator.api.status.deployment import Conditions, Sentence, Word
 
 Path = Annotated[str, StringConstraints(max_length=1024)]
 

@@ -8,12 +8,12 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.proof.decay import LEARNED_WINDOWS
 from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.handlers import reconciler
+from specdecode_operator.handlers.reconcile import reconciler
 from specdecode_operator.kube.resources import SPECDECODE_CAPTURE
 from tests.support.captures import capture
 from tests.support.engine_work import LOOK_S, Working
 from tests.support.objects import Body, tiny_cpu
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconcile.reconciler_world import World
 
 
 async def looks(world: World, monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.handlers.leadership import LEASE_S, Candidate, LeaseName, Silence
+from specdecode_operator.handlers.leadership.lease import LEASE_S, Candidate, LeaseName, Silence
 from specdecode_operator.kube.resources import LEASE
 from specdecode_operator.kube.rights import SERVES
 from specdecode_operator.kube.untyped import mapping

@@ -1,0 +1,155 @@
+"""`specdecode operator`: what its options mean together, before anything is started."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from specdecode_operator.cli.options import (
+    AllowHostPathOption,
+    AllowPodTemplateOption,
+    RefuseOption,
+    allowed_names,
+    allowed_paths,
+    fail,
+)
+from specdecode_operator.problems import printable
+
+if TYPE_CHECKING:
+    from specdecode_operator.attestation.keys import SigningKey
+    from specdecode_operator.handlers.leadership.lease import LeaseName
+    from specdecode_operator.kube.nodes import NodeFacts
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def operator_command(  # noqa: PLR0913  each is an option
+    *,
+    health_port: Annotated[int, typer.Option(help="Port of /livez and /readyz, for the probes.")] = 8080,
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics; 0 takes a free one.")] = 8081,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Calibration file. It may be absent, and is read again when it changes.")
+    ] = None,
+    allow_host_path: AllowHostPathOption = None,
+    allow_pod_template: AllowPodTemplateOption = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="Prometheus to ask for figures; absent: the engines are asked.")
+    ] = None,
+    prometheus_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Bearer token that it wants; read again at each question.")
+    ] = None,
+    webhook_port: Annotated[
+        int | None, typer.Option(help="Port of the admission webhook, in HTTPS; absent: none is served.")
+    ] = None,
+    webhook_certificate: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="tls.crt and tls.key of the webhook; read again on a change.")
+    ] = None,
+    refuse_does_not_fit: RefuseOption = False,
+    leader_election: Annotated[
+        str | None,
+        typer.Option(metavar="LEASE", help="Work only while this Lease of the operator's namespace is held."),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(help="Namespace to serve; may be given several times. Absent: all, which takes a ClusterRole."),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="With --namespace: the nodes to plan for, as kubectl get nodes -o yaml writes them."
+        ),
+    ] = None,
+    signing_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="ECDSA P-256 key in PEM that signs what is attested of rollouts."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
+) -> None:
+    """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
+    # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
+    from specdecode_operator.cluster.figures_source import Prometheus  # noqa: PLC0415
+    from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
+    from specdecode_operator.handlers.settings import Settings, Webhook  # noqa: PLC0415
+
+    _check(prometheus, prometheus_token_file)
+    _check_webhook(webhook_port, webhook_certificate, refuses=refuse_does_not_fit)
+    namespaces = tuple(dict.fromkeys(namespace or ()))
+    _check_namespaces(namespaces, nodes)
+    settings = Settings(
+        calibration=calibration,
+        host_paths=allowed_paths(allow_host_path),
+        pod_template=allowed_names(allow_pod_template),
+        prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
+        webhook=None
+        if webhook_port is None or webhook_certificate is None
+        else Webhook(webhook_port, webhook_certificate, refuse_does_not_fit),
+        lease=None if leader_election is None else _lease(leader_election),
+        namespaces=namespaces,
+        nodes=None if nodes is None else _given_nodes(nodes),
+        signing_key=None if signing_key is None else _given_key(signing_key),
+    )
+    run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
+
+
+def _lease(name: str) -> "LeaseName":
+    """The Lease in the namespace of the operator's pod, asked for in the pod's name."""
+    from specdecode_operator.handlers.leadership.lease import LeaseName  # noqa: PLC0415
+    from specdecode_operator.handlers.settings import own_name  # noqa: PLC0415
+
+    namespace = os.environ.get("POD_NAMESPACE")
+    if not namespace or not name:
+        fix = "set POD_NAMESPACE, as the pod of the operator has it" if name else "name a Lease"
+        raise typer.BadParameter(f"{name or 'an empty name'}: {fix}", param_hint="--leader-election")
+    return LeaseName(namespace, name, own_name())
+
+
+def _check(prometheus: str | None, prometheus_token_file: Path | None) -> None:
+    if prometheus is not None and not prometheus.lower().startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{prometheus}: must begin with http:// or https://", param_hint="--prometheus")
+    if prometheus is None and prometheus_token_file is not None:
+        raise typer.BadParameter(
+            "is for --prometheus alone: give both or neither", param_hint="--prometheus-token-file"
+        )
+
+
+def _check_webhook(port: int | None, certificate: Path | None, *, refuses: bool) -> None:
+    if (port is None) != (certificate is None):
+        raise typer.BadParameter("goes with --webhook-certificate: give both or neither", param_hint="--webhook-port")
+    if port is None and refuses:
+        raise typer.BadParameter("is for the webhook: add --webhook-port", param_hint="--refuse-does-not-fit")
+
+
+def _check_namespaces(namespaces: tuple[str, ...], nodes: str | None) -> None:
+    for each in namespaces:
+        if not _NAMESPACE.fullmatch(each):
+            message = (
+                f"{printable(each)}: must be the name of one namespace; for several give --namespace several times"
+            )
+            raise typer.BadParameter(message, param_hint="--namespace")
+    if nodes is not None and not namespaces:
+        message = "is for --namespace alone: an operator of the whole cluster sees its nodes: remove it"
+        raise typer.BadParameter(message, param_hint="--nodes")
+
+
+def _given_nodes(file: str) -> "tuple[NodeFacts, ...]":
+    from specdecode_operator.cli.input_files import read_nodes  # noqa: PLC0415  other commands need neither
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+
+    try:
+        return read_nodes(file)
+    except DocumentError as error:
+        fail(str(error))
+
+
+def _given_key(file: Path) -> "SigningKey":
+    from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
+
+    try:
+        return SigningKey.read(read_text(str(file)).encode())
+    except DocumentError as error:
+        fail(f"--signing-key: {error}")
+    except KeyFormatError as error:
+        fail(f"--signing-key: {printable(str(file))}: {error}")
