@@ -31,6 +31,7 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
     Resource,
 )
+from tests.support.api_objects import after_apply, after_merge, matches, with_server_fields
 from tests.support.objects import Body
 
 CRD = CUSTOM_RESOURCE_DEFINITION
@@ -214,7 +215,7 @@ class ApiServer:
                 {field: value for field, value in each.items() if field not in {"kind", "apiVersion"}}
                 for (plural, namespace, _), each in sorted(self._objects.items())
                 if plural == call.resource.qualified_plural and call.namespace in ("", namespace)
-                if _matches(each, selector)
+                if matches(each, selector)
             ]
             return {"metadata": {"resourceVersion": str(self._version)}, "items": items}
         if call.verb == "create" and call.subresource == "eviction":
@@ -240,7 +241,7 @@ class ApiServer:
     def _patch(self, call: _Call, live: Body | None, patch: Body, *, applies: bool) -> Body:
         if live is None:
             self._authorize(f"create {call.resource.qualified_plural}")
-            made = self.create(call.resource, _with_server_fields(patch))
+            made = self.create(call.resource, with_server_fields(patch))
             self._applied[made["metadata"]["uid"]] = patch
             return made
         uid = live["metadata"]["uid"]
@@ -251,10 +252,10 @@ class ApiServer:
         if call.subresource:
             merged = {**live, call.subresource: patch[call.subresource]}
         elif applies:
-            merged = _applied(live, self._applied.get(uid, {}), patch)
+            merged = after_apply(live, self._applied.get(uid, {}), patch)
             self._applied[uid] = patch
         else:
-            merged = _merged(live, patch)
+            merged = after_merge(live, patch)
         return live if merged == live else self._store(call.resource, merged, "MODIFIED")
 
     def _store(self, resource: Resource, body: Body, event: str) -> Body:
@@ -291,7 +292,7 @@ class ApiServer:
                 event, body = told
                 is_new = int(body["metadata"]["resourceVersion"]) > since
                 is_here = call.namespace in ("", body["metadata"].get("namespace", ""))
-                if is_new and is_here and body["kind"] == call.resource.kind and _matches(body, selector):
+                if is_new and is_here and body["kind"] == call.resource.kind and matches(body, selector):
                     await response.write(json.dumps({"type": event, "object": body}).encode() + b"\n")
         finally:
             self._watches.remove(queue)
@@ -367,37 +368,3 @@ def _described(resource: Resource) -> Body:
         "namespaced": resource not in _CLUSTER_WIDE,
         "verbs": ["get", "list", "watch", "create", "patch", "delete"],
     }
-
-
-def _with_server_fields(body: Body) -> Body:
-    """Return what is made of an object that is applied: a Service gets an address."""
-    if body["kind"] != "Service":
-        return body
-    return {**body, "spec": {"clusterIP": "10.0.0.1", **body["spec"]}}
-
-
-def _applied(live: Any, earlier: Any, desired: Any) -> Any:
-    """Return what an apply makes of a live object: what was applied earlier and no longer is goes, all else stays."""
-    if not isinstance(live, dict) or not isinstance(desired, dict):
-        return desired
-    earlier = earlier if isinstance(earlier, dict) else {}
-    kept = {field: value for field, value in live.items() if field in desired or field not in earlier}
-    changed = {field: _applied(live.get(field), earlier.get(field), value) for field, value in desired.items()}
-    return {**kept, **changed}
-
-
-def _merged(live: Any, patch: Any) -> Any:
-    """Return what a merge patch makes of something (RFC 7386)."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = {**live} if isinstance(live, dict) else {}
-    for field, value in patch.items():
-        merged[field] = _merged(merged.get(field), value)
-    return {field: value for field, value in merged.items() if value is not None}
-
-
-def _matches(body: Body, selector: str) -> bool:
-    labels = body["metadata"].get("labels") or {}
-    return all(
-        labels.get(name) == value for name, _, value in (each.partition("=") for each in selector.split(",") if each)
-    )

@@ -8,8 +8,9 @@ from specdecode_operator.api.capture import ArmSpeculation, CaptureRun, SpecDeco
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, Phase, Prompts
 from specdecode_operator.api.crd.cel import Reason, Rule
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH, NGRAM, SPECULATION
+from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.crd.models_rules import INSIDE_A_VOLUME
+from specdecode_operator.api.crd.speculation_rules import NGRAM, SPECULATION
 from specdecode_operator.api.speculation import Ngram
 
 JOB_NAME = Rule(

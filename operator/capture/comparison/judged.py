@@ -52,36 +52,45 @@ def judge(  # noqa: PLR0913  what a verdict rests on
     predicted
         The ratio that the formulas predict.
     """
+    found, count = _by_blocks(pairs, level)
+    logs = _logs(goodputs)
+    starts = between_starts(logs, candidate, level)
+    blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
+    starts_low, starts_high = (None, None) if starts is None else (bounded_exp(starts[0]), bounded_exp(starts[1]))
+    verdict = _both(found, starts) if whole else Verdict.INCONCLUSIVE
+    effect = _effect(found) if verdict is Verdict.INCONCLUSIVE else None
+    return LoadVerdict(
+        verdict=verdict.value,
+        blocks=count,
+        ratio=None if found is None else found.ratio,
+        low=None if blocks_low is None or starts_low is None else min(blocks_low, starts_low),
+        high=None if blocks_high is None or starts_high is None else max(blocks_high, starts_high),
+        blocks_low=blocks_low,
+        blocks_high=blocks_high,
+        starts_low=starts_low,
+        starts_high=starts_high,
+        blocks_needed=None if effect is None else _blocks_needed(pairs, effect),
+        repetitions_needed=None if effect is None else starts_needed(logs, effect, level),
+        predicted_ratio=predicted,
+    )
+
+
+def _by_blocks(pairs: Mapping[int, Sequence[Pair]], level: float) -> tuple[Finding | None, int]:
+    """Return what the series of all pairs has found, if there is one, and how many pairs it is of."""
     series, count, found = PairedSeries(level), 0, None
     for repetition in sorted(pairs):
         for baseline, other in pairs[repetition]:
             found = series.add(baseline.goodput, other.goodput)
             count += 1
-    logs = _logs(goodputs)
-    starts = between_starts(logs, candidate, level)
-    blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
-    starts_low, starts_high = (None, None) if starts is None else (bounded_exp(starts[0]), bounded_exp(starts[1]))
-    low = None if blocks_low is None or starts_low is None else min(blocks_low, starts_low)
-    high = None if blocks_high is None or starts_high is None else max(blocks_high, starts_high)
-    verdict = _both(found, starts) if whole else Verdict.INCONCLUSIVE
-    ratio = None if found is None else found.ratio
-    inconclusive = verdict is Verdict.INCONCLUSIVE
-    effect = None if ratio is None or ratio <= 0 else math.log(ratio)
-    known = inconclusive and effect is not None and abs(effect) >= SMALLEST_EFFECT
-    return LoadVerdict(
-        verdict=verdict.value,
-        blocks=count,
-        ratio=ratio,
-        low=low,
-        high=high,
-        blocks_low=blocks_low,
-        blocks_high=blocks_high,
-        starts_low=starts_low,
-        starts_high=starts_high,
-        blocks_needed=_blocks_needed(pairs, effect) if known and effect is not None else None,
-        repetitions_needed=starts_needed(logs, effect, level) if known and effect is not None else None,
-        predicted_ratio=predicted,
-    )
+    return found, count
+
+
+def _effect(found: Finding | None) -> float | None:
+    """Return the log ratio that more measurements could show; None where there is none, or one too small to help."""
+    if found is None or found.ratio is None or found.ratio <= 0:
+        return None
+    effect = math.log(found.ratio)
+    return effect if abs(effect) >= SMALLEST_EFFECT else None
 
 
 def _both(blocks: Finding | None, starts: tuple[float, float] | None) -> Verdict:

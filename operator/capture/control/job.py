@@ -69,6 +69,19 @@ _WITH_RECORDER: Final = (
 )
 
 
+_NAMES: Final = {
+    "user_id": _USER_ID,
+    "settings_variable": SETTINGS_VARIABLE,
+    "attempt_variable": ATTEMPT_VARIABLE,
+    "node_variable": NODE_VARIABLE,
+    "root": ROOT,
+    "recorder_path": RECORDER_PATH,
+    "certificates_folder": CERTIFICATES_FOLDER,
+    "image_id_folder": FOLDER,
+}
+"""What is called alike in each Job."""
+
+
 def places(capture: Capture, attempt: str) -> Places:
     """Return the folders of one attempt on the volume."""
     return Places(Path(ROOT), capture.key.namespace, capture.key.name, attempt)
@@ -96,38 +109,13 @@ def render_job(
     settings = _settings(capture, spec, source, pod)
     if runs:
         settings |= _arm_settings(spec, runs, pod)
-    deadline_s = spec.starts * sum(_deadline_s(spec, each.source) for each in arms) or _deadline_s(spec, source)
-    borrows = spec.deployment_during_capture is DuringCapture.SUSPEND
     values = {
-        "name": capture.job_name,
-        "suspend": bool(capture.queue_labels) or borrows,
-        "backoff_limit": spec.backoff_limit,
-        # Without GPUs of its own it may wait for ever; with somebody else's it may not.
-        "job_deadline_s": _LONGEST_WAIT_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
-        "pod_deadline_s": deadline_s,
-        "labels": _pod_labels(capture, spec, pod),
-        "annotations": _pod_annotations(pod),
-        "before": _before(pod),
-        "engine": _switched_engine(spec, pod) if runs else _engine(capture, spec, pod),
-        "after": _after(pod),
+        **_limits(capture, spec, source, arms),
+        **_pod_values(capture, spec, pod, switches=bool(runs)),
+        **_NAMES,
         "operator_image": operator_image,
-        "user_id": _USER_ID,
-        "settings_variable": SETTINGS_VARIABLE,
         "settings": json.dumps(settings, sort_keys=True).replace("$", "$$"),
-        "attempt_variable": ATTEMPT_VARIABLE,
-        "node_variable": NODE_VARIABLE,
-        "api_key": _api_key(pod),
-        "root": ROOT,
-        "recorder_path": RECORDER_PATH,
-        "switch_folder": SWITCH_FOLDER if runs else None,
-        "dataset": _dataset_volume(spec),
         "certificates": _certificates_volume(source.launch),
-        "certificates_folder": CERTIFICATES_FOLDER,
-        "claim": claim_of(capture, spec.storage),
-        "image_id_config_map": image_id_volume(capture),
-        "image_id_folder": FOLDER,
-        "engine_volumes": pod["spec"].get("volumes") or [],
-        "security_context": _security_context(spec, pod),
     }
     job = render_template("capture-job", values)
     template = job["spec"]["template"]
@@ -135,6 +123,40 @@ def render_job(
     job = owned(job, capture.key, capture.uid)
     job["metadata"]["labels"] |= {CAPTURED_DEPLOYMENT_LABEL: spec.deployment} | capture.queue_labels
     return job
+
+
+def _limits(
+    capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, arms: Sequence[CapturedArm]
+) -> Body:
+    """Return when the Job begins, how often it may fail and how long it may take, as the template has it."""
+    deadline_s = spec.starts * sum(_deadline_s(spec, each.source) for each in arms) or _deadline_s(spec, source)
+    borrows = spec.deployment_during_capture is DuringCapture.SUSPEND
+    return {
+        "name": capture.job_name,
+        "suspend": bool(capture.queue_labels) or borrows,
+        "backoff_limit": spec.backoff_limit,
+        # Without GPUs of its own it may wait for ever; with somebody else's it may not.
+        "job_deadline_s": _LONGEST_WAIT_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
+        "pod_deadline_s": deadline_s,
+    }
+
+
+def _pod_values(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switches: bool) -> Body:
+    """Return what the Job's pod has of the engine's, as the template has it."""
+    return {
+        "labels": _pod_labels(capture, spec, pod),
+        "annotations": _pod_annotations(pod),
+        "before": _before(pod),
+        "engine": _switched_engine(spec, pod) if switches else _engine(capture, spec, pod),
+        "after": _after(pod),
+        "api_key": _api_key(pod),
+        "switch_folder": SWITCH_FOLDER if switches else None,
+        "dataset": _dataset_volume(spec),
+        "claim": claim_of(capture, spec.storage),
+        "image_id_config_map": image_id_volume(capture),
+        "engine_volumes": pod["spec"].get("volumes") or [],
+        "security_context": _security_context(spec, pod),
+    }
 
 
 def _deadline_s(spec: SpecDecodeCaptureSpec, source: CapturedDeployment) -> int:
