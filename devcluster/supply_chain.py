@@ -21,7 +21,7 @@ from devcluster.images import store
 from devcluster.images.operator_image import REFERENCE, build_operator_image
 
 SBOM: Final = REPOSITORY / "dist" / "specdecode-operator.cdx.json"
-AUDITED: Final = ("runtime", "build", "dev", "tools")
+AUDITED: Final = ("runtime", "build", "dev", "tools", "docs")
 """Of requirements/: what is in the image, what makes it, and what runs on machines of those who work on it."""
 
 _PROJECT: Final = "specdecode-operator"
