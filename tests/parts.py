@@ -39,6 +39,7 @@ def programs() -> None:
     binaries.find(*(name for group in binaries.GROUPS for name in group.packages))
     binaries.kwok_stages()
     binaries.lws_sources()
+    binaries.prometheus_operator_crds()
 
 
 @dataclass(frozen=True)

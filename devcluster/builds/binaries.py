@@ -131,6 +131,12 @@ def lws_sources() -> Path:
     return golang.module_dir(TOOLS / "lws", "sigs.k8s.io/lws") / "config"
 
 
+def prometheus_operator_crds() -> Path:
+    """Return the folder of the Prometheus operator's module that has its CRDs: nothing of it is built."""
+    source = golang.module_dir(TOOLS / "prometheus-operator", "github.com/prometheus-operator/prometheus-operator")
+    return source / "example" / "prometheus-operator-crd"
+
+
 def _on_machine(name: str) -> Path | None:
     group = _GROUP_OF[name]
     assets = os.environ.get("KUBEBUILDER_ASSETS")

@@ -16,3 +16,15 @@
     matchExpressions:
     - {key: specdecode.io/computes-for, operator: Exists}
 {{- end -}}
+
+{{/* Egress to the API server, of .Values.networkPolicy: it is no pod, and each cluster has it elsewhere. */}}
+{{- define "specdecode.apiServerEgress" -}}
+- ports:
+  {{- range .apiServer.ports }}
+  - {port: {{ . }}, protocol: TCP}
+  {{- end }}
+  to:
+  {{- range .apiServer.cidrs }}
+  - ipBlock: {cidr: {{ . | quote }}}
+  {{- end }}
+{{- end -}}

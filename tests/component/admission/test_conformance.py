@@ -26,13 +26,15 @@ COMMANDS = {
     "manifests": ("kubectl", "kustomize", "manifests"),
     "crds": ("kubectl", "kustomize", "crds"),
     "chart": CHART,
+    "monitoring": (*CHART, "--values=charts/specdecode-operator/examples/monitoring.yaml"),
+    "service monitor": (*CHART, "--set=metrics.serviceMonitor.enabled=true"),
 }
 
 
 @pytest.fixture(scope="module")
 def schemas(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kubectl = Kubectl(crds.kubeconfig)
-    with leader_worker_sets(kubectl) if GROUPS else nullcontext():
+    with leader_worker_sets(kubectl) if GROUPS else nullcontext(), prometheus_operator(kubectl):
         return write_schemas(kubectl, tmp_path_factory.mktemp("schemas"))
 
 
@@ -40,11 +42,26 @@ def schemas(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def leader_worker_sets(kubectl: Kubectl) -> Iterator[None]:
     """Their kind, for a while: other tests want an API server without it."""
     (file,) = (binaries.lws_sources() / "crd/bases").glob("*.yaml")
+    with installed(kubectl, f"--filename={file}"):
+        yield
+
+
+@contextmanager
+def prometheus_operator(kubectl: Kubectl) -> Iterator[None]:
+    """The kinds of the Prometheus operator that the chart makes objects of, for a while."""
+    folder = binaries.prometheus_operator_crds()
+    kinds = ("podmonitors", "servicemonitors", "prometheusrules")
+    with installed(kubectl, *(f"--filename={folder}/monitoring.coreos.com_{each}.yaml" for each in kinds)):
+        yield
+
+
+@contextmanager
+def installed(kubectl: Kubectl, *files: str) -> Iterator[None]:
     try:
-        kubectl.must("apply", "--server-side", f"--filename={file}")
+        kubectl.must("apply", "--server-side", *files)
         yield
     finally:
-        kubectl.must("delete", "--ignore-not-found", f"--filename={file}")
+        kubectl.must("delete", "--ignore-not-found", *files)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))

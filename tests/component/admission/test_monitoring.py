@@ -12,7 +12,11 @@ import pytest
 import yaml
 
 from bench.monitoring import FOLDER, files
+from devcluster import chart
+from devcluster.host.errors import ClusterError
+from specdecode_operator.admission.metrics import AdmissionCollector
 from specdecode_operator.engine.settings_watch import METRIC
+from specdecode_operator.handlers.leadership.leadership import leader_gauge
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.monitoring.figures import FIGURES
 from tests.component.admission.test_install import NAME, helm
@@ -51,7 +55,8 @@ def dashboard_expressions() -> list[str]:
 
 def series_of_the_operator() -> set[str]:
     """Names of all series that the operator publishes."""
-    families = list(chain.from_iterable(collector.collect() for collector in OperatorState().collectors()))
+    collectors = (*OperatorState().collectors(), leader_gauge(), AdmissionCollector(lambda: None))
+    families = list(chain.from_iterable(collector.collect() for collector in collectors))
     return {each.name for each in families} | {sample.name for each in families for sample in each.samples}
 
 
@@ -139,7 +144,9 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
 
 def test_the_chart_offers_them_and_brings_none_unasked() -> None:
     plain = helm()
-    assert not {kind for kind, _ in plain} & {"PodMonitor", "PrometheusRule"}, "clusters without their CRDs refuse them"
+    assert not {kind for kind, _ in plain} & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}, (
+        "clusters without their CRDs refuse them"
+    )
     asked = [f"--set=metrics.{name}.enabled=true" for name in OFFERED]
     objects = helm(*asked, "--set=metrics.prometheusRule.labels.release=prometheus")
     rule = objects["PrometheusRule", NAME]
@@ -162,8 +169,31 @@ def test_a_scrape_has_a_limit_and_the_operators_series_have_the_job_that_alerts_
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": jobs[0]["job_name"]}]
     of_operator = [each["expr"] for each in rules("alerts.yaml") if "specdecode_deployment:" not in each["expr"]]
     for expression in (*of_operator, *dashboard_expressions()):
-        for selector in re.findall(r"\bspecdecode_(?:deployments|plans|captures|reconcile|budget)\w*(\S*)", expression):
+        for selector in re.findall(
+            r"\bspecdecode_(?:deployments|plans|captures|reconcile|budget|leader|admission)\w*(\S*)", expression
+        ):
             assert selector.startswith(f'{{job="{jobs[0]["job_name"]}"'), expression
+
+
+def test_a_service_monitor_does_as_a_pod_monitor_and_not_beside_it() -> None:
+    objects = helm("--set=metrics.serviceMonitor.enabled=true", "--set=metrics.serviceMonitor.labels.release=p")
+    monitor, service = objects["ServiceMonitor", NAME], objects["Service", f"{NAME}-metrics"]
+    assert monitor["metadata"]["labels"]["release"] == "p"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    of_pods = helm("--set=metrics.podMonitor.enabled=true")["PodMonitor", NAME]["spec"]
+    assert (monitor["spec"]["sampleLimit"], endpoint) == (of_pods["sampleLimit"], of_pods["podMetricsEndpoints"][0])
+    with pytest.raises(ClusterError, match=r"metrics\.serviceMonitor: .*scraped twice: enable one"):
+        chart.template("--set=metrics.serviceMonitor.enabled=true", "--set=metrics.podMonitor.enabled=true")
+
+
+def test_the_webhooks_service_is_not_scraped() -> None:
+    objects = helm("--set=metrics.serviceMonitor.enabled=true", "--set=webhook.enabled=true")
+    wanted = objects["ServiceMonitor", NAME]["spec"]["selector"]["matchLabels"].items()
+    services = {name: body["metadata"]["labels"] for (kind, name), body in objects.items() if kind == "Service"}
+    assert [name for name, labels in services.items() if wanted <= labels.items()] == [f"{NAME}-metrics"]
+    assert len(services) == 2
 
 
 def test_engines_are_found_by_the_labels_and_ports_that_they_have() -> None:

@@ -50,6 +50,12 @@ def policies(tmp_path: Path, others: Mapping[str, Any] = MappingProxyType({}), *
     return [each for each in documents if each and each["kind"] == "NetworkPolicy"]
 
 
+CERTIFICATE_JOB = {
+    "app.kubernetes.io/name": "specdecode-operator-webhook-certificate",
+    "app.kubernetes.io/part-of": "specdecode",
+}
+ANYWHERE = [{"ipBlock": {"cidr": "0.0.0.0/0"}}]
+
 LET_THROUGH = {
     "requests of the namespace": (CLIENT, ENGINE, 8000),
     "metrics, read by the operator": (OPERATOR, ENGINE, 8000),
@@ -126,6 +132,33 @@ def test_the_api_server_reaches_the_webhook(tmp_path: Path) -> None:
     asked = Connection(API_SERVER, OPERATOR, 9443)
     assert refused(policies(tmp_path), asked) == ["specdecode-system/specdecode-operator"]
     assert refused(policies(tmp_path, others={"webhook": {"enabled": True}}), asked) == []
+
+
+def test_who_makes_the_webhooks_certificate_reaches_the_api_server_alone(tmp_path: Path) -> None:
+    job = Peer("10.0.0.10", OPERATOR_NAMESPACE, CERTIFICATE_JOB)
+    found = policies(
+        tmp_path, others={"webhook": {"enabled": True}}, hub={"ports": [443], "to": ANYWHERE, "fromEngines": True}
+    )
+    assert refused(found, Connection(job, API_SERVER, 6443)) == []
+    assert refused(found, Connection(job, DNS, 53, "UDP")) == []
+    assert refused(found, Connection(job, CLIENT, 80)) == ["specdecode-system/specdecode-operator-webhook-certificate"]
+    assert refused(found, Connection(CLIENT, job, 80)) == ["specdecode-system/specdecode-operator-webhook-certificate"]
+    assert refused(found, Connection(job, OPERATOR, 9100)) != []
+    given = {"webhook": {"enabled": True, "certificate": {"from": "CertManager"}}}
+    assert not [each for each in policies(tmp_path, others=given) if "certificate" in each["metadata"]["name"]]
+
+
+def test_it_has_the_labels_of_the_job() -> None:
+    found = yaml.safe_load_all(chart.template("--set=webhook.enabled=true"))
+    jobs = {each["kind"]: each["spec"] for each in found if each and each["kind"] in ("Job", "CronJob")}
+    templates = (jobs["Job"]["template"], jobs["CronJob"]["jobTemplate"]["spec"]["template"])
+    assert [each["metadata"]["labels"] for each in templates] == [CERTIFICATE_JOB] * 2
+
+
+def test_namespaces_without_policies_are_refused(tmp_path: Path) -> None:
+    told = r"networkPolicy\.namespaces: names a, b, and nothing is closed there .*: enable it, or remove them"
+    with pytest.raises(ClusterError, match=told):
+        policies(tmp_path, enabled=False, namespaces=["a", "b"])
 
 
 def test_the_namespaces_that_are_watched_are_those_that_are_closed(tmp_path: Path) -> None:
