@@ -16,6 +16,7 @@ from bench.accuracy import report
 from bench.field_tables import capture_fields, deployment_fields
 from bench.figure_table import figure_table
 from bench.launch_tables import with_launch_tables
+from bench.option_tables import commands, exit_table, option_table
 from bench.reason_tables import reason_tables
 from bench.rights import TEMPLATE, rights_table, rights_template
 from bench.site import architecture
@@ -96,6 +97,8 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "figures": figure_table,
     "rights": rights_table,
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
+    "exit codes": exit_table,
+    **{f"options of {name}": partial(option_table, name) for name in commands()},
 }
 
 

@@ -1,12 +1,10 @@
 """docs/reference/cli.md describes the command line as it is."""
 
 import re
-from typing import Any
 
 import pytest
-import typer
 
-from specdecode_operator.cli.main import app
+from bench.option_tables import commands, option_table
 from specdecode_operator.cli.options import ExitCode
 from specdecode_operator.estimate.names import CASE_NAMES
 from tests.support.documents import ROOT, sections, table
@@ -14,18 +12,7 @@ from tests.support.documents import ROOT, sections, table
 DOCUMENT = ROOT / "docs/reference/cli.md"
 
 
-def commands(group: Any, prefix: str = "") -> dict[str, Any]:
-    """Commands that people see, by their whole name; those of a group one by one."""
-    found = {}
-    for name, command in group.commands.items():
-        if hasattr(command, "commands") and not command.hidden:
-            found |= commands(command, f"{prefix}{name} ")
-        elif not command.hidden:
-            found[f"{prefix}{name}"] = command
-    return found
-
-
-COMMANDS = commands(typer.main.get_command(app))
+COMMANDS = commands()
 EXPLAINED = sorted(set(COMMANDS) - {"crds"})
 
 
@@ -43,6 +30,20 @@ def test_the_options_of_a_command_are_those_in_its_section(name: str) -> None:
     assert tabled <= known, f"the table of {name} has an option of another command"
     for option in options:
         assert option & set(re.findall(spelling, section)), f"cli.md lacks {'/'.join(sorted(option))} of {name}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_table_of_its_options(name: str) -> None:
+    """That they are up to date is asked of all generated parts."""
+    assert f"<!-- generated: options of {name} -->" in sections(DOCUMENT)[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_table_has_each_option_once_with_its_help(name: str) -> None:
+    rows = [row.split(" | ") for row in option_table(name).splitlines() if row.startswith("| `")]
+    assert len(rows) == len(COMMANDS[name].params)
+    assert all(len(row) == 4 for row in rows), "a bar in a cell would be a column"
+    assert [row[0] for row in rows if row[3].strip(" |") == ""] == [], "options without a help"
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
