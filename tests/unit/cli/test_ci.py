@@ -1,24 +1,16 @@
 """The GitHub Action and the job for GitLab, run as their runners do: what a merge request is told, and stopped by."""
 
 import json
-import os
-import re
-import shutil
 import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.golden import EXAMPLES
+from tests.support.gitops.action import ACTION, INSTALL, Job, example_inputs, run_action, shell
+from tests.support.golden import EXAMPLES, ROOT
 from tests.unit.cli.conftest import WriteObject, manifest
 
-ROOT = Path(__file__).parents[3]
-ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
-INSTALL, CHECK = ACTION["runs"]["steps"]
 GITLAB = yaml.safe_load((EXAMPLES / "ci/gitlab.yml").read_text())["specdecode"]
 NODES = json.dumps(
     {
@@ -37,46 +29,6 @@ TOO_LARGE = manifest("too-large", parallelism={"tensor": 1})
 INVALID = manifest("invalid", target={})
 
 
-@dataclass(frozen=True)
-class Job:
-    """What came of a run."""
-
-    code: int
-    summary: str
-    folder: Path
-
-    @property
-    def refused(self) -> list[str]:
-        """Rules of the findings for code scanning that are errors."""
-        (run,) = json.loads((self.folder / "specdecode.sarif").read_text())["runs"]
-        return [each["ruleId"] for each in run["results"] if each["level"] == "error"]
-
-
-def shell(script: str, folder: Path, **environment: str) -> int:
-    variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), **environment}
-    command = [shutil.which("bash") or "bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
-    return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
-
-
-def inputs(**given: str) -> dict[str, str]:
-    return {name: each["default"] for name, each in ACTION["inputs"].items()} | given
-
-
-def environment(step: dict[str, Any], given: dict[str, str]) -> dict[str, str]:
-    """The variables of a step, with what GitHub puts into them."""
-    known = {f"inputs.{name}": value for name, value in given.items()} | {"github.action_path": str(ROOT)}
-    return {name: re.sub(r"\$\{\{ (\S+) \}\}", lambda each: known[each[1]], text) for name, text in step["env"].items()}
-
-
-def github(folder: Path, **given: str) -> Job:
-    summary, output = folder / ".summary", folder / ".output"
-    files = {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(output), "RUNNER_TEMP": str(folder)}
-    code = shell(CHECK["run"], folder, **files, **environment(CHECK, inputs(**given)))
-    said = int(output.read_text().removeprefix("exit-code="))
-    assert code == (0 if said == 5 and given.get("allow-unknown") == "true" else said)
-    return Job(code, summary.read_text(), folder)
-
-
 def gitlab(folder: Path, **given: str) -> Job:
     code = shell("\n".join(GITLAB["script"]), folder, **{**GITLAB["variables"], **given})
     return Job(code, (folder / "specdecode.md").read_text(), folder)
@@ -85,7 +37,7 @@ def gitlab(folder: Path, **given: str) -> Job:
 def test_a_pull_request_that_holds_together_passes(tmp_path: Path, write: WriteObject) -> None:
     write("pairs/a.yaml", FITS)
     write("nodes.yaml", NODES)
-    job = github(tmp_path, files="pairs\n", nodes="nodes.yaml", strict="true", rendered="rendered.yaml")
+    job = run_action(tmp_path, files="pairs\n", nodes="nodes.yaml", strict="true", rendered="rendered.yaml")
     assert (job.code, job.refused) == (0, [])
     assert "### specdecode lint\n" in job.summary
     assert "| `fits` | `2 x H200, TP 2` | `Fits` |" in job.summary
@@ -96,7 +48,7 @@ def test_a_pull_request_that_holds_together_passes(tmp_path: Path, write: WriteO
 
 def test_the_worst_of_a_pull_request_is_its_exit_code(tmp_path: Path, write: WriteObject) -> None:
     write("pairs/a.yaml", FITS, INVALID, TOO_LARGE)
-    job = github(tmp_path, files="pairs")
+    job = run_action(tmp_path, files="pairs")
     assert (job.code, job.refused) == (2, ["Invalid"])
     assert "**error** `pairs/a.yaml" in job.summary
     assert "**DoesNotFit** `too-large`" in job.summary
@@ -104,18 +56,18 @@ def test_the_worst_of_a_pull_request_is_its_exit_code(tmp_path: Path, write: Wri
 
 def test_a_model_that_only_the_cluster_can_read_may_pass(tmp_path: Path, write: WriteObject) -> None:
     write("a.yaml", manifest("a", target={"model": "nobody/knows"}))
-    assert github(tmp_path, **{"allow-unknown": "true"}).code == 0
+    assert run_action(tmp_path, **{"allow-unknown": "true"}).code == 0
 
 
 def test_what_the_operator_is_told_to_allow_passes(tmp_path: Path, write: WriteObject) -> None:
     pod = {"spec": {"hostNetwork": True, "containers": [{"name": "engine", "securityContext": {"privileged": True}}]}}
     write("a.yaml", manifest("a", models={"volume": {"hostPath": {"path": "/mnt/models"}}}, podTemplate=pod))
-    refused = github(tmp_path, files="a.yaml")
+    refused = run_action(tmp_path, files="a.yaml")
     assert refused.code == 2
     assert {"HostPathNotAllowed", "PodTemplateNotAllowed"} & set(refused.refused)
     (tmp_path / ".output").unlink()
     allowed = {"allow-host-path": "/opt/models\n/mnt/models\n", "allow-pod-template": "hostNetwork\nprivileged"}
-    job = github(tmp_path, files="a.yaml", rendered="rendered.yaml", **allowed)
+    job = run_action(tmp_path, files="a.yaml", rendered="rendered.yaml", **allowed)
     assert (job.code, job.refused) == (0, [])
 
 
@@ -124,7 +76,7 @@ def test_what_a_caller_gives_is_no_command(tmp_path: Path, write: WriteObject) -
         assert "${{" not in step["run"]
     name = "$(touch injected)`touch injected`; touch injected"
     write(f"{name}.yaml", TOO_LARGE)
-    assert github(tmp_path, files=f"{name}.yaml").code == 4
+    assert run_action(tmp_path, files=f"{name}.yaml").code == 4
     assert not (tmp_path / "injected").exists()
 
 
@@ -132,7 +84,7 @@ def test_what_an_object_says_is_no_command_to_the_runner(
     tmp_path: Path, write: WriteObject, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write("a.yaml", manifest("a", target={"model": "##[add-mask]fits"}))
-    assert github(tmp_path, files="a.yaml").code != 0
+    assert run_action(tmp_path, files="a.yaml").code != 0
     first, *lines, last = capfd.readouterr().out.splitlines()
     word, resume = first.rsplit("::", 1)
     assert word == "::stop-commands"
@@ -155,9 +107,7 @@ def test_a_merge_request_passes_or_is_told_why(tmp_path: Path, write: WriteObjec
 
 
 def test_the_examples_give_inputs_that_there_are() -> None:
-    workflow = yaml.safe_load((EXAMPLES / "ci/github.yml").read_text())
-    (step,) = (each for each in workflow["jobs"]["check"]["steps"] if "specdecode-operator" in each["uses"])
-    assert set(step["with"]) <= set(ACTION["inputs"])
+    assert set(example_inputs()) <= set(ACTION["inputs"])
 
 
 @pytest.mark.long

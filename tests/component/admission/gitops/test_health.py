@@ -3,10 +3,7 @@
 All three say the same, so that a sync waits for the same things whichever tool makes it.
 """
 
-import json
-import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,36 +11,11 @@ import yaml
 
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
-from tests.support.kubectl import program
+from tests.support.gitops.health import LUA, SAID, ask, flux_checks
+from tests.support.golden import EXAMPLES
 from tests.support.lives import STATES, State
 
-EXAMPLES = Path(__file__).parents[4] / "examples"
-LUA = EXAMPLES / "argo-cd/health.lua"
 CONFIG = EXAMPLES / "argo-cd/argocd-cm.yaml"
-FLUX = EXAMPLES / "flux/pairs.yaml"
-SAID = {
-    "wait": {"kstatus": "InProgress", "argo": "Progressing", "flux": "InProgress"},
-    "good": {"kstatus": "Current", "argo": "Healthy", "flux": "Current"},
-    "bad": {"kstatus": "Failed", "argo": "Degraded", "flux": "Failed"},
-}
-
-
-def flux_checks() -> dict[str, Any]:
-    """The expressions of the example, by kind."""
-    (kustomization,) = (
-        each for each in yaml.safe_load_all(FLUX.read_text()) if "healthCheckExprs" in each.get("spec", {})
-    )
-    return {each["kind"]: each for each in kustomization["spec"]["healthCheckExprs"]}
-
-
-def ask(lua: str, check: dict[str, Any], objects: list[Any]) -> list[dict[str, Any]]:
-    question = {"lua": lua, "cel": check, "objects": objects}
-    answer = subprocess.run(
-        [program("health")], input=json.dumps(question), capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
-    found: list[dict[str, Any]] = json.loads(answer.stdout)
-    return found
 
 
 @cache
